@@ -1,7 +1,5 @@
 """What it costs to save the state in every iteration, and how fast it is had again.
 
-    python -m benchmarks.checkpoint --json
-
 A real cluster of two nodes and tasks of `benchmarks.checkpointing` on it, with states of about 10 and 100 MB (model and
 AdamW in float32). Ways of keeping the state in every iteration take turns in blocks of iterations, in one process each:
 none, Unicron's memory of two nodes, `torch.distributed.checkpoint.async_save` and `torch.save`, both by rank 0 to a
@@ -17,14 +15,13 @@ A state of 1 GB is had again, until it is in the parameters and the optimizer: f
 another's over gRPC; beside a copy in memory of that size, and a stream of gRPC with nothing done about it.
 """
 
-import argparse
-import asyncio
 import itertools
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,11 +35,12 @@ from unicron_agent.snapshots.sources import OtherNode, OwnMemory, SnapshotSource
 from unicron_agent.traffic import NodeTraffic
 
 from benchmarks.checkpointing import PACED, WAYS
-from benchmarks.output import as_json
-from benchmarks.parallel import Scene, running
-from benchmarks.strikes import ROOT, say
+from benchmarks.harness.cluster import Scene, running, task
+from benchmarks.harness.command import Figures, Options, Result, main, option, say
+from benchmarks.harness.processes import flags
+from benchmarks.harness.stats import median, ratios
 from unicron.contracts.states import StateLocation, StateRef
-from unicron.contracts.tasks import ParallelLayout, TaskSpec, TaskState
+from unicron.contracts.tasks import ParallelLayout, TaskState
 from unicron.train.gathering import Gathering, laid_out, loaded
 from unicron.train.packed import unpack
 from unicron.train.saving import Saver
@@ -52,19 +50,12 @@ MICROBATCHES = 4
 
 
 class Scenario(NamedTuple):
-    """Who trains.
-
-    Attributes:
-        workers: in all.
-        shard: workers that share a replica.
-        ways: that take turns.
-        label: of what keeping the state in Unicron's way costs there.
-    """
+    """Who trains."""
 
     workers: int
-    shard: int
-    ways: Sequence[str]
-    label: str
+    shard: int  # workers that share a replica
+    ways: Sequence[str]  # that take turns
+    label: str  # of what keeping the state in Unicron's way costs there
 
 
 SCENARIOS = {
@@ -73,68 +64,59 @@ SCENARIOS = {
     "sharded": Scenario(2, 2, PACED, "paced"),
 }
 PATIENCE_S = 1500.0
-GIGABYTE = 83
-"""Layers of 1024 x 1024 that make, with their moments, a state of 1 GB."""
+GIGABYTE = 83  # layers of 1024 x 1024 that make, with their moments, a state of 1 GB
 
 
-def overheads(notes: Sequence[dict[str, Any]], block: int, ways: Sequence[str]) -> dict[str, float]:
+def overheads(notes: Sequence[dict[str, Any]], block: int, ways: Sequence[str]) -> Figures:
     """Return for each way by how many percent its blocks took longer than those without, the median over rounds."""
-    rounds: dict[int, dict[str, list[float]]] = {}
+    rounds: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for note in notes:
         if not note["first"]:
-            of_round = rounds.setdefault(note["iteration"] // (block * len(ways)), {})
-            of_round.setdefault(note["way"], []).append(note["s"])
-    whole = [each for number, each in rounds.items() if number and set(each) == set(ways)]
+            rounds[note["iteration"] // (block * len(ways))][note["way"]].append(note["s"])
+    whole = [{way: statistics.mean(took) for way, took in each.items()} for number, each in rounds.items() if number]
     return {
-        way: round(
-            100 * statistics.median(statistics.mean(each[way]) / statistics.mean(each["none"]) - 1 for each in whole), 2
-        )
+        way: median(ratios((each[way], each["none"]) for each in whole if set(each) == set(ways)), 2)
         for way in ways[1:]
     }
 
 
-async def train(scene: Scene, scenario: str, folder: Path, options: argparse.Namespace, sizes: dict[str, int]) -> Any:
+async def train(scene: Scene, scenario: Scenario, folder: Path, options: Options, sizes: dict[str, int]) -> Any:
     """Train a task; return its notes and the size of its state in bytes."""
     folder.mkdir()
-    workers, shard, ways, _ = SCENARIOS[scenario]
-    numbers = {**sizes, "block": options.block, "shard": shard}
-    words = [word for key, value in numbers.items() for word in (f"--{key}", str(value))]
-    spec = TaskSpec(
-        name=folder.name,
-        command=["python", "-m", "benchmarks.checkpointing", "--folder", str(folder), *words, "--ways", *ways],
-        workdir=str(ROOT),
-        min_workers=workers,
-        max_workers=workers,
+    words = flags(folder=folder, block=options.block, shard=scenario.shard, **sizes)
+    spec = task(
+        folder.name,
+        ["-m", "benchmarks.checkpointing", *words, "--ways", *scenario.ways],
+        scenario.workers,
         microbatches=MICROBATCHES,
-        iterations=options.block * len(ways) * (options.rounds + 1),
-        layout=ParallelLayout(shard=shard),
-        env={"OMP_NUM_THREADS": "1"},
+        iterations=options.block * len(scenario.ways) * (options.rounds + 1),
+        layout=ParallelLayout(shard=scenario.shard),
     )
     await scene.client.submit(spec)
     if (state := await scene.until_ended(folder.name, PATIENCE_S)) != TaskState.FINISHED:
         raise SystemExit(f"{folder.name} is {state}")
-    lines = (folder / "notes.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines], int((folder / "size").read_text(encoding="utf-8"))
+    lines = (folder / "notes.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines], int((folder / "size").read_text())
 
 
-async def saving(options: argparse.Namespace, root: Path, memory: Path) -> tuple[dict[str, float], dict[str, Any]]:
+async def saving(options: Options, root: Path, memory: Path) -> Result:
     """Return what saving costs."""
-    figures: dict[str, float] = {}
-    details: dict[str, Any] = {"rounds": options.rounds, "block": options.block}
+    result = Result({}, details={"rounds": options.rounds, "block": options.block})
     async with running(root / "cluster", 2) as scene:
-        for (size, sizes), scenario in itertools.product(SIZES.items(), options.scenarios):
-            name, ways = f"{scenario}-{size}", SCENARIOS[scenario].ways
-            notes, bytes_ = await train(scene, scenario, memory / name, options, sizes)
-            found = overheads(notes, options.block, ways)
-            labels = {**{way: way for way in ways}, "ours": SCENARIOS[scenario].label}
-            figures |= {f"{labels[way]}_percent_{size}": percent for way, percent in found.items()}
+        for (size, sizes), name in itertools.product(SIZES.items(), options.scenarios):
+            scenario = SCENARIOS[name]
+            notes, bytes_ = await train(scene, scenario, memory / f"{name}-{size}", options, sizes)
+            found = overheads(notes, options.block, scenario.ways)
+            labels = {way: way for way in scenario.ways} | {"ours": scenario.label}
+            result.figures |= {f"{labels[way]}_percent_{size}": percent for way, percent in found.items()}
             plain = statistics.median(note["s"] for note in notes if note["way"] == "none" and not note["first"])
-            details[name] = {"iteration_ms": round(1e3 * plain, 1), "state_mb": round(bytes_ / 1e6, 1)}
-            for way in set(ways) & set(PACED[1:]):
+            details = {"iteration_ms": round(1e3 * plain, 1), "state_mb": round(bytes_ / 1e6, 1)}
+            for way in set(scenario.ways) & set(PACED[1:]):
                 saved = [note["saved"] for note in notes if note["way"] == way]
-                details[name][f"saved_{way}"] = round(sum(saved) / len(saved), 2)
-            say(f"{name}: {found}, {details[name]}")
-    return figures, details
+                details[f"saved_{way}"] = round(sum(saved) / len(saved), 2)
+            result.details[f"{name}-{size}"] = details
+            say(f"{name}-{size}: {found}, {details}")
+    return result
 
 
 # --- having it again -------------------------------------------------------------------------------------------------
@@ -173,13 +155,13 @@ async def rate(size: int, repeats: int, what: Callable[[], Any]) -> float:
     took = []
     for _ in range(repeats + 1):
         began = time.perf_counter()
-        if (waiting := what()) is not None:
+        if isinstance(waiting := what(), Coroutine):
             await waiting
         took.append(time.perf_counter() - began)
     return round(size / statistics.median(took[1:]) / 1e9, 2)
 
 
-async def having(repeats: int, memory: Path) -> dict[str, float]:
+async def having(repeats: int, memory: Path) -> Figures:
     """Return how fast a state is had again."""
     protected, states, fabric = made(), SnapshotMemory(memory, 0), Fabric("", "here")
     refs: list[StateRef] = []
@@ -192,48 +174,39 @@ async def having(repeats: int, memory: Path) -> dict[str, float]:
     server, address = await SnapshotServer(states, "here", lambda *_: None, NodeTraffic(memory), fabric).serve(
         "127.0.0.1"
     )
-    there = ref.at("there", address)
+    there, target = ref.at("there", address), memory / "w.fetched"
     source, copy = torch.ones(ref.size // 4), torch.empty(ref.size // 4)
-    target = memory / "w.fetched"
+    ways: dict[str, Callable[[], Any]] = {
+        "own_memory": lambda: had_again(OwnMemory(states), ref, target, protected),
+        "neighbour": lambda: had_again(OtherNode(fabric), there, target, protected),
+        "memcpy": lambda: copy.copy_(source),
+        "memcpy_to_fresh_memory": source.clone,
+        "grpc": lambda: streamed(address, ref.location.name),
+    }
     try:
-        return {
-            "own_memory_gb_s": await rate(
-                ref.size, repeats, lambda: had_again(OwnMemory(states), ref, target, protected)
-            ),
-            "neighbour_gb_s": await rate(
-                ref.size, repeats, lambda: had_again(OtherNode(fabric), there, target, protected)
-            ),
-            "memcpy_gb_s": await rate(ref.size, repeats, lambda: copy.copy_(source) is None or None),
-            "memcpy_to_fresh_memory_gb_s": await rate(ref.size, repeats, lambda: source.clone() is None or None),
-            "grpc_gb_s": await rate(ref.size, repeats, lambda: streamed(address, ref.location.name)),
-        }
+        return {f"{name}_gb_s": await rate(ref.size, repeats, way) for name, way in ways.items()}
     finally:
         await server.stop(0)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--block", type=int, default=5, help="iterations of a turn")
-    parser.add_argument("--repeats", type=int, default=5, help="of having a state again")
-    parser.add_argument("--only", choices=("saving", "having"), help="measure one half")
-    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), help="who trains")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
-    figures, details = dict[str, Any](), dict[str, Any]()
+async def measure(options: Options, root: Path) -> Result:
+    """Measure saving and having, or one half."""
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as root, tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+    result = Result({})
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
         if options.only != "having":
-            figures, details = asyncio.run(saving(options, Path(root), Path(memory)))
+            result = await saving(options, root, Path(memory))
         if options.only != "saving":
-            figures |= asyncio.run(having(options.repeats, Path(memory)))
-    if options.json:
-        print(as_json("checkpoint", figures, details=details))
-        return
-    for name, value in figures.items():
-        print(f"{name:32} {value}")
+            result.figures |= await having(options.repeats, Path(memory))
+    return result
 
 
 if __name__ == "__main__":
-    main()
+    main(
+        measure,
+        option("--rounds", default=8),
+        option("--block", default=5, help="iterations of a turn"),
+        option("--repeats", default=5, help="of having a state again"),
+        option("--only", choices=("saving", "having"), help="measure one half"),
+        option("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), help="who trains"),
+    )

@@ -1,9 +1,8 @@
 """The training script of `benchmarks.checkpoint`: ways of keeping the state in every iteration take turns with none.
 
-Where workers share the model, it is spread over them by torch's `fully_shard`.
-
-Each block of iterations has one way, and each round has a block of each; the first iteration of a block does not count.
-What an iteration took is noted by rank 0, from update to update.
+Where workers share the model, it is spread over them by torch's `fully_shard`. Each block of iterations has one way,
+and each round has a block of each; the first iteration of a block does not count. What an iteration took is noted by
+rank 0, from update to update.
 """
 
 import argparse
@@ -19,6 +18,7 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.fsdp import fully_shard
 
+from benchmarks.peers.train_plain import VOCABULARY, Decoder, loss_of
 from unicron.contracts.traffic import Forecast
 from unicron.train import Session
 from unicron.train.torch_shell import TorchShell
@@ -38,39 +38,17 @@ class Switched:
         self.way, self.saved = "none", -1
         wanted: Any = vars(TorchShell)["saves"]
         TorchShell.saves = property(lambda shell: self.way in PACED[1:] and wanted.fget(shell))  # type: ignore[assignment]
-        share = Traffic._share  # noqa: SLF001 so that agents know of nothing for a while
+        share, save = Traffic._share, TorchShell.save  # noqa: SLF001 so that agents know of nothing for a while
 
-        def told(traffic: Traffic, forecast: Forecast) -> None:
+        def sharing(traffic: Traffic, forecast: Forecast) -> None:
             share(traffic, Forecast() if self.way == "at_once" else forecast)
-
-        save = TorchShell.save
 
         def saving(shell: TorchShell, iteration: int) -> None:
             self.saved = iteration
             save(shell, iteration)
 
         TorchShell.save = saving  # type: ignore[assignment,method-assign]
-        Traffic._share = told  # type: ignore[assignment,method-assign] # noqa: SLF001
-
-
-class Decoder(torch.nn.Module):
-    """A small transformer that predicts the next of 256 symbols."""
-
-    def __init__(self, width: int, layers: int) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(256, width)
-        layer = [torch.nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, batch_first=True) for _ in range(layers)]
-        self.layers = torch.nn.ModuleList(layer)
-        self.out = torch.nn.Linear(width, 256)
-
-    def forward(self, symbols: torch.Tensor) -> torch.Tensor:
-        """Return the logits, (batch, sequence, 256)."""
-        x = self.embedding(symbols)
-        mask = torch.nn.Transformer.generate_square_subsequent_mask(symbols.shape[1])
-        for layer in self.layers:
-            x = layer(x, src_mask=mask, is_causal=True)
-        logits: torch.Tensor = self.out(x)
-        return logits
+        Traffic._share = sharing  # type: ignore[assignment,method-assign] # noqa: SLF001
 
 
 def keeper(folder: Path) -> dict[str, Callable[[int, dict[str, Any]], None]]:
@@ -89,14 +67,11 @@ def keeper(folder: Path) -> dict[str, Callable[[int, dict[str, Any]], None]]:
     return {"dcp_async": asynchronously, "torch_save": plainly}
 
 
-def main() -> None:
+def run() -> None:
     """Train."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--width", type=int, required=True)
-    parser.add_argument("--layers", type=int, required=True)
-    parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--block", type=int, required=True)
-    parser.add_argument("--shard", type=int, required=True, help="workers that share the model")
+    for name in ("width", "layers", "batch", "block", "shard"):
+        parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--ways", nargs="+", required=True)
     parser.add_argument("--folder", type=Path, required=True)
     options = parser.parse_args()
@@ -104,7 +79,7 @@ def main() -> None:
     session, switched, keepers = Session(), Switched(), keeper(options.folder)
     model = Decoder(options.width, options.layers)
     if options.shard > 1:
-        for part in (*model.layers, model):
+        for part in (*model.layers.layers, model):
             fully_shard(part, mesh=session.mesh["shard"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
     session.protect(model=model, optimizer=optimizer)
@@ -112,9 +87,7 @@ def main() -> None:
     for iteration in session.iterations():
         way = switched.way = options.ways[iteration // options.block % len(options.ways)]
         for _ in session.microbatches():
-            symbols = torch.randint(256, (options.batch, SEQUENCE + 1))
-            logits = model(symbols[:, :-1])
-            session.backward(torch.nn.functional.cross_entropy(logits.flatten(0, 1), symbols[:, 1:].flatten()))
+            session.backward(loss_of(model, torch.randint(VOCABULARY, (options.batch, SEQUENCE + 1))))
         session.step()
         if session.rank == 0:
             if keep := keepers.get(way):
@@ -122,13 +95,12 @@ def main() -> None:
             now = time.perf_counter()
             note = {"way": way, "iteration": iteration, "first": iteration % options.block == 0, "s": now - before}
             note["saved"] = switched.saved == iteration
-            with (options.folder / "notes.jsonl").open("a", encoding="utf-8") as file:
+            with (options.folder / "notes.jsonl").open("a") as file:
                 file.write(json.dumps(note) + "\n")
             before = now
-    size = sum(each.nbytes for each in model.parameters()) * 3
-    (options.folder / "size").write_text(str(size), encoding="utf-8")
+    (options.folder / "size").write_text(str(sum(each.nbytes for each in model.parameters()) * 3))
     shutil.rmtree(options.folder / "dcp-0", ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main()
+    run()

@@ -3,10 +3,7 @@
 import asyncio
 import contextlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -21,23 +18,14 @@ from playwright.async_api import Browser, Page, async_playwright
 from unicron_deploy.nats_server import NatsServer, free_port
 
 from benchmarks import scale
-from unicron import codec
-from unicron.aio import insist
-from unicron.bootstrap import connected
-from unicron.bus import topology
+from benchmarks.harness.cluster import server_only, service
 from unicron.bus.nats import NatsBus
 from unicron.bus.protocol import Entry
-from unicron.contracts.queries import GetStatus, Reply, Status
-from unicron.settings import Settings
 
 HOST = "127.0.0.1"
 START_S = 600.0
-BATCH = 500
-"""Messages that are sent to the journal before it must have acknowledged the last of them."""
-
-AGO_S = 3600.0
-"""How long ago the journal begins."""
-
+BATCH = 500  # messages that are sent to the journal before it must have acknowledged the last of them
+AGO_S = 3600.0  # how long ago the journal begins
 OBSERVE = """() => {
     window.unicronSeen = {};
     const look = (node) => {
@@ -78,128 +66,69 @@ PAINTS = """
 """Notes when squares that were drawn are on the screen, by the wall and since the page was asked for, and how many."""
 
 
-@dataclass
-class Journal:
-    """What real services and simulated agents have said, and what the registry knows then."""
-
-    entries: Sequence[Entry]
-    status: Status
-
-
-def journal(nodes: int, tasks: int) -> Journal:
-    """Return the journal of a cluster that was filled just now."""
+def journal(nodes: int, tasks: int) -> Sequence[Entry]:
+    """Return what real services and simulated agents say while a cluster is filled, as if just now."""
     stage = scale.Stage(nodes, tasks, time.time() - AGO_S)
 
-    async def fill() -> bytes:
+    async def fill() -> None:
         async with stage.running():
             await scale.fill(stage)
-            return await stage.ask(GetStatus())
 
-    status = codec.decode(stage.clock.run(fill()), Reply).status
-    return Journal(stage.memory.journal, status or Status())
+    stage.clock.run(fill())
+    return stage.memory.journal
 
 
+@dataclass
 class World:
-    """A NATS server with a journal, and a console that reads it; nobody else.
+    """A NATS server with a journal, and a console that has read it; nobody else."""
 
-    Attributes:
-        bus: to say something.
-        url: of the console.
-        metrics: address of its metrics.
-    """
+    server: NatsServer
+    bus: NatsBus
+    url: str  # of the console
+    pid: int  # of the console
+    replay_s: float = 0.0  # from the console's first answer until it had read the journal
 
-    def __init__(self, server: NatsServer, bus: NatsBus, folder: Path) -> None:
-        self.server, self.bus = server, bus
-        port, self._metrics = free_port(), free_port()
-        self.url, self.metrics = f"http://{HOST}:{port}", f"http://{HOST}:{self._metrics}/metrics"
-        self._folder, self._port = folder, port
-        self._console: subprocess.Popen[bytes] | None = None
-
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def running(cls, folder: Path) -> AsyncIterator["World"]:
-        """Yield it with an empty journal; the console does not run yet."""
-        folder.mkdir()
-        server = NatsServer(folder / "nats", free_port())
-        await asyncio.to_thread(server.start)
-        try:
-            async with connected(Settings(nats_url=server.url), "benchmark") as bus:
-                await insist(lambda: topology.provision(bus.jetstream), "provisioning")
-                world = cls(server, bus, folder)
-                try:
-                    yield world
-                finally:
-                    world.end()
-        finally:
-            await asyncio.to_thread(server.stop)
-
-    async def write(self, entries: Sequence[Entry]) -> None:
-        """Put all of it into the journal."""
-        nats = self.bus.jetstream._nc  # noqa: SLF001 to wait for each of them would take minutes
-        for number, entry in enumerate(entries, 1):
-            if number % BATCH and number < len(entries):
-                await nats.publish(entry.subject, entry.data)
-            else:
-                await self.bus.jetstream.publish(entry.subject, entry.data, timeout=60.0)
-        if (tail := await self.bus.tail()) != len(entries):
-            raise SystemExit(f"{tail} of {len(entries)} messages are in the journal")
-
-    def start(self) -> None:
-        """Start the console."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")}
-        own = {
-            "UNICRON_NATS_URL": self.server.url,
-            "UNICRON_CONSOLE_PORT": str(self._port),
-            "UNICRON_METRICS": f"{HOST}:{self._metrics}",
-        }
-        with (self._folder / "console.log").open("ab") as log:
-            command = [sys.executable, "-m", "unicron_console"]
-            self._console = subprocess.Popen(command, stdout=log, stderr=log, env=kept | own)
-
-    @property
-    def pid(self) -> int:
-        """Process of the console."""
-        if self._console is None or self._console.poll() is not None:
-            raise SystemExit(f"the console ended; see {self._folder}/console.log")
-        return self._console.pid
-
-    def end(self) -> None:
-        """End the console."""
-        if self._console is not None:
-            self._console.terminate()
-            self._console.wait(10)
-
-    async def caught_up(self) -> tuple[float, float]:
-        """Wait until the console has read all of the journal.
-
-        Returns:
-            Unix seconds at which it answered first, and at which all was read.
-        """
+    async def catch_up(self) -> None:
+        """Wait until the console has read all of the journal."""
         tail, answered, deadline = await self.bus.tail(), 0.0, time.monotonic() + START_S
-        while time.monotonic() < deadline and self.pid:
+        while time.monotonic() < deadline:
             with contextlib.suppress(urllib.error.URLError, TimeoutError):
-                page = json.loads(await self.get(f"{self.url}/api/cluster"))
+                page = json.loads(await asyncio.to_thread(_read, f"{self.url}/api/cluster"))
                 answered = answered or time.time()
                 if page["position"] >= tail and not page["behind"]:
-                    return answered, time.time()
+                    self.replay_s = time.time() - answered
+                    return
             await asyncio.sleep(0.02 if not answered else 0.2)
         raise SystemExit(f"the console has not read its journal within {START_S:g} s")
 
-    async def get(self, url: str) -> bytes:
-        """Ask for something."""
 
-        def ask() -> bytes:
-            with urllib.request.urlopen(url, timeout=30.0) as answer:
-                found: bytes = answer.read()
-                return found
+@contextlib.asynccontextmanager
+async def running(folder: Path, entries: Sequence[Entry]) -> AsyncIterator[World]:
+    """Have a console that has read these entries."""
+    folder.mkdir()
+    async with server_only(folder) as (server, bus):
+        await write(bus, entries)
+        port = free_port()
+        with service("console", server.url, UNICRON_CONSOLE_PORT=str(port)) as process:
+            world = World(server, bus, f"http://{HOST}:{port}", process.pid)
+            await world.catch_up()
+            yield world
 
-        return await asyncio.to_thread(ask)
 
-    @property
-    def memory_mb(self) -> float:
-        """Memory of the console that is resident."""
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="utf-8").split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+async def write(bus: NatsBus, entries: Sequence[Entry]) -> None:
+    """Put entries into the journal."""
+    for number, entry in enumerate(entries, 1):
+        if number % BATCH and number < len(entries):  # to wait for each of them would take minutes
+            await bus.client.publish(entry.subject, entry.data)
+        else:
+            await bus.jetstream.publish(entry.subject, entry.data, timeout=60.0)
+    if (tail := await bus.tail()) != len(entries):
+        raise SystemExit(f"{tail} of {len(entries)} messages are in the journal")
+
+
+def _read(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=30.0) as answer:
+        return bytes(answer.read())
 
 
 @contextlib.asynccontextmanager
@@ -216,11 +145,7 @@ async def chromium() -> AsyncIterator[Browser]:
 
 
 async def opened(browser: Browser, url: str) -> tuple[Page, float]:
-    """Open the cluster's page in a browser that has seen nothing yet.
-
-    Returns:
-        The page, and seconds until its squares were on the screen.
-    """
+    """Open the cluster's page in a fresh browser; return it, and the seconds until its squares were on the screen."""
     context = await browser.new_context()
     page = await context.new_page()
     await page.add_init_script(PAINTS)
@@ -229,24 +154,14 @@ async def opened(browser: Browser, url: str) -> tuple[Page, float]:
 
 
 async def drawn(page: Page, since: float = 0.0, squares: int = 1) -> tuple[float, float]:
-    """Wait until so many squares were drawn since then.
-
-    Returns:
-        When the last of them was on the screen, in Unix seconds and in seconds since the page was asked for.
-    """
+    """Wait for so many squares since then; return when the last was there, in Unix seconds and since the request."""
     async with asyncio.timeout(120.0):
         at, after, _ = await page.evaluate(f"window.unicronWhen({since!r}, {squares})")
     return at, after
 
 
 def crowd(pipe: "Connection[Any, Any]", url: str, readers: int) -> None:
-    """Be so many who look at the cluster's page, in a process of their own; tell how many frames each got, at the end.
-
-    Args:
-        pipe: to whoever wants to know; something that comes from it ends this.
-        url: of the console.
-        readers: how many.
-    """
+    """Open so many websockets of the cluster's page; when something comes from the pipe, send what frames each got."""
 
     async def look(frames: list[int], number: int) -> None:
         async with websockets.connect(f"{url.replace('http', 'ws', 1)}/api/live/cluster", max_size=None) as socket:

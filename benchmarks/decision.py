@@ -1,54 +1,46 @@
 """From a lost node to the new plan, through a real bus: what the lookup table is for.
 
-    python -m benchmarks.decision --json
-
-A real nats-server, the planner as a process of its own, and this process as the one that tells of the failure and waits
-for the answer: seconds from before FailureDetected is sent until PlanDecided is here. 6 tasks on 16 nodes of 8 slots.
-In between the node comes back, and the planner has a moment to make its next table, as it has between real failures.
-Beside it, over the same connection: one fact that goes into the journal and comes back, which is the floor under every
-answer of a service.
+A real nats-server, the planner as a process of its own, and this process as the one that says that a node of 16 is lost
+and waits for the plan of 6 tasks: milliseconds from before FailureDetected is sent until PlanDecided is here. In
+between the node comes back, and the planner has a moment to make its next table, as it has between real failures. The
+baseline is one fact that goes into the journal and comes back, the floor under every answer of a service.
 """
 
-import argparse
 import asyncio
-import os
-import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
-from unicron_deploy.nats_server import NatsServer, free_port
 
-from benchmarks.output import as_json
+from benchmarks.harness.cluster import background, server_only, service
+from benchmarks.harness.command import Figures, Options, Result, main, option
+from benchmarks.harness.stats import percentiles
 from unicron import codec, subjects
-from unicron.bus import nats, topology
+from unicron.bus.nats import NatsBus
 from unicron.contracts.base import Message
 from unicron.contracts.events import Alert, FailureDetected, NodeAdmitted, PlanDecided, TaskSubmitted
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.contracts.tasks import Slot, TaskSpec
 from unicron.said import OF_SERVICES
-from unicron.settings import Settings
 
 NODES, SLOTS, TASKS = 16, 8, 6
 REST_S = 0.05
 PATIENCE_S = 60.0
 
 
-class Told:
+class Journal:
     """The planner's journal: what is sent, and when what came back."""
 
-    def __init__(self, bus: nats.NatsBus) -> None:
+    def __init__(self, bus: NatsBus) -> None:
         self._bus = bus
         self._sent = 0
-        self._news: asyncio.Queue[tuple[float, Message]] = asyncio.Queue()
+        self._news: asyncio.Queue[tuple[float, Any]] = asyncio.Queue()
 
     async def follow(self) -> None:
         """Note everything that comes."""
-        kinds = subjects.events(PlanDecided, Alert)
-        async for entry in self._bus.follow(kinds, 0):
+        async for entry in self._bus.follow(subjects.events(PlanDecided, Alert), 0):
             self._news.put_nowait((time.perf_counter(), codec.decode_message(entry.data)))
 
     async def send(self, message: Message) -> float:
@@ -60,113 +52,73 @@ class Told:
         await self._bus.append(subjects.of(fact), codec.encode(fact), fact.id)
         return began
 
-    async def plan(self, trigger: str) -> tuple[float, PlanDecided]:
-        """Return the next plan with this trigger, and when it came."""
+    async def next(self, matches: Callable[[Any], bool]) -> tuple[float, Any]:
+        """Return the next message that matches, and when it came."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 at, message = await self._news.get()
-                if isinstance(message, PlanDecided) and message.plan.trigger == trigger:
+                if matches(message):
                     return at, message
 
-    async def echo(self) -> float:
+    async def plan(self, trigger: str) -> tuple[float, PlanDecided]:
+        """Return the next plan with this trigger, and when it came."""
+        return await self.next(lambda each: isinstance(each, PlanDecided) and each.plan.trigger == trigger)
+
+    async def echo_s(self) -> float:
         """Return the seconds that a fact takes into the journal and back."""
         began = await self.send(Alert(text="echo"))
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                at, message = await self._news.get()
-                if isinstance(message, Alert):
-                    return at - began
+        return (await self.next(lambda each: isinstance(each, Alert)))[0] - began
 
 
 def node(name: str, incarnation: int) -> NodeAdmitted:
     """Return the news that a node of `SLOTS` slots is there."""
-    there = [Slot(index=index) for index in range(SLOTS)]
-    return NodeAdmitted(node=name, incarnation=str(incarnation), host="127.0.0.1", slots=there)
+    slots = [Slot(index=index) for index in range(SLOTS)]
+    return NodeAdmitted(node=name, incarnation=str(incarnation), host="127.0.0.1", slots=slots)
 
 
-def task(number: int) -> TaskSubmitted:
+def submitted(number: int) -> TaskSubmitted:
     """Return a task of its own weight whose FLOP/s grow less than its workers do, and stop growing near its share."""
-    every = NODES * SLOTS
+    every, name = NODES * SLOTS, f"task-{number}"
     curve = {size: 1e14 * size * (1 - 0.5 * size / every) for size in range(1, every + 1)}
-    name = f"task-{number}"
     spec = TaskSpec(name=name, command=["train"], weight=0.5 + 0.3 * number, max_workers=every, throughput=curve)
     return TaskSubmitted(task=name, spec=spec)
 
 
-async def rounds(told: Told, count: int) -> dict[str, object]:
+async def rounds(journal: Journal, count: int) -> Figures:
     """Lose one node after another, each after the last is back; return the figures."""
     for number in range(NODES):
-        await told.send(node(f"node-{number}", 0))
+        await journal.send(node(f"node-{number}", 0))
     for number in range(TASKS):
-        await told.send(task(number))
-    await told.plan(f"task_submitted:task-{TASKS - 1}")
+        await journal.send(submitted(number))
+    await journal.plan(f"task_submitted:task-{TASKS - 1}")
     taken, inside, echoes, prepared = [], [], [], 0
+    kind = {"severity": Severity.SEV1, "method": DetectionMethod.NODE_HEALTH, "status": FailureStatus.LOST_CONNECTION}
     for turn in range(count):
         name = f"node-{turn % NODES}"
         await asyncio.sleep(REST_S)
-        method, status = DetectionMethod.NODE_HEALTH, FailureStatus.LOST_CONNECTION
-        failed = FailureDetected(severity=Severity.SEV1, method=method, status=status, node=name)
-        began = await told.send(failed)
-        at, decided = await told.plan(f"node_lost:{name}")
-        taken.append((at - began) * 1e3)
-        inside.append(decided.plan.lookup_s * 1e3)
+        began = await journal.send(FailureDetected(**kind, node=name))  # type: ignore[arg-type]
+        at, decided = await journal.plan(f"node_lost:{name}")
+        taken.append(at - began)
+        inside.append(decided.plan.lookup_s)
         prepared += decided.plan.prepared
-        await told.send(node(name, turn + 1))
-        await told.plan(f"node_joined:{name}")
-        echoes.append(await told.echo() * 1e3)
-    return {
-        "rounds": count,
-        "prepared": prepared,
-        **spread("decision", taken),
-        **spread("planner_inside", inside),
-        **spread("echo", echoes),
-    }
+        await journal.send(node(name, turn + 1))
+        await journal.plan(f"node_joined:{name}")
+        echoes.append(await journal.echo_s())
+    times = {"decision": taken, "planner_inside": inside, "echo": echoes}
+    spreads = [percentiles(name, seconds) for name, seconds in times.items()]
+    return {"rounds": count, "prepared": prepared} | spreads[0] | spreads[1] | spreads[2]
 
 
-def spread(name: str, milliseconds: list[float]) -> dict[str, float]:
-    """Return the median and the 99th percentile."""
-    return {
-        f"{name}_p50_ms": round(statistics.median(milliseconds), 3),
-        f"{name}_p99_ms": round(statistics.quantiles(milliseconds, n=100)[98], 3),
-    }
-
-
-async def measure(count: int, folder: Path) -> dict[str, object]:
-    """Start everything, and return the figures."""
-    server = NatsServer(folder / "nats", free_port())
-    server.start()
-    planner = None
-    try:
-        bus = await nats.connect(Settings(nats_url=server.url), "benchmark")
-        await topology.provision(bus.jetstream)
-        environment = {**os.environ, "UNICRON_NATS_URL": server.url}
-        planner = await asyncio.create_subprocess_exec(sys.executable, "-m", "unicron_planner", env=environment)
-        told = Told(bus)
-        following = asyncio.create_task(told.follow())
-        try:
-            return await rounds(told, count)
-        finally:
-            following.cancel()
-            await bus.close()
-    finally:
-        if planner is not None:
-            planner.terminate()
-            await planner.wait()
-        server.stop()
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        figures = asyncio.run(measure(options.rounds, Path(folder)))
+async def measure(options: Options, folder: Path) -> Result:
+    """Start server and planner, and measure."""
+    async with server_only(folder) as (server, bus):
+        journal = Journal(bus)
+        with service("planner", server.url):
+            async with background(journal.follow()):
+                figures = await rounds(journal, options.rounds)
     floor = {name.removeprefix("echo_"): value for name, value in figures.items() if name.startswith("echo_")}
-    text = "\n".join(f"{name:22} {value}" for name, value in figures.items())
-    print(as_json("decision", figures, {"one fact into the journal and back": floor}) if options.json else text)
+    return Result(figures, {"one fact into the journal and back": floor})
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, option("--rounds", default=300))

@@ -1,13 +1,12 @@
 """The paper's evaluation made anew in virtual time: figures 3b, 9, 10 and 11.
 
-`python -m benchmarks.evaluation [--json] [--seeds N] [--write]`. With --write, the pictures and the tables of
-docs/evaluation.md are made anew. Each ratio is the median over seeds, which differ in when and where failures strike.
+With --write, the pictures and the tables of docs/evaluation.md are made anew. Each ratio is the median over seeds,
+which differ in when and where failures strike.
 
 Figures ending in `_as_planned` begin with the plan that the objective of the paper gives; the others with one in which
 every task runs, which is better for all other systems.
 """
 
-import argparse
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -15,17 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
-from unicron_simulator import comparison, experiments, parameters, plots, traces
-from unicron_simulator.economy import Result
+from unicron_simulator import comparison, economy, experiments, parameters, plots, traces
 from unicron_simulator.parameters import Costs
 from unicron_simulator.traces import Trace
 
 from benchmarks import figures
-from benchmarks.figures import Spread, spread
-from benchmarks.output import as_json
+from benchmarks.figures import Spread, Table, spread
+from benchmarks.harness.command import ROOT, Figures, Options, Result, main, option
 from unicron.contracts.tasks import TaskSpec
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = ROOT / "docs"
 PAGE = DOCS / "evaluation.md"
 
 OTHERS = ("megatron", "oobleck", "varuna", "bamboo")
@@ -38,20 +36,20 @@ PAPER = {
 }
 """Unicron over each, in accumulated WAF (section 7.5)."""
 
-Runs = list[dict[str, Result]]
+Runs = list[dict[str, economy.Result]]
+Case = tuple[dict[str, Costs], Sequence[TaskSpec], Callable[[Trace], Trace]]
+"""Costs that are changed, tasks, and what is done to each trace."""
 
 
-def runs(
-    name: str,
-    tasks: Sequence[TaskSpec],
-    policies: Sequence[str],
-    costs: dict[str, Costs],
-    seeds: int,
-    change: Callable[[Trace], Trace] = lambda trace: trace,
-) -> Runs:
-    """Return what came out for each seed, with each trace changed beforehand."""
+def runs(name: str, case: Case, policies: Sequence[str], seeds: int) -> Runs:
+    """Return what came out for each seed."""
+    costs, tasks, change = case
     drawn = [change(traces.generate(name, seed)) for seed in range(1, seeds + 1)]
     return [comparison.compare(trace, tasks, policies, costs=costs) for trace in drawn]
+
+
+def _same(trace: Trace) -> Trace:
+    return trace
 
 
 def _slower(trace: Trace) -> Trace:
@@ -75,7 +73,7 @@ def figure_11(seeds: int) -> dict[str, Runs]:
     """Return all runs by trace and initial plan."""
     known, policies = parameters.load()[0], (*comparison.POLICIES, "unicron-measured")
     return {
-        f"{name}{suffix}": runs(name, experiments.case_5(all_run=all_run), policies, known, seeds)
+        f"{name}{suffix}": runs(name, (known, experiments.case_5(all_run=all_run), _same), policies, seeds)
         for name in TRACES
         for all_run, suffix in ((True, ""), (False, "-as-planned"))
     }
@@ -83,38 +81,29 @@ def figure_11(seeds: int) -> dict[str, Runs]:
 
 def sensitivity(seeds: int) -> dict[str, dict[str, Spread]]:
     """Return Unicron over Megatron, and its share of the oracle, with one assumption changed each time."""
-    known, _ = parameters.load()
+    known, usual = parameters.load()[0], experiments.case_5()
     unicron, megatron = known["unicron"], known["megatron"]
-
-    def slower(times: float) -> Costs:
-        return replace(unicron, recover={kind: times * seconds for kind, seconds in unicron.recover.items()})
-
-    ways: dict[str, tuple[dict[str, Costs], Sequence[TaskSpec]]] = {
-        "as assumed": ({}, experiments.case_5()),
-        "Unicron's transitions take 5 minutes": ({"unicron": slower(5)}, experiments.case_5()),
-        "Megatron detects as fast as Unicron": (
-            {"megatron": replace(megatron, detect=unicron.detect, detect_iterations=unicron.detect_iterations)},
-            experiments.case_5(),
-        ),
-        "Megatron's node is given back 2 hours late": (
-            {"megatron": replace(megatron, recover=megatron.recover | {"sev1": 2280.0 + 7200.0})},
-            experiments.case_5(),
-        ),
-        "six equal tasks (case 1)": ({}, [experiments.gpt3(f"7B-{number}", "7B", most=32) for number in range(6)]),
-        "one task of 7B": ({}, [experiments.gpt3("7B", "7B")]),
-        "global batch of 1,536, so more sizes": ({}, experiments.case_5(batch=1536)),
-    }
-    changes: dict[str, Callable[[Trace], Trace]] = {
-        "repairs take twice as long": _slower,
-        "as many nodes are lost, but four at once, of one rack": lambda trace: traces.by_rack(trace, RACK),
+    slow = replace(unicron, recover={kind: 5 * seconds for kind, seconds in unicron.recover.items()})
+    quick = replace(megatron, detect=unicron.detect, detect_iterations=unicron.detect_iterations)
+    late = replace(megatron, recover=megatron.recover | {"sev1": 2280.0 + 7200.0})
+    equal = [experiments.gpt3(f"7B-{number}", "7B", most=32) for number in range(6)]
+    ways: dict[str, Case] = {
+        "as assumed": ({}, usual, _same),
+        "Unicron's transitions take 5 minutes": ({"unicron": slow}, usual, _same),
+        "Megatron detects as fast as Unicron": ({"megatron": quick}, usual, _same),
+        "Megatron's node is given back 2 hours late": ({"megatron": late}, usual, _same),
+        "six equal tasks (case 1)": ({}, equal, _same),
+        "one task of 7B": ({}, [experiments.gpt3("7B", "7B")], _same),
+        "global batch of 1,536, so more sizes": ({}, experiments.case_5(batch=1536), _same),
+        "repairs take twice as long": ({}, usual, _slower),
+        "as many nodes are lost, but four at once, of one rack": ({}, usual, lambda trace: traces.by_rack(trace, RACK)),
     }
     rows = {}
-    for way in (*ways, *changes):
-        changed, tasks = ways.get(way, ways["as assumed"])
+    for way, (changed, tasks, change) in ways.items():
         row: dict[str, Spread] = {}
         for name in TRACES:
-            policies, change = ("unicron", "megatron", "oracle"), changes.get(way, lambda trace: trace)
-            found = runs(name, tasks, policies, known | changed, seeds, change)
+            case = (known | changed, tasks, change)
+            found = runs(name, case, ("unicron", "megatron", "oracle"), seeds)
             row |= {f"{name} over": lead(found, "megatron"), f"{name} share": share(found)}
         rows[way] = row
     return rows
@@ -122,15 +111,9 @@ def sensitivity(seeds: int) -> dict[str, dict[str, Spread]]:
 
 def circular(seeds: int) -> dict[str, dict[str, Spread]]:
     """Return the leads with the efficiencies that figure 11 itself gives."""
-    costs = comparison.circular()
-    return {
-        name: {
-            other: lead(found, other)
-            for found in [runs(name, experiments.case_5(), ("unicron", *OTHERS[1:]), costs, seeds)]
-            for other in OTHERS[1:]
-        }
-        for name in TRACES
-    }
+    case, policies = (comparison.circular(), experiments.case_5(), _same), ("unicron", *OTHERS[1:])
+    found = {name: runs(name, case, policies, seeds) for name in TRACES}
+    return {name: {other: lead(each, other) for other in OTHERS[1:]} for name, each in found.items()}
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
@@ -138,96 +121,50 @@ def circular(seeds: int) -> dict[str, dict[str, Spread]]:
 
 def tables(found: dict[str, Any], seeds: int) -> str:
     """Return the tables of the page as markdown."""
-    eleven = found["figure_11"]
+    made = [_leads(found), _shares(found["figure_11"]), _losses(found["figure_11"]), _sensitivity(found["sensitivity"])]
     lines = [f"Median of {seeds} seeds, least and most in brackets.", ""]
-    lines += [*_leads(found), *_shares(eleven), *_losses(eleven), *_sensitivity(found)]
-    for head, rows in figures.rows(found):
-        lines += _table(head, rows)
+    for head, rows in (*made, *figures.tables(found["figure_3b"], found["figure_9"], found["figure_10"])):
+        lines += [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)] + [""]
     return "\n".join(lines).strip()
 
 
-def _leads(found: dict[str, Any]) -> list[str]:
-    eleven = found["figure_11"]
-    return _table(
-        ["Unicron over", "trace", "paper prints", "every task runs", "as planned", "circular parameters"],
-        [
-            [
-                other,
-                name,
-                f"{PAPER[name][other]} x",
-                str(lead(eleven[name], other)),
-                str(lead(eleven[f"{name}-as-planned"], other)),
-                str(found["circular"][name][other]) if other != "megatron" else "",
-            ]
-            for other in OTHERS
-            for name in TRACES
-        ],
-    )
+def _leads(found: dict[str, Any]) -> Table:
+    def row(other: str, name: str) -> list[str]:
+        runs = [found["figure_11"][f"{name}{plan}"] for plan in ("", "-as-planned")]
+        circular = found["circular"][name].get(other, "")
+        return [other, name, f"{PAPER[name][other]} x", *(str(lead(each, other)) for each in runs), str(circular)]
+
+    head = ["Unicron over", "trace", "paper prints", "every task runs", "as planned", "circular parameters"]
+    return head, [row(other, name) for other in OTHERS for name in TRACES]
 
 
-def _shares(eleven: dict[str, Any]) -> list[str]:
-    return _table(
-        ["share of the oracle", "goal", "every task runs", "as planned", "phases of our own parts, every task runs"],
-        [
-            [
-                name,
-                goal,
-                share(eleven[name]).percent(),
-                share(eleven[f"{name}-as-planned"]).percent(),
-                share(eleven[name], "unicron-measured").percent(),
-            ]
-            for name, goal in zip(TRACES, ("99.5 %", "98 %"), strict=True)
-        ],
-    )
+def _shares(eleven: dict[str, Any]) -> Table:
+    def row(name: str, goal: str) -> list[str]:
+        ways = [(name, "unicron"), (f"{name}-as-planned", "unicron"), (name, "unicron-measured")]
+        return [name, goal, *(share(eleven[case], policy).percent() for case, policy in ways)]
+
+    head = ["share of the oracle", "goal", "every task runs", "as planned", "phases of our own parts, every task runs"]
+    return head, [row(*each) for each in zip(TRACES, ("99.5 %", "98 %"), strict=True)]
 
 
-def _losses(eleven: dict[str, Any]) -> list[str]:
-    causes: dict[str, Callable[[Result], float]] = {
-        "detection": lambda result: result.detection / result.ideal,
-        "transition": lambda result: result.transition / result.ideal,
-        "sub-healthy": lambda result: result.sub_healthy / result.ideal,
-    }
-    return _table(
-        ["lost, every task runs", "trace", *causes],
-        [
-            [
-                policy,
-                name,
-                *(
-                    f"{statistics.median([cause(one[policy]) for one in eleven[name]]):.2%}"
-                    for cause in causes.values()
-                ),
-            ]
-            for policy in comparison.POLICIES
-            for name in TRACES
-        ],
-    )
+def _losses(eleven: dict[str, Any]) -> Table:
+    causes = {"detection": "detection", "transition": "transition", "sub-healthy": "sub_healthy"}
+
+    def lost(policy: str, name: str, cause: str) -> str:
+        parts = [getattr(one[policy], cause) / one[policy].ideal for one in eleven[name]]
+        return f"{statistics.median(parts):.2%}"
+
+    pairs = [(policy, name) for policy in comparison.POLICIES for name in TRACES]
+    rows = [[*pair, *(lost(*pair, cause) for cause in causes.values())] for pair in pairs]
+    return ["lost, every task runs", "trace", *causes], rows
 
 
-def _sensitivity(found: dict[str, Any]) -> list[str]:
-    return _table(
-        [
-            "what is changed",
-            "trace-a over Megatron",
-            "trace-a, of the oracle",
-            "trace-b over Megatron",
-            "trace-b, of the oracle",
-        ],
-        [
-            [
-                way,
-                str(row["trace-a over"]),
-                row["trace-a share"].percent(),
-                str(row["trace-b over"]),
-                row["trace-b share"].percent(),
-            ]
-            for way, row in found["sensitivity"].items()
-        ],
-    )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)] + [""]
+def _sensitivity(found: dict[str, dict[str, Spread]]) -> Table:
+    head = ["what is changed", *(f"{name}{what}" for name in TRACES for what in (" over Megatron", ", of the oracle"))]
+    return head, [
+        [way, *(cell for name in TRACES for cell in (str(row[f"{name} over"]), row[f"{name} share"].percent()))]
+        for way, row in found.items()
+    ]
 
 
 def write(found: dict[str, Any], text: str) -> None:
@@ -243,37 +180,9 @@ def write(found: dict[str, Any], text: str) -> None:
     PAGE.write_text(marked.sub(lambda match: f"{match[1]}\n{text}\n\n{match[2]}", page), encoding="utf-8")
 
 
-def main() -> None:
-    """Print all figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="traces of each kind; few skip figure 9's large ones")
-    parser.add_argument("--write", action="store_true", help="make the pictures and tables of docs/evaluation.md anew")
-    given = parser.parse_args()
-    found: dict[str, Any] = {
-        "figure_11": figure_11(given.seeds),
-        "circular": circular(given.seeds),
-        "sensitivity": sensitivity(given.seeds),
-        "figure_3b": figures.figure_3b(given.seeds),
-        "figure_9": figures.figure_9(figures.FIGURE_9_GPUS, min(given.seeds, figures.FIGURE_9_MOMENTS)),
-        "figure_10": figures.figure_10(),
-    }
-    if given.seeds >= SEEDS:
-        found["figure_9"] |= figures.figure_9(figures.FIGURE_9_MORE, 1)
-    numbers, text = flat(found), tables(found, given.seeds)
-    if given.write:
-        write(found, text)
-    if given.json:
-        details = {name: value for name, value in found.items() if name != "figure_11"}
-        details["figure_9"] = {gpus: bar.played._asdict() | bar.others for gpus, bar in found["figure_9"].items()}
-        print(as_json("evaluation", numbers, details=details | {"seeds": given.seeds}))
-    else:
-        print(text)
-
-
-def flat(found: dict[str, Any]) -> dict[str, float]:
+def flat(found: dict[str, Any]) -> Figures:
     """Return the figures of figures 11 and 9, flat."""
-    numbers: dict[str, float] = {}
+    numbers: Figures = {}
     for name, ran in found["figure_11"].items():
         head, planned = name.removesuffix("-as-planned").replace("-", "_"), name.endswith("-as-planned")
         tail = "_as_planned" if planned else ""
@@ -286,5 +195,25 @@ def flat(found: dict[str, Any]) -> dict[str, float]:
     return numbers
 
 
+def measure(options: Options, _: Path) -> Result:
+    """Make all figures anew."""
+    seeds = options.seeds
+    found: dict[str, Any] = {"figure_11": figure_11(seeds), "circular": circular(seeds)}
+    found |= {"sensitivity": sensitivity(seeds), "figure_3b": figures.figure_3b(seeds)}
+    found["figure_9"] = figures.figure_9(figures.FIGURE_9_GPUS, min(seeds, figures.FIGURE_9_MOMENTS))
+    found["figure_10"] = figures.figure_10()
+    if seeds >= SEEDS:
+        found["figure_9"] |= figures.figure_9(figures.FIGURE_9_MORE, 1)
+    if options.write:
+        write(found, tables(found, seeds))
+    details = {name: value for name, value in found.items() if name != "figure_11"} | {"seeds": seeds}
+    details["figure_9"] = {gpus: bar.played._asdict() | bar.others for gpus, bar in found["figure_9"].items()}
+    return Result(flat(found), details=details)
+
+
 if __name__ == "__main__":
-    main()
+    main(
+        measure,
+        option("--seeds", default=SEEDS, help="traces of each kind; few skip figure 9's large ones"),
+        option("--write", action="store_true", help="make the pictures and tables of docs/evaluation.md anew"),
+    )

@@ -15,22 +15,20 @@ from unicron.costmodel import catalogue
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FIGURE_3B_REPAIR_S = 0.02 * 8 * 7 * 86400 / 10
 """Ten faults on 8 nodes in 7 days are "a mere 2 % downtime" if a node is away for so long."""
 
-FIGURE_4_BATCH = 1536
-"""With it 7B runs on 48 GPUs and not on 56, as in figure 4."""
-
+FIGURE_4_BATCH = 1536  # with it 7B runs on 48 GPUs and not on 56, as in figure 4
 FIGURE_9_GPUS = (16, 32, 64)
-FIGURE_9_MORE = (256, 1024)
-"""Sizes of the paper, and larger ones, which are played once."""
-
-FIGURE_9_MOMENTS = 5
-"""Moments of an iteration at which the node is lost."""
-
+FIGURE_9_MORE = (256, 1024)  # sizes of the paper, and larger ones, which are played once
+FIGURE_9_MOMENTS = 5  # moments of an iteration at which the node is lost
 FIGURE_10_GPUS = (8, 16, 32, 48, 64, 96, 128)
 FIGURE_10_SIZES = ("1.3B", "7B", "13B", "70B", "175B")
+
+
+Table = tuple[list[str], list[list[str]]]  # head and rows
 
 
 class Spread(NamedTuple):
@@ -75,17 +73,11 @@ def figure_3b(seeds: int) -> dict[str, Spread]:
 
 
 class Bar(NamedTuple):
-    """Figure 9 at one cluster size; seconds.
+    """Figure 9 at one cluster size; seconds."""
 
-    Attributes:
-        played: by the services, the one whose seconds are the median of those for each moment.
-        unicron: over these moments.
-        others: by policy.
-    """
-
-    played: Transition
-    unicron: Spread
-    others: dict[str, float]
+    played: Transition  # by the services, at the moment whose seconds are the median
+    unicron: Spread  # over all moments
+    others: dict[str, float]  # by policy
 
 
 def figure_9(sizes: Sequence[int], moments: int) -> dict[int, Bar]:
@@ -124,12 +116,16 @@ def figure_10() -> dict[str, dict[str, float]]:
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def draw_3b(lost: Mapping[str, Spread], path: Path) -> None:
-    """Draw what each policy lost, and how much of the hardware was away."""
+def _panels(inches: tuple[float, float], columns: int = 1) -> tuple["Figure", Any]:
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
-    figure = Figure(figsize=(6, 2.6), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=inches, layout="constrained")
+    return figure, figure.subplots(1, columns)
+
+
+def draw_3b(lost: Mapping[str, Spread], path: Path) -> None:
+    """Draw what each policy lost, and how much of the hardware was away."""
+    figure, axes = _panels((6, 2.6))
     names = list(lost)
     middle, low, high = (np.array([100 * one[part] for one in lost.values()]) for part in range(3))
     colours = [plots.COLOURS[name] for name in names]
@@ -144,24 +140,18 @@ def draw_3b(lost: Mapping[str, Spread], path: Path) -> None:
 
 def draw_9(bars: Mapping[int, Bar], path: Path) -> None:
     """Draw seconds by policy, and what goes over the bus, by cluster size."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
-
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = _panels((9, 3.2), 2)
     sizes = list(bars)
-    left.plot(
-        sizes, [bar.unicron.median for bar in bars.values()], "o-", color=plots.COLOURS["unicron"], label="unicron"
-    )
-    for policy, line in (("megatron", "s-"), ("varuna", "x--"), ("oobleck", ":"), ("bamboo", ":")):
-        seconds = [bar.others[policy] for bar in bars.values()]
+    lines = {"unicron": "o-", "megatron": "s-", "varuna": "x--", "oobleck": ":", "bamboo": ":"}
+    for policy, line in lines.items():
+        seconds = [bar.unicron.median if policy == "unicron" else bar.others[policy] for bar in bars.values()]
         left.plot(sizes, seconds, line, color=plots.COLOURS[policy], label=policy)
     left.set_title("Figure 9: seconds from the verdict until all is made good", fontsize="medium")
     left.set_ylabel("seconds")
-    right.plot(sizes, [bar.played.messages for bar in bars.values()], marker="o", color="tab:red", label="messages")
-    right.plot(
-        sizes, [bar.played.commands for bar in bars.values()], marker="s", color="salmon", label="of them commands"
-    )
-    right.plot(sizes, [bar.played.kilobytes for bar in bars.values()], marker="^", color="gray", label="kilobytes")
+    traffic = {"messages": ("messages", "o", "tab:red"), "commands": ("of them commands", "s", "salmon")}
+    for name, (label, marker, colour) in (traffic | {"kilobytes": ("kilobytes", "^", "gray")}).items():
+        values = [getattr(bar.played, name) for bar in bars.values()]
+        right.plot(sizes, values, marker=marker, color=colour, label=label)
     right.set_title("on the bus for one transition of Unicron", fontsize="medium")
     for axes in (left, right):
         _log_axes(axes, sizes)
@@ -179,11 +169,8 @@ def _log_axes(axes: "Axes", sizes: Sequence[int]) -> None:
 
 def draw_10(found: Mapping[str, Mapping[str, float]], path: Path) -> None:
     """Draw throughput by GPUs (a) and the share of the peak by model (b)."""
-    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
-
     samples, ratio = found.values()
-    figure = Figure(figsize=(9, 3), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = _panels((9, 3), 2)
     left.plot([int(gpus) for gpus in samples], list(samples.values()), marker="o", color=plots.COLOURS["unicron"])
     left.set(xlabel="GPUs", ylabel="samples/s", xticks=[int(gpus) for gpus in samples if int(gpus) >= 32])
     left.set_ylim(bottom=0)
@@ -201,50 +188,32 @@ def draw_10(found: Mapping[str, Mapping[str, float]], path: Path) -> None:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def rows(found: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
+def tables(lost: Mapping[str, Spread], bars: Mapping[int, Bar], ten: Mapping[str, Mapping[str, float]]) -> list[Table]:
     """Return head and rows of the table of each figure."""
-    lost, bars = found["figure_3b"], found["figure_9"]
     policies = list(next(iter(bars.values())).others)
-    tables = [(["figure 3b: policy", "lost FLOP/s"], [[name, one.percent()] for name, one in lost.items()])]
-    tables.append(
+    played = {gpus: bar.played for gpus, bar in bars.items()}
+    names = ["detection", "plan", "services", "communicators", "states", "computed again", "iteration"]
+    found: list[Table] = [
+        (["figure 3b: policy", "lost FLOP/s"], [[name, one.percent()] for name, one in lost.items()]),
         (
             ["figure 9: GPUs, and left", "Unicron, s", *(f"{policy}, s" for policy in policies)],
             [
-                [
-                    f"{gpus:,}, {bar.played.left:,}",
-                    _seconds(bar.unicron),
-                    *(f"{bar.others[name]:,.0f}" for name in policies),
-                ]
+                [f"{gpus:,}, {bar.played.left:,}", _seconds(bar.unicron), *(f"{bar.others[n]:,.0f}" for n in policies)]
                 for gpus, bar in bars.items()
             ],
-        )
-    )
-    names = ["detection", "plan", "services", "communicators", "states", "computed again", "iteration"]
-    tables.append(
+        ),
         (
             ["Unicron's median, s", *names],
-            [[f"{gpus:,}", *(f"{value:.3g}" for value in _parts(bar.played))] for gpus, bar in bars.items()],
-        )
-    )
-    tables.append(
+            [[f"{gpus:,}", *(f"{value:.3g}" for value in _parts(one))] for gpus, one in played.items()],
+        ),
         (
             ["on the bus, GPUs", "messages", "of them commands", "kB", "values written", "largest value, kB"],
-            [
-                [
-                    f"{gpus:,}",
-                    f"{bar.played.messages:,}",
-                    f"{bar.played.commands:,}",
-                    f"{bar.played.kilobytes:,.0f}",
-                    f"{bar.played.writes}",
-                    f"{bar.played.largest_kilobytes:,.0f}",
-                ]
-                for gpus, bar in bars.items()
-            ],
-        )
-    )
-    for title, row in found["figure_10"].items():
-        tables.append(([title, *row], [["Unicron and Megatron", *(f"{value:.3g}" for value in row.values())]]))
-    return tables
+            [[f"{gpus:,}", *(f"{value:,.0f}" for value in _traffic(one))] for gpus, one in played.items()],
+        ),
+    ]
+    for title, row in ten.items():
+        found.append(([title, *row], [["Unicron and Megatron", *(f"{value:.3g}" for value in row.values())]]))
+    return found
 
 
 def _seconds(one: Spread) -> str:
@@ -254,3 +223,7 @@ def _seconds(one: Spread) -> str:
 def _parts(one: Transition) -> tuple[float, ...]:
     services = one.regroup_s - one.meet_s - one.move_s
     return one.detect_s, one.plan_s, services, one.meet_s, one.move_s, one.recompute_s, one.iteration_s
+
+
+def _traffic(one: Transition) -> tuple[float, ...]:
+    return one.messages, one.commands, one.kilobytes, one.writes, one.largest_kilobytes

@@ -10,58 +10,39 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 from nats import errors as nats_errors
 from unicron_agent.core import FRESH
 
+from benchmarks.harness.agents import BEAT_S, COMMANDS, answers, joined
+from benchmarks.harness.cluster import until
 from unicron import codec, proofs, subjects
 from unicron.aio import insist
 from unicron.bus import nats, topology
 from unicron.bus.journal import REST_S
 from unicron.bus.nats import NatsBus
 from unicron.contracts.base import Message
-from unicron.contracts.commands import Regroup, StartWorker, StopWorker
 from unicron.contracts.events import (
     IterationFinished,
     NodeAdmitted,
     NodeHeartbeat,
-    NodeJoined,
     NodePaced,
     Regrouped,
     StateSecured,
     WorkerExited,
-    WorkerReady,
 )
 from unicron.contracts.tasks import Slot
 from unicron.settings import Settings
 
 CONNECTIONS = 12
 TICK_S = 0.05
-BEAT_S = 0.5
-"""As an agent does that was told nothing else."""
-
-START_S = 300.0
-"""Within which nodes must be admitted, and tasks compute."""
-
-IN_FLIGHT = 500
-"""Facts that may wait for their acknowledgement; then no more are sent, and the rate shows it."""
-
-DEBT_S = 1.0
-"""How much is made up for where the machine was too busy to send."""
-
-JOINING = 32
-"""Nodes that join at once."""
-
-STALE_SID = 10_000_000
-"""Of the first subscription that only weighs on the server: what comes for it is for nobody here."""
-
-
-class Rates(NamedTuple):
-    """What to send in a second."""
-
-    facts: float
+START_S = 300.0  # within which nodes must be admitted, and tasks compute
+IN_FLIGHT = 500  # facts that may wait for their acknowledgement; then no more are sent, and the rate shows it
+DEBT_S = 1.0  # how much is made up for where the machine was too busy to send
+JOINING = 32  # nodes that join at once
+STALE_SID = 10_000_000  # of the first subscription that only weighs on the server: what comes for it is for nobody here
 
 
 @dataclass
@@ -73,12 +54,7 @@ class Count:
 
 
 class Fleet:
-    """What the benchmark has of the generator.
-
-    Args:
-        pipe: to it.
-        nodes: that it is to have in the end.
-    """
+    """What the benchmark has of the generator: a pipe to it, and how many nodes it is to have in the end."""
 
     def __init__(self, pipe: "Connection[Any, Any]", nodes: int) -> None:
         self._pipe, self.nodes = pipe, nodes
@@ -89,28 +65,12 @@ class Fleet:
         logging.disable(logging.CRITICAL)  # that the bus is slow the figures say
         asyncio.run(Generator(settings).serve(pipe))
 
-    async def _ask(self, what: str, *arguments: Any) -> Any:
+    async def ask(self, what: str, *arguments: Any) -> Any:
+        """Have the generator do something that `Generator` does; return what comes of it."""
         self._pipe.send((what, *arguments))
         found = await asyncio.to_thread(self._pipe.recv)
         if isinstance(found, Exception):
             raise found
-        return found
-
-    async def join(self, nodes: int) -> None:
-        """Have nodes join until there are so many, and wait until all are admitted."""
-        await self._ask("join", nodes)
-
-    async def until_computing(self, workers: int) -> None:
-        """Wait until so many workers of simulated tasks have regrouped."""
-        await self._ask("until_computing", workers)
-
-    async def go(self, rates: Rates) -> None:
-        """Send so much from now on."""
-        await self._ask("go", rates)
-
-    async def count(self) -> Count:
-        """Return what was sent."""
-        found: Count = await self._ask("count")
         return found
 
 
@@ -134,8 +94,7 @@ class Generator:
         self._due: list[tuple[float, int]] = []
         self._admitted: set[str] = set()
         self._workers: dict[str, Regrouped] = {}
-        self._orders: asyncio.Queue[Message] = asyncio.Queue()
-        self._rates = Rates(facts=0.0)
+        self._facts_per_s = 0.0
         self._in_flight: set[asyncio.Task[None]] = set()
         self._counted = Count(Counter({"facts": 0, "beats": 0, "gets": 0, "gets_answered": 0}))
         self._ids = 0
@@ -147,7 +106,7 @@ class Generator:
         for bus, inbox in zip(self._buses, self._inboxes, strict=True):
             await bus.client.subscribe(inbox, cb=self._answered)
         position = await self._buses[0].tail()
-        jobs = [self._follow(position), self._obey(), self._each_tick(), self._iterate()]
+        jobs = [self._follow(position), self._each_tick(), self._iterate()]
         running = asyncio.gather(*jobs)
         while not running.done():
             what, *arguments = await asyncio.to_thread(pipe.recv)
@@ -165,7 +124,7 @@ class Generator:
         """Put a fact of a node's agent into the journal."""
         self._ids += 1
         fact = replace(fact, id=f"fleet-{self._ids}", at=time.time(), source=node, correlation=f"fleet-{self._ids}")
-        bus = self._bus(int(node.rpartition("-")[2]))
+        bus = self._bus(_number(node))
         return await insist(lambda: bus.append(subjects.of(fact), codec.encode(fact), fact.id), "saying a fact")
 
     # --- what is asked -----------------------------------------------------------------------------------------------
@@ -181,35 +140,24 @@ class Generator:
                 await self._join(missing.pop())
 
         await asyncio.gather(*(some() for _ in range(JOINING)))
-        async with asyncio.timeout(START_S):
-            while len(self._admitted) < nodes:
-                await asyncio.sleep(0.05)
+        await until(lambda: len(self._admitted) >= nodes, "nodes are admitted", START_S)
 
     async def _join(self, number: int) -> None:
         node, bus = self._nodes[number], self._bus(number)
         for at, each in enumerate(subjects.read_by(node.name)):
             sid = STALE_SID + 10 * number + at
             await bus.client._send_command(f"SUB {subjects.stored(each)} {sid}\r\n".encode())  # noqa: SLF001
-        joined = NodeJoined(
-            node=node.name,
-            incarnation=f"{proofs.boot(node.name)}.1",
-            host="127.0.0.1",
-            slots=[Slot(index=0, kind="cpu")],
-            rendezvous="127.0.0.1:9",
-            state_server="127.0.0.1:9",
-        )
-        await self._say(joined, node.name)
+        slots = [Slot(index=0, kind="cpu")]
+        await self._say(joined(node.name, 1, "127.0.0.1", slots), node.name)
         heapq.heappush(self._due, (time.monotonic(), number))
 
     async def until_computing(self, workers: int) -> None:
         """Wait until so many simulated workers have regrouped."""
-        async with asyncio.timeout(START_S):
-            while len(self._workers) < workers:
-                await asyncio.sleep(0.05)
+        await until(lambda: len(self._workers) >= workers, "simulated tasks compute", START_S)
 
-    async def go(self, rates: Rates) -> None:
-        """Send so much from now on."""
-        self._rates = rates
+    async def go(self, facts_per_s: float) -> None:
+        """Send so many facts a second from now on."""
+        self._facts_per_s = facts_per_s
 
     async def count(self) -> Count:
         """Return what was sent, and how long the latest facts took."""
@@ -221,68 +169,44 @@ class Generator:
 
     async def _follow(self, position: int) -> None:
         """Read what concerns the nodes."""
-        filters = [f"{subjects.ROOT}.cmd.*.{kind.__name__}.>" for kind in (StartWorker, StopWorker, Regroup)]
+        filters = [f"{subjects.ROOT}.cmd.*.{kind.__name__}.>" for kind in COMMANDS]
         async for entry in self._buses[0].follow([*filters, f"{subjects.ROOT}.evt.registry.>"], position):
             message = codec.decode_message(entry.data)
-            if isinstance(message, NodeAdmitted) and message.node in self._named:
-                self._admitted.add(message.node)
-                self._named[message.node].every_s = max(BEAT_S, message.heartbeat_s)
-            elif isinstance(message, NodePaced) and message.node in self._named:
-                self._named[message.node].every_s = max(BEAT_S, message.heartbeat_s)
-            elif getattr(message, "node", "") in self._named:
-                self._orders.put_nowait(message)
-
-    async def _obey(self) -> None:
-        while True:
-            order = await self._orders.get()
-            self._begin(self._carry_out(order))
+            node = self._named.get(getattr(message, "node", ""))
+            if node is None:
+                continue
+            if isinstance(message, NodeAdmitted | NodePaced):
+                node.every_s = max(BEAT_S, message.heartbeat_s)
+            if isinstance(message, NodeAdmitted):
+                self._admitted.add(node.name)
+            elif isinstance(message, COMMANDS):
+                self._begin(self._carry_out(message))
 
     async def _carry_out(self, order: Message) -> None:
-        for answer in self._answers(order):
-            await self._say(answer, answer.node)  # type: ignore[attr-defined]
-
-    def _answers(self, order: Any) -> list[Message]:
-        place: dict[str, Any] = {"node": order.node, "task": order.task}
-        match order:
-            case StartWorker(slot=slot, worker=worker):
-                return [WorkerReady(**place, slot=slot, worker=worker, pid=1)]
-            case StopWorker(slot=slot, worker=worker):
-                self._workers.pop(worker, None)
-                return [WorkerExited(**place, slot=slot, worker=worker, signal=9, expected=True)]
-            case Regroup(members=members, ranks=ranks, epoch=epoch, world_size=size):
-                found = [
-                    Regrouped(
-                        **place,
-                        slot=member.slot,
-                        worker=member.worker,
-                        epoch=epoch,
-                        rank=rank,
-                        world_size=size,
-                        iteration=epoch + 1,
-                    )
-                    for member, rank in zip(members, ranks, strict=True)
-                ]
-                self._workers |= {fact.worker: fact for fact in found}
-                return list(found)
-        return []
+        for fact in answers(order):
+            if isinstance(fact, Regrouped):
+                self._workers[fact.worker] = fact
+            elif isinstance(fact, WorkerExited):
+                self._workers.pop(fact.worker, None)
+            await self._say(fact, fact.node)
 
     async def _each_tick(self) -> None:
         """Beat, look and tell facts, as many as are due."""
-        looked = told = time.monotonic()  # up to when all is done
+        looked = published = time.monotonic()  # up to when all is done
         looks, facts = itertools.count(), itertools.count()
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
             await self._beat(now)
-            looked, told = max(looked, now - DEBT_S), max(told, now - DEBT_S)
+            looked, published = max(looked, now - DEBT_S), max(published, now - DEBT_S)
             while looked < now:
                 looked += REST_S / max(1, len(self._nodes))
                 with contextlib.suppress(nats_errors.Error):
                     await self._look(next(looks))
-            workers = list(self._workers.values()) if self._rates.facts else []
-            told = told if workers else now
-            while told < now and len(self._in_flight) < IN_FLIGHT:
-                told += 1 / self._rates.facts
+            workers = list(self._workers.values()) if self._facts_per_s else []
+            published = published if workers else now
+            while published < now and len(self._in_flight) < IN_FLIGHT:
+                published += 1 / self._facts_per_s
                 number = next(facts)
                 self._begin(self._secure(workers[number % len(workers)], number // len(workers)))
 
@@ -304,7 +228,7 @@ class Generator:
     async def _tell(self, telemetry: Any, number: int) -> None:
         self._ids += 1
         said = replace(telemetry, id=f"fleet-{self._ids}", at=time.time(), source=telemetry.node)
-        with contextlib.suppress(nats_errors.Error):  # its connection broke: what it would have told is lost
+        with contextlib.suppress(nats_errors.Error):  # its connection broke: what it would have published is lost
             await self._bus(number).client.publish(subjects.of(said), codec.encode(said))
 
     async def _look(self, number: int) -> None:
@@ -323,15 +247,7 @@ class Generator:
 
     async def _secure(self, worker: Regrouped, iteration: int) -> None:
         began = time.monotonic()
-        fact = StateSecured(
-            node=worker.node,
-            slot=worker.slot,
-            task=worker.task,
-            worker=worker.worker,
-            iteration=iteration,
-            nodes=["sim-1"],
-        )
-        await self._say(fact, worker.node)
+        await self._say(StateSecured(**_place(worker), iteration=iteration, nodes=["sim-1"]), worker.node)
         self._counted.took.append(time.monotonic() - began)
         self._counted.sent["facts"] += 1
 
@@ -339,16 +255,15 @@ class Generator:
         """Tell, of each task, that an iteration is done, once a second."""
         for iteration in range(10**9):
             for worker in [each for each in self._workers.values() if each.rank == 0]:
-                done = IterationFinished(
-                    node=worker.node,
-                    slot=worker.slot,
-                    task=worker.task,
-                    worker=worker.worker,
-                    epoch=worker.epoch,
-                    iteration=worker.iteration + iteration,
-                    world_size=worker.world_size,
-                    seconds=1.0,
-                    loss=1.0,
-                )
-                await self._tell(done, int(worker.node.rpartition("-")[2]))
+                group = {"epoch": worker.epoch, "world_size": worker.world_size}
+                place = {**_place(worker), **group, "iteration": worker.iteration + iteration}
+                await self._tell(IterationFinished(**place, seconds=1.0, loss=1.0), _number(worker.node))
             await asyncio.sleep(1.0)
+
+
+def _place(worker: Regrouped) -> dict[str, Any]:
+    return {"node": worker.node, "slot": worker.slot, "task": worker.task, "worker": worker.worker}
+
+
+def _number(node: str) -> int:
+    return int(node.rpartition("-")[2])

@@ -23,9 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from unicron.train import nccl
 
 EPOCHS, ROUNDS = 12, 30
-SMALL, LARGE = 1 << 10, 1 << 24
-"""Elements of four bytes: NCCL sends few and many of them by different protocols."""
-
+SMALL, LARGE = 1 << 10, 1 << 24  # elements of four bytes: NCCL sends few and many of them by different protocols
 PATIENCE_S = 5.0
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
@@ -242,7 +240,7 @@ if __name__ == "__main__":
     nccl.prepare()
     try:
         came = PARTS[part](Ranks(rank, size, port))
-    except Exception as error:  # noqa: BLE001 whatever it is, it is told
+    except Exception as error:  # noqa: BLE001 whatever it is, it is reported
         came = {"raised": f"{type(error).__name__}: {str(error)[:300]}"}
     print(json.dumps(came), flush=True)
     os._exit(0)  # what was left behind, and torch's own threads, are not waited for

@@ -7,7 +7,6 @@ in turns. `snapshot_ms` is the median of what an iteration spends on snapshots, 
 the plain one; `share` is the first over the second, `kib` the size of a snapshot. A record goes nowhere here.
 """
 
-import argparse
 import ast
 import statistics
 import sys
@@ -15,18 +14,17 @@ import time
 import types
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.output import as_json
+from benchmarks.harness.command import Options, Result, main, option
 from unicron.train.instrument import NAME, instrument
 from unicron.train.loops import Loops
 from unicron.train.under_way import Record
 
-WARM = 5
-"""Iterations of a turn that do not count."""
-
+WARM = 5  # iterations of a turn that do not count
 SCRIPT = """
 import torch
 
@@ -62,89 +60,70 @@ for step in range(iterations):
 
 
 class Timed(Loops):
-    """Loops whose snapshots are timed.
+    """Loops whose snapshots are timed, and which the script calls: no part of it, as nothing of Unicron is."""
 
-    Args:
-        hold: what of the script's objects goes another way; the script fills it.
-    """
+    __module__ = "unicron.benchmark"
 
-    def __init__(self, hold: list[Any]) -> None:
-        self.spent_s, self.records = 0.0, list[Any]()
-        super().__init__(0, lambda: (hold, []), lambda: None, self.records.append)
+    def __init__(self, *, in_place: bool) -> None:
+        self.hold, self.records = list[Any](), list[Any]()  # what goes another way than by snapshots, and snapshots
+        self.spent_s, self.ended, self.spent = 0.0, [time.perf_counter()], [0.0]
+        self._in_place = in_place
+        super().__init__(0, lambda: (self.hold, []), lambda: None, self.records.append)
 
     def _take(self, *arguments: Any, **named: Any) -> None:
         began = time.perf_counter()
         super()._take(*arguments, **named)
         self.spent_s += time.perf_counter() - began
 
-
-class Around:
-    """What the script calls of this benchmark. It is no part of the script, as nothing of Unicron is."""
-
-    __module__ = "unicron.benchmark"
-
-    def __init__(self, *, in_place: bool) -> None:
-        self.hold: list[Any] = []
-        self.loops = Timed(self.hold)
-        self.ended_s, self.spent_s = [time.perf_counter()], [0.0]
-        self._in_place = in_place
-
     def __call__(self, what: str, *things: Any) -> None:
         """Note how far the script is."""
         if what == "ended":
-            self.ended_s.append(time.perf_counter())
-            self.spent_s.append(self.loops.spent_s)
+            self.ended.append(time.perf_counter())
+            self.spent.append(self.spent_s)
         elif what == "made":
             model, optimizer = things
             self.hold.extend([*model.parameters(), optimizer])
         elif self._in_place:
-            getattr(self.loops, what)()
+            getattr(self, what)()
 
 
-def train(blocks: int, width: int, iterations: int, *, in_place: bool) -> tuple[list[float], list[float], int]:
+def train(options: Options, *, in_place: bool) -> tuple[list[float], list[float], int]:
     """Return seconds of each iteration, those of them that snapshots took, and bytes of the last snapshot."""
-    around = Around(in_place=in_place)
+    loops = Timed(in_place=in_place)
     module = sys.modules["benchmark"] = types.ModuleType("benchmark")
-    vars(module).update({NAME: around.loops, "__name__": "benchmark", "note": around})
-    vars(module).update(blocks=blocks, width=width, iterations=iterations)
+    vars(module).update({NAME: loops, "__name__": "benchmark", "note": loops}, **vars(options))
     tree = instrument(SCRIPT, "script.py", "script.py") if in_place else ast.parse(SCRIPT)
     exec(compile(tree, "script.py", "exec"), vars(module))
-    last = around.loops.records[-1] if in_place else None
+    last = loops.records[-1] if in_place else None
     if in_place and not isinstance(last, Record):
         raise RuntimeError(f"no snapshot: {last}")
     size = sum(map(len, last.snapshots)) if isinstance(last, Record) else 0
-    return _steps(around.ended_s), _steps(around.spent_s), size
+    return _steps(loops.ended), _steps(loops.spent), size
 
 
 def _steps(sums: Sequence[float]) -> list[float]:
     return [later - before for before, later in pairwise(sums)][WARM:]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Train in turns, and print what snapshots took."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--blocks", type=int, default=12)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--iterations", type=int, default=40, help="of each turn")
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
+def measure(options: Options, _: Path) -> Result:
+    """Train in turns; return what snapshots took."""
     torch.set_num_threads(1)
     plain, ours, spent, size = list[float](), list[float](), list[float](), 0
-    for _ in range(options.turns):
-        plain += train(options.blocks, options.width, options.iterations, in_place=False)[0]
-        whole, of_snapshots, size = train(options.blocks, options.width, options.iterations, in_place=True)
+    for _turn in range(options.turns):
+        plain += train(options, in_place=False)[0]
+        whole, of_snapshots, size = train(options, in_place=True)
         ours, spent = ours + whole, spent + of_snapshots
     before, after, taken = (1e3 * statistics.median(each) for each in (plain, ours, spent))
-    found = {
-        "iteration_ms": round(before, 3),
-        "in_place_ms": round(after, 3),
-        "snapshot_ms": round(taken, 3),
-        "share": round(taken / before, 5),
-        "kib": round(size / 1024, 1),
-    }
-    print(as_json("inplace_cost", found) if options.json else found)
+    milliseconds = {"iteration_ms": before, "in_place_ms": after, "snapshot_ms": taken}
+    figures = {name: round(value, 3) for name, value in milliseconds.items()}
+    return Result(figures | {"share": round(taken / before, 5), "kib": round(size / 1024, 1)})
 
 
 if __name__ == "__main__":
-    main()
+    main(
+        measure,
+        option("--blocks", default=12),
+        option("--width", default=256),
+        option("--iterations", default=40, help="of each turn"),
+        option("--turns", default=3),
+    )

@@ -1,169 +1,114 @@
-"""What a second instance of each service brings, and what it costs: `python -m benchmarks.instances --json`.
+"""What a second instance of each service brings, and what it costs.
 
-The services of a real cluster on this machine are killed one after the other, some times each. With one instance it is
-started again at once, as a container engine does that restarts what died; with two the other one takes the lease. Shown
-is how long nobody held it, and what the waiting instances take of memory and processor.
+The services of a real cluster are killed one after the other, some times each. With one instance (the baseline) it is
+started again at once, as a container engine does that restarts what died; with two the other one takes the lease. The
+figures are seconds for which nobody held the lease, and the memory and processor that the waiting instances take.
 """
 
-import argparse
 import asyncio
-import os
-import signal
-import statistics
 import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from unicron_deploy.embedded import Cluster
-from unicron_deploy.nats_server import free_port
-
-from benchmarks.output import as_json
+from benchmarks.harness.cluster import Scene, running
+from benchmarks.harness.command import Figures, Options, Result, main, option
+from benchmarks.harness.processes import cpu_s, ended, start
+from benchmarks.harness.stats import median, worst
 from unicron.bootstrap import connected
 from unicron.bus.lease import token_in_force
 from unicron.bus.nats import NatsBus
 from unicron.services import SERVICES
 
-Figures = dict[str, float]
-
 POLL_S = 0.02
-SETTLE_S = 3.0
-"""From an instance's start until it waits for the lease, on a busy machine."""
-
+SETTLE_S = 3.0  # from an instance's start until it waits for the lease, on a busy machine
 LOST_S = 60.0
 
 
 class Instances:
     """The instances of one service; the first of them is active."""
 
-    def __init__(self, cluster: Cluster, bus: NatsBus, name: str) -> None:
-        self._cluster, self._lease, self.name = cluster, bus.bucket("lease"), name
+    def __init__(self, scene: Scene, bus: NatsBus, name: str) -> None:
+        self._scene, self._lease, self.name = scene, bus.bucket("lease"), name
+        self.all: list[subprocess.Popen[bytes]] = []
         self.running: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
         """Start one more."""
-        settings = self._cluster.settings(self.name)
+        settings, log = self._scene.cluster.settings(self.name), self._scene.cluster.logs / f"{self.name}-more.log"
         environment = {"UNICRON_NATS_URL": settings.nats_url, "UNICRON_NATS_NKEY": settings.nats_nkey}
-        with (self._cluster.logs / f"{self.name}-more.log").open("ab") as log:
-            command = [sys.executable, "-m", f"unicron_{self.name}"]
-            self.running.append(subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | environment))
+        self.running.append(start(["-m", f"unicron_{self.name}"], log, **environment))
+        self.all.append(self.running[-1])
+
+    async def until_held(self, before: int | None = None) -> None:
+        """Wait until a term of the lease has begun after the one of that token."""
+        async with asyncio.timeout(LOST_S):
+            while await token_in_force(self._lease, self.name) in {before, None}:
+                await asyncio.sleep(POLL_S)
 
     async def lose(self, *, again: bool) -> float:
-        """Kill the active one; return the seconds until another term of the lease began.
-
-        Args:
-            again: whether one more is started at once.
-        """
+        """Kill the active one, start one more at once or later; return the seconds until the lease was held again."""
         before = await token_in_force(self._lease, self.name)
-        victim = self.running.pop(0)
-        began = time.perf_counter()
+        victim, began = self.running.pop(0), time.perf_counter()
         victim.kill()
         victim.wait()
         if again:
             self.start()
-        async with asyncio.timeout(LOST_S):
-            while await token_in_force(self._lease, self.name) in {before, None}:
-                await asyncio.sleep(POLL_S)
-        return time.perf_counter() - began
-
-    def end(self) -> None:
-        """Stop them all."""
-        for process in self.running:
-            process.send_signal(signal.SIGTERM)
-        for process in self.running:
-            process.wait()
+        await self.until_held(before)
+        took = time.perf_counter() - began
+        if not again:
+            self.start()
+            await asyncio.sleep(SETTLE_S)
+        return took
 
 
-def resident_mb(process: subprocess.Popen[bytes]) -> float:
+def resident_mb(pid: int) -> float:
     """Return the memory that a process holds: its own and its part of what it shares."""
-    lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:"))
 
 
-def busy_s(process: subprocess.Popen[bytes]) -> float:
-    """Return the processor time that a process has used."""
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+async def waiting_costs(services: list[Instances], idle_s: float) -> Figures:
+    """Return what the second instances use while they wait."""
+    pids = [service.running[-1].pid for service in services]
+    memory, busy = sum(map(resident_mb, pids)), sum(map(cpu_s, pids))
+    await asyncio.sleep(idle_s)
+    return {"more_memory_mb": round(memory), "more_cores": round((sum(map(cpu_s, pids)) - busy) / idle_s, 4)}
 
 
-async def measure(
-    root: Path, names: Sequence[str], strikes: int, idle_s: float
-) -> tuple[Figures, Figures, dict[str, Any]]:
-    """Return the figures with two instances, those with one, and the times of each service."""
-    cluster = Cluster(root, nodes=1, slots=1, port=free_port())
-    cluster.start()
-    services: list[Instances] = []
-    try:
-        await cluster.wait_until_ready()
-        async with connected(cluster.settings("registry"), "benchmark") as bus:
-            services = [Instances(cluster, bus, name) for name in names]
-            for service in services:  # from here on they are ours to kill
-                cluster.kill(service.name)
-                service.start()
-            await asyncio.sleep(SETTLE_S)
-            await cluster_ready(services, bus)
-            one = {each.name: [await each.lose(again=True) for _ in range(strikes)] for each in services}
-            for service in services:
-                service.start()
-            await asyncio.sleep(SETTLE_S)
-            waiting = [service.running[-1] for service in services]
-            memory, busy = [resident_mb(process) for process in waiting], [busy_s(process) for process in waiting]
-            await asyncio.sleep(idle_s)
-            busy = [busy_s(process) - before for process, before in zip(waiting, busy, strict=True)]
-            two: dict[str, list[float]] = {each.name: [] for each in services}
-            for service in services:
-                for _ in range(strikes):
-                    two[service.name].append(await service.lose(again=False))
-                    service.start()
-                    await asyncio.sleep(SETTLE_S)
-    finally:
-        for service in services:
-            service.end()
-        cluster.stop()
-    figures = told(two) | {
-        "more_memory_mb": round(sum(memory)),
-        "more_cores": round(sum(busy) / idle_s, 4),
-    }
-    rounded = {
-        way: {name: [round(s, 2) for s in each] for name, each in found.items()}
-        for way, found in (("one", one), ("two", two))
-    }
-    return figures, told(one), {"without_lease_s": rounded}
-
-
-async def cluster_ready(services: list[Instances], bus: NatsBus) -> None:
-    """Wait until each service is active."""
-    async with asyncio.timeout(LOST_S):
-        for service in services:
-            while await token_in_force(bus.bucket("lease"), service.name) is None:
-                await asyncio.sleep(POLL_S)
-
-
-def told(found: dict[str, list[float]]) -> Figures:
+def gaps(found: dict[str, list[float]]) -> Figures:
     """Return how long nobody held a lease."""
     times = [each for name in found for each in found[name]]
-    return {
-        "without_lease_p50_s": round(statistics.median(times), 2),
-        "without_lease_max_s": round(max(times), 2),
-    }
+    return {"without_lease_p50_s": median(times, 2), "without_lease_max_s": worst(times, 2)}
 
 
-def main() -> int:
-    """Measure and print; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--strikes", type=int, default=5, help="how often each service is killed, in each way")
-    parser.add_argument("--services", nargs="+", choices=SERVICES, default=SERVICES, metavar="NAME", help="which")
-    parser.add_argument("--idle-s", type=float, default=20.0, help="seconds in which waiting instances are watched")
-    parser.add_argument("--json", action="store_true", help="ignored: this always prints JSON")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        figures, one, details = asyncio.run(measure(Path(folder), options.services, options.strikes, options.idle_s))
-    print(as_json("instances", figures, {"one_instance": one}, details))
-    return 0
+async def measure(options: Options, folder: Path) -> Result:
+    """Kill each service, first one instance and then one of two."""
+    async with running(folder / "cluster", 1) as scene, connected(scene.cluster.settings("registry"), "lease") as bus:
+        services = [Instances(scene, bus, name) for name in options.services]
+        try:
+            for service in services:  # from here on they are ours to kill
+                scene.cluster.kill(service.name)
+                service.start()
+            await asyncio.sleep(SETTLE_S)
+            for service in services:
+                await service.until_held()
+            strikes = range(options.strikes)
+            one = {each.name: [await each.lose(again=True) for _ in strikes] for each in services}
+            for service in services:
+                service.start()
+            await asyncio.sleep(SETTLE_S)
+            costs = await waiting_costs(services, options.idle_s)
+            two = {each.name: [await each.lose(again=False) for _ in strikes] for each in services}
+        finally:
+            with ended([process for service in services for process in service.all]):
+                pass
+    return Result(gaps(two) | costs, {"one_instance": gaps(one)}, {"without_lease_s": {"one": one, "two": two}})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(
+        measure,
+        option("--strikes", default=5, help="how often each service is killed, in each way"),
+        option("--services", nargs="+", choices=SERVICES, default=SERVICES, metavar="NAME", help="which"),
+        option("--idle-s", default=20.0, help="seconds in which waiting instances are watched"),
+    )

@@ -1,7 +1,7 @@
 """Training time lost to failures, with checkpoints on remote storage and with copies in other nodes' memory.
 
-`python -m benchmarks.lost_time [--json] [--seeds N]`: 16 nodes for eight weeks, failures of trace-a (Unicron section
-7.5: 43, of which 10 take their node out), in virtual time; each figure is the median over seeds.
+16 nodes for eight weeks, failures of trace-a (Unicron section 7.5: 43, of which 10 take their node out), in virtual
+time; each figure is the median over seeds.
 
 Lost is all time that does not bring training forward for good: iterations that are computed again, the wait for a
 checkpoint to be read, and what saving blocks. Detection and restart are the same for all and left out. A checkpoint can
@@ -21,16 +21,16 @@ Nodes lost within two iterations of each other count as lost at once: their copi
 makes bursts of trace-a's failures: the nodes are lost four at once, of one rack.
 """
 
-import argparse
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from unicron_simulator import traces
 from unicron_simulator.traces import Failure, Trace
 
-from benchmarks.output import as_json
+from benchmarks.harness.command import Options, Result, main, option
 from unicron.snapshots.interval import daly, young
 from unicron.snapshots.placement import Placement, place, without_copy
 
@@ -52,19 +52,12 @@ ITERATIONS_S = (10.0, 30.0, ITERATION_S, 120.0)
 
 
 class Saving(NamedTuple):
-    """One way to save.
+    """One way to save."""
 
-    Attributes:
-        interval_s: training between the begins of two saves; where writing takes longer than that, the next waits.
-        write_s: until a save can be used.
-        blocked_s: of it, for how long training stands.
-        read_s: to read it after a failure.
-    """
-
-    interval_s: float
-    write_s: float
-    blocked_s: float
-    read_s: float
+    interval_s: float  # training between the begins of two saves; where writing takes longer than that, the next waits
+    write_s: float  # until a save can be used
+    blocked_s: float  # of it, for how long training stands
+    read_s: float  # to read it after a failure
 
     @property
     def period_s(self) -> float:
@@ -112,14 +105,7 @@ class Lost(NamedTuple):
 def schemes(
     mtbf_s: float, write_s: float = WRITE_S, read_s: float = READ_S, iteration_s: float = ITERATION_S
 ) -> Schemes:
-    """Return all ways to save that are compared, ours last.
-
-    Args:
-        mtbf_s: mean seconds between failures.
-        write_s: to write to remote storage.
-        read_s: to read from it.
-        iteration_s: of one iteration.
-    """
+    """Return all ways to save that are compared, ours last; `mtbf_s` are the mean seconds between failures."""
     blocking = {
         "every 3 h": STORAGE_INTERVAL_S,
         "every 30 min": OFTEN_S,
@@ -136,13 +122,7 @@ def schemes(
 
 
 def lost(trace: Trace, scheme: Scheme, racks: dict[str, str] | None = None) -> Lost:
-    """Return what failures cost with a scheme.
-
-    Args:
-        trace: the failures; training runs from its begin to its end.
-        scheme: how states are saved.
-        racks: by node, where the placement of copies is to know them.
-    """
+    """Return what failures cost with a scheme; `racks` has those of nodes, where placing copies is to know them."""
     position = stored = resumed = redone = read = blocked = 0.0
     served = [0, 0]
     for at, survived in _survivals(trace, racks or {}):
@@ -192,17 +172,6 @@ def _moments(faults: Sequence[Failure]) -> Iterator[list[Failure]]:
 # --- what is reported ------------------------------------------------------------------------------------------------
 
 
-class Row(NamedTuple):
-    """Medians over seeds, in hours, and where training went on from in all seeds together."""
-
-    lost_h: float
-    redone_h: float
-    read_h: float
-    blocked_h: float
-    from_memory: int
-    from_storage: int
-
-
 def compared(drawn: Sequence[Trace], racks: dict[str, str] | None = None, **changed: float) -> dict[str, list[Lost]]:
     """Return what each scheme lost with each trace; `changed` goes to `schemes`."""
     mtbf_s = sum(trace.duration_s for trace in drawn) / sum(len(trace.faults) for trace in drawn)
@@ -210,86 +179,49 @@ def compared(drawn: Sequence[Trace], racks: dict[str, str] | None = None, **chan
     return {name: [lost(trace, scheme, racks) for trace in drawn] for name, scheme in known.items()}
 
 
-def row(found: Sequence[Lost]) -> Row:
-    """Return the medians of a scheme."""
-
-    def hours(seconds: Iterable[float]) -> float:
-        return statistics.median(seconds) / HOUR
-
-    return Row(
-        lost_h=hours(each.total_s for each in found),
-        redone_h=hours(each.redone_s for each in found),
-        read_h=hours(each.read_s for each in found),
-        blocked_h=hours(each.blocked_s for each in found),
-        from_memory=sum(each.from_memory for each in found),
-        from_storage=sum(each.from_storage for each in found),
-    )
+def row(found: Sequence[Lost]) -> dict[str, float]:
+    """Return the medians of a scheme over seeds in hours, and from where training went on in all of them together."""
+    parts = {"lost_h": "total_s", "redone_h": "redone_s", "read_h": "read_s", "blocked_h": "blocked_s"}
+    hours = {name: statistics.median(getattr(each, part) for each in found) / HOUR for name, part in parts.items()}
+    served = ("from_memory", "from_storage")
+    return hours | {name: sum(getattr(each, name) for each in found) for name in served}
 
 
 def reduction(found: dict[str, list[Lost]]) -> float:
     """Return by what part ours loses less than the best of the others, in medians."""
-    rows = {name: row(each).lost_h for name, each in found.items()}
-    return 1 - rows.pop(OURS) / min(rows.values())
+    lost_h = {name: row(each)["lost_h"] for name, each in found.items()}
+    return 1 - lost_h.pop(OURS) / min(lost_h.values())
 
 
-def report(seeds: int = SEEDS) -> dict[str, Any]:
-    """Return all figures."""
+def report(seeds: int = SEEDS) -> tuple[dict[str, float], dict[str, dict[str, dict[str, float]]], dict[str, float]]:
+    """Return the figures, what each way loses by case, and what the intervals follow from."""
     drawn = [traces.generate(TRACE, seed) for seed in range(1, seeds + 1)]
     bursts = [traces.by_rack(trace, RACK) for trace in drawn]
     racks = {node: f"rack-{number // RACK}" for number, node in enumerate(drawn[0].nodes)}
     cases = {TRACE: compared(drawn), "bursts": compared(bursts), "bursts, racks told": compared(bursts, racks)}
     rows = {case: {name: row(each) for name, each in found.items()} for case, found in cases.items()}
-    totals = [each.lost_h for each in rows[TRACE].values()]
+    ours, best = rows[TRACE][OURS]["lost_h"], min(each["lost_h"] for name, each in rows[TRACE].items() if name != OURS)
     mtbf_s = drawn[0].duration_s / len(drawn[0].faults)
-    return {
-        "mtbf_h": mtbf_s / HOUR,
-        "young_h": young(WRITE_S, mtbf_s) / HOUR,
-        "daly_h": daly(WRITE_S, mtbf_s) / HOUR,
-        "rows": rows,
-        "reduction": {case: reduction(found) for case, found in cases.items()},
-        "worth_slower": (min(totals[:-1]) - totals[-1]) * HOUR / drawn[0].duration_s,
-        "by_write_min": {
-            write_s / MINUTE: reduction(compared(drawn, write_s=write_s, read_s=write_s * READ_S / WRITE_S))
-            for write_s in WRITES_S
-        },
-        "by_iteration_s": {each: reduction(compared(drawn, iteration_s=each)) for each in ITERATIONS_S},
-    }
+    figures = {"lost_in_memory_h": ours, "lost_best_other_h": best}
+    for case, found in cases.items():
+        figures[f"reduction_{case.replace(', ', '_').replace(' ', '_')}"] = reduction(found)
+    for write_s in WRITES_S:
+        slower = compared(drawn, write_s=write_s, read_s=write_s * READ_S / WRITE_S)
+        figures[f"reduction_write_{write_s / MINUTE:g}_min"] = reduction(slower)
+    for iteration_s in ITERATIONS_S:
+        figures[f"reduction_iteration_{iteration_s:g}_s"] = reduction(compared(drawn, iteration_s=iteration_s))
+    figures["worth_slower_share"] = (best - ours) * HOUR / drawn[0].duration_s
+    known = {"mtbf": mtbf_s, "young": young(WRITE_S, mtbf_s), "daly": daly(WRITE_S, mtbf_s)}
+    return figures, rows, {f"{name}_h": seconds / HOUR for name, seconds in known.items()}
 
 
-def flat(found: dict[str, Any]) -> dict[str, float]:
-    """Return the figures, flat."""
-    rows = found["rows"][TRACE]
-    return {
-        "lost_in_memory_h": rows[OURS].lost_h,
-        "lost_best_other_h": min(each.lost_h for name, each in rows.items() if name != OURS),
-        **{f"reduction_{case.replace(', ', '_').replace(' ', '_')}": each for case, each in found["reduction"].items()},
-        **{f"reduction_write_{minutes:g}_min": each for minutes, each in found["by_write_min"].items()},
-        **{f"reduction_iteration_{seconds:g}_s": each for seconds, each in found["by_iteration_s"].items()},
-        "worth_slower_share": found["worth_slower"],
-    }
-
-
-def main() -> None:
-    """Print all figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="traces")
-    given = parser.parse_args()
-    found = report(given.seeds)
-    if given.json:
-        baselines = {name: each._asdict() for name, each in found["rows"][TRACE].items() if name != OURS}
-        print(as_json("lost_time", flat(found), baselines=baselines, details=found | {"seeds": given.seeds}))
-        return
-    for case, rows in found["rows"].items():
-        print(f"{case + ', hours lost':32}{'in all':>9}{'redone':>9}{'read':>9}{'blocked':>9}  from storage")
-        for name, each in rows.items():
-            hours = (each.lost_h, each.redone_h, each.read_h, each.blocked_h)
-            starts = each.from_storage + each.from_memory
-            print(f"  {name:30}" + "".join(f"{one:9.2f}" for one in hours) + f"  {each.from_storage} of {starts}")
-        print(f"  less than the best other: {found['reduction'][case]:.1%}\n")
-    for name, each in flat(found).items():
-        print(f"{name:32}{each:9.4f}")
+def measure(options: Options, _: Path) -> Result:
+    """Return what each way of saving loses, medians over seeds."""
+    figures, rows, known = report(options.seeds)
+    cases = {f"{case}: {name}": each for case, found in rows.items() for name, each in found.items()}
+    baselines = {name: each for name, each in rows[TRACE].items() if name != OURS}
+    return Result(figures, baselines, {"cases": cases, **known, "seeds": options.seeds})
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, option("--seeds", default=SEEDS, help="traces"))

@@ -6,7 +6,6 @@ the others wait, so that all have the same cores and the same moments of the mac
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import statistics
 import time
@@ -18,38 +17,32 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.agent_cpu import cpu_s
+from benchmarks.harness.command import ROOT
+from benchmarks.harness.processes import cpu_s
+from benchmarks.struck import loaded
 from unicron.train import Session
 from unicron.train.inner import DIMENSIONS
 from unicron.train.overlap import Overlap
 
-SCRIPT = Path(__file__).parents[1] / "examples" / "parallel" / "train.py"
+SCRIPT = ROOT / "examples" / "parallel" / "train.py"
 MODES = ("dp", "fsdp", "tp")
 BATCH, CONTEXT, LAYERS, HEADS = 8, 64, 4, 4
 MICROBATCHES = 4
-SMALL, SMALL_ROUNDS = 64, 50
-"""Elements of the small all-reduce, and how many of them make one median."""
+SMALL, SMALL_ROUNDS = 64, 50  # elements of the small all-reduce, and how many of them make one median
 
 
 class Turns:
-    """The turn that pairs pass around: a number in a file.
-
-    Args:
-        folder: of the turn, of what is noted, and of a list of the processes of the cluster.
-        pair: number of this pair.
-        pairs: how many there are.
-        rank: in the pair; rank 0 passes the turn on.
-    """
+    """The turn that pairs pass around, a number in a file; rank 0 of a pair passes it on, and notes what it took."""
 
     def __init__(self, folder: Path, pair: int, pairs: int, rank: int) -> None:
         self._turn, self._pair, self._pairs, self._rank = folder / "turn", pair, pairs, rank
         self._notes = folder / f"pair-{pair}.jsonl"
-        self._others = [int(pid) for pid in (folder / "others").read_text(encoding="utf-8").split()]
+        self._others = [int(pid) for pid in (folder / "others").read_text().split()]
         self._round, self._began, self._used, self._others_used = 0, 0.0, 0.0, 0.0
 
     def begin(self) -> None:
         """Wait for this pair's turn."""
-        while int(self._turn.read_text(encoding="utf-8")) < self._round * self._pairs + self._pair:
+        while int(self._turn.read_text()) < self._round * self._pairs + self._pair:
             time.sleep(0.001)
         self._began, self._used = time.perf_counter(), time.process_time()
         self._others_used = sum(map(cpu_s, self._others))
@@ -62,21 +55,11 @@ class Turns:
             found["small_us"] = small_us(group)
         self._round += 1
         if self._rank == 0:
-            with self._notes.open("a", encoding="utf-8") as file:
+            with self._notes.open("a") as file:
                 file.write(json.dumps(found) + "\n")
             following = self._turn.with_suffix(f".{self._pair}")
-            following.write_text(str((self._round - 1) * self._pairs + self._pair + 1), encoding="utf-8")
+            following.write_text(str((self._round - 1) * self._pairs + self._pair + 1))
             following.rename(self._turn)
-
-
-def example() -> Any:
-    """Return the example's module."""
-    spec = importlib.util.spec_from_file_location("train", SCRIPT)
-    if spec is None or spec.loader is None:
-        raise SystemExit(f"{SCRIPT} is not there")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def small_us(group: Any) -> float:
@@ -97,7 +80,7 @@ def batch(shard: int, shards: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def plain(options: argparse.Namespace) -> None:
     """Train with torch alone, as one writes it for the same layout."""
-    train = example()
+    train = loaded(SCRIPT)
     dist.init_process_group("gloo")
     turns = Turns(options.folder, options.pair, options.pairs, dist.get_rank())
     model = train.Decoder(options.width, LAYERS, HEADS, CONTEXT)
@@ -126,7 +109,7 @@ def plain(options: argparse.Namespace) -> None:
 
 def with_session(options: argparse.Namespace) -> None:
     """Train with a session."""
-    train = example()
+    train = loaded(SCRIPT)
     if options.apart:
         overlap: Any = Overlap
         overlap.during = lambda *_: contextlib.nullcontext()
@@ -149,15 +132,14 @@ def with_session(options: argparse.Namespace) -> None:
             turns.end(mesh["tensor"].get_group() if options.mode == "tp" else None)
 
 
-def main() -> None:
+def run() -> None:
     """Train."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("mode", choices=MODES)
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--apart", action="store_true", help="reduce when the backward pass is done, and not in it")
-    for name in ("pair", "pairs", "block", "width"):
+    for name in ("pair", "pairs", "block", "width", "rounds"):
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -166,4 +148,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run()

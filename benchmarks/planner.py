@@ -1,36 +1,33 @@
 """How long the planner's lookup table takes, beside a plain dynamic program and an integer program for one case of it.
 
-    python -m benchmarks.planner --tasks 64 --workers 2048 --sizes 48 --json
+    python -m benchmarks.planner --tasks 64 --workers 2048 --sizes 48
 
 On one core. The instance: tasks of random weight, whose throughput grows less than their workers do, with dips;
 the cluster holds the optimal plan, and the table answers for each next event: a worker or a node of a task fails, two
 nodes are lost at once, a node joins, a task finishes, a waiting one is launched.
 """
 
-import argparse
 import itertools
+import math
 import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 from unicron_planner import lookup
-from unicron_planner.lookup import Event, Row, Situation, Standing, effect
+from unicron_planner.lookup import Event, Situation, Standing, effect
 
-from benchmarks.output import as_json
+from benchmarks.harness.command import Figures, Options, Result, main, option
+from benchmarks.harness.processes import timed
 from unicron.contracts.plans import Trigger, TriggerKind
 
-NODE = 8
-"""GPUs of a node."""
-
-FAILURE_RATE = 3 / (128 * 7 * 86400)
-"""A second and GPU: three a week among 128."""
-
+NODE = 8  # gPUs of a node
+FAILURE_RATE = 3 / (128 * 7 * 86400)  # a second and GPU: three a week among 128
 PATIENCE_S = 60.0
 
 NONE = Trigger(TriggerKind.WHAT_IF)
@@ -48,22 +45,18 @@ def instance(tasks: int, workers: int, unit: int, sizes: int, seed: int) -> Situ
         standings[f"task-{number}"] = Standing(feasible.astype(np.int64), waf, 0, 0.0)
     empty = Situation(standings, FAILURE_RATE, 15.0, 30.0)
     best = lookup.answer(empty, Event(NONE, workers)).sizes
-    return Situation(
-        {
-            name: Standing(task.sizes, task.waf, best[name], float(task.waf[task.sizes == best[name]][0]))
-            for name, task in standings.items()
-        },
-        FAILURE_RATE,
-        15.0,
-        30.0,
-    )
+    held = {
+        name: Standing(task.sizes, task.waf, best[name], float(task.waf[task.sizes == best[name]][0]))
+        for name, task in standings.items()
+    }
+    return Situation(held, FAILURE_RATE, 15.0, 30.0)
 
 
 def next_events(given: Situation, workers: int) -> list[Event]:
     """Return all next events; neighbours in the order of the tasks share a node."""
     events = [Event(Trigger(TriggerKind.NODE_JOINED), workers + NODE)]
     running = [name for name, task in given.tasks.items() if task.held]
-    for name, other in zip(running, [*running[1:], running[0]], strict=True):
+    for name in running:
         held = given.tasks[name].held
         events += [
             Event(Trigger.of(TriggerKind.WORKER_FAILED, [name]), workers, {name: 1}),
@@ -71,13 +64,11 @@ def next_events(given: Situation, workers: int) -> list[Event]:
             Event(Trigger.of(TriggerKind.TWO_NODES_LOST, [name]), workers - 2 * NODE, {name: min(held, 2 * NODE)}),
             Event(Trigger.of(TriggerKind.TASK_FINISHED, [name]), workers, ended=name),
         ]
-        if other != name and list(given.tasks).index(other) > list(given.tasks).index(name):
-            shared = Trigger.of(TriggerKind.NODE_LOST, [name, other])
-            events.append(Event(shared, workers - NODE, {name: NODE // 2, other: NODE // 2}))
-    for name in given.tasks:
-        if name not in running:
-            events.append(Event(Trigger.of(TriggerKind.TASK_LAUNCHED, [name]), workers, launched=name))
-    return events
+    for pair in itertools.pairwise(running):
+        shared = Trigger.of(TriggerKind.NODE_LOST, list(pair))
+        events.append(Event(shared, workers - NODE, dict.fromkeys(pair, NODE // 2)))
+    waiting = [name for name in given.tasks if name not in running]
+    return events + [Event(Trigger.of(TriggerKind.TASK_LAUNCHED, [name]), workers, launched=name) for name in waiting]
 
 
 def naive(given: Situation, event: Event) -> float:
@@ -106,16 +97,9 @@ def ilp(given: Situation, event: Event) -> float:
     owner = np.repeat(np.arange(len(sizes)), [len(each) for each in sizes])
     one_each = sparse.csr_array((np.ones(len(owner)), (owner, np.arange(len(owner)))))
     scale = float(np.abs(gain).max())
-    found = milp(
-        -gain / scale,
-        integrality=np.ones(len(gain)),
-        bounds=Bounds(0, 1),
-        constraints=[
-            LinearConstraint(one_each, 1, 1),
-            LinearConstraint(sparse.csr_array(size[None, :].astype(float)), 0, event.workers),
-        ],
-        options={"mip_rel_gap": 0.0},
-    )
+    within_all = LinearConstraint(sparse.csr_array(size[None, :].astype(float)), 0, event.workers)
+    limits = {"bounds": Bounds(0, 1), "constraints": [LinearConstraint(one_each, 1, 1), within_all]}
+    found = milp(-gain / scale, integrality=np.ones(len(gain)), options={"mip_rel_gap": 0.0}, **limits)
     return float(-found.fun * scale)
 
 
@@ -137,16 +121,6 @@ def within(solver: Callable[[Situation, Event], float], given: Situation, event:
     return found
 
 
-def timed(call: Callable[[], object], repeats: int) -> float:
-    """Return the median of its seconds."""
-    seconds = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
-
-
 def one_more(given: Situation) -> Situation:
     """Return the same cluster with one task, in the middle, measured to be 1 % faster."""
     name = list(given.tasks)[len(given.tasks) // 2]
@@ -155,60 +129,45 @@ def one_more(given: Situation) -> Situation:
     return Situation({**given.tasks, name: faster}, given.failure_rate, given.resize_s, given.failure_s)
 
 
-def agree(value: float, row: Row) -> bool:
-    """Return whether another solver's optimum is that of the table."""
-    return bool(abs(value - row.reward) <= 1e-6 * abs(row.reward))
-
-
-def measure(given: Situation, workers: int, repeats: int, *, others: bool) -> dict[str, Any]:
-    """Return the figures."""
-    events = next_events(given, workers)
-    table = lookup.table(given, events)
-    refresh_s = timed(lambda: lookup.table(given, events), repeats)
-    kept: lookup.Sweeps = {}
-    turns = itertools.cycle([given, one_more(given)])
-    touched_s = timed(lambda: lookup.table(next(turns), events, kept), repeats + 1)
-    keys = [effect(event) for event in events]
-    lookup_s = timed(lambda: [table[key] for key in keys], 100) / len(keys)
-    case = next(event for event in events if event.trigger.kind is TriggerKind.NODE_LOST)
-    figures: dict[str, Any] = {
-        "refresh_ms": round(refresh_s * 1e3, 3),
-        "refresh_one_task_ms": round(touched_s * 1e3, 3),
-        "lookup_us": round(lookup_s * 1e6, 3),
-        "answer_ms": round(timed(lambda: lookup.answer(given, case), repeats) * 1e3, 3),
-        "rows": len(table),
-        "events": len(events),
-    }
-    for name, solver in (("naive", naive), ("ilp", ilp)) if others else ():
-        found = within(solver, given, case)
-        figures[f"{name}_ms"] = found and round(found[1] * 1e3, 1)
-        figures[f"{name}_agrees"] = found and agree(found[0], table[effect(case)])
-    return figures
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--tasks", type=int, default=6)
-    parser.add_argument("--workers", type=int, default=128)
-    parser.add_argument("--unit", type=int, default=1, help="workers come in multiples of it")
-    parser.add_argument("--sizes", type=int, default=0, help="feasible sizes of each task; 0: every multiple")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--no-others", action="store_true", help="leave the other solvers out")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
+def measure(options: Options, _: Path) -> Result:
+    """Time the table, on one core, and the other solvers for one case of it."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     lookup.warm_up()
     given = instance(options.tasks, options.workers, options.unit, options.sizes, options.seed)
-    figures = measure(given, options.workers, options.repeats, others=not options.no_others)
-    if not options.json:
-        print("\n".join(f"{name:20} {value}" for name, value in figures.items()))
-        return
-    plain = {system: {"one_case_ms": figures.get(f"{system}_ms")} for system in ("naive", "ilp")}
+    events = next_events(given, options.workers)
+    table, kept = lookup.table(given, events), lookup.Sweeps()
+    turns = itertools.cycle([given, one_more(given)])
+    keys = [effect(event) for event in events]
+    case = next(event for event in events if event.trigger.kind is TriggerKind.NODE_LOST)
+
+    def ms(call: Callable[[], object], runs: int = options.repeats) -> float:
+        return round(1e3 * statistics.median(timed(call, runs)), 3)
+
+    figures: Figures = {
+        "refresh_ms": ms(lambda: lookup.table(given, events)),
+        "refresh_one_task_ms": ms(lambda: lookup.table(next(turns), events, kept)),
+        "lookup_us": round(1e3 * ms(lambda: [table[key] for key in keys], 100) / len(keys), 3),
+        "answer_ms": ms(lambda: lookup.answer(given, case)),
+        "rows": len(table),
+        "events": len(events),
+    }
+    solvers = {} if options.no_others else {"naive": naive, "ilp": ilp}
+    for name, solver in solvers.items():
+        found = within(solver, given, case)
+        figures[f"{name}_ms"] = found and round(found[1] * 1e3, 1)
+        figures[f"{name}_agrees"] = found and math.isclose(found[0], table[effect(case)].reward, rel_tol=1e-6)
     asked = {name: getattr(options, name) for name in ("tasks", "workers", "unit", "sizes", "seed")}
-    print(as_json("planner", figures, {} if options.no_others else plain, asked))
+    return Result(figures, {name: {"one_case_ms": figures[f"{name}_ms"]} for name in solvers}, asked)
 
 
 if __name__ == "__main__":
-    main()
+    main(
+        measure,
+        option("--tasks", default=6),
+        option("--workers", default=128),
+        option("--unit", default=1, help="workers come in multiples of it"),
+        option("--sizes", default=0, help="feasible sizes of each task; 0: every multiple"),
+        option("--seed", default=0),
+        option("--repeats", default=9),
+        option("--no-others", action="store_true", help="leave the other solvers out"),
+    )

@@ -1,6 +1,4 @@
-"""The script of `benchmarks.relayout`: the example's decoder, and every state that is left behind or taken is noted.
-
-    python -m benchmarks.relaid ARGUMENTS OF examples/parallel/train.py
+"""The script of `benchmarks.relayout`: examples/parallel/train.py, and every state that is left or taken is noted.
 
 With UNICRON_NOTES naming a folder, each rank writes there what it leaves behind, and what it has when it has loaded
 what others left: the two must make the same whole.
@@ -8,34 +6,25 @@ what others left: the two must make the same whole.
 
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.struck import EXAMPLES, loaded
 from unicron.contracts.states import StateRef
 from unicron.train import session
 from unicron.train.gathering import laid_out
 from unicron.train.state import path_of
 from unicron.train.torch_shell import TorchShell
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "parallel"
-sys.path.insert(0, str(EXAMPLE))
 
-import train  # type: ignore[import-not-found] # noqa: E402 the example is a script, in a folder of its own
-
-
-def note(kind: str, iteration: int, shell: TorchShell, seconds: float, path: Path | None = None) -> None:
-    """Note what a rank holds, as it lies at `path` or else is now, and how long that took to leave or take."""
-    folder, name = Path(os.environ["UNICRON_NOTES"]), f"{kind}-{iteration}-{os.environ['UNICRON_WORKER']}"
-    if path is None:
-        torch.save(laid_out(iteration, shell.protected), folder / f"{name}.pt")
-    else:
-        os.link(path, folder / f"{name}.pt")  # takes no time: both are in memory
-    found = {"kind": kind, "seconds": seconds}
-    (folder / f"{name}.json").write_text(json.dumps(found))
+def note(kind: str, iteration: int, seconds: float, size: int = 0) -> Path:
+    """Note what a rank holds, how long that took to leave or take, and as how many bytes it lies where it was left."""
+    path = Path(os.environ["UNICRON_NOTES"]) / f"{kind}-{iteration}-{os.environ['UNICRON_WORKER']}"
+    path.with_suffix(".json").write_text(json.dumps({"kind": kind, "seconds": seconds, "size": size}))
+    return path.with_suffix(".pt")
 
 
 class Noting(TorchShell):
@@ -45,8 +34,8 @@ class Noting(TorchShell):
         """Leave a state behind, and note it."""
         began = time.monotonic()
         ref = await super().export(place, iteration, taken=taken, kept=kept)
-        if kept:
-            note("left", iteration, self, time.monotonic() - began, path_of(ref.location))
+        if kept:  # a link takes no time: both are in memory
+            os.link(path_of(ref.location), note("left", iteration, time.monotonic() - began, ref.size))
         return ref
 
     async def take(self, sources: Any) -> None:
@@ -59,10 +48,10 @@ class Noting(TorchShell):
         """Load what was taken, and note it where it was left behind by others."""
         super().load()
         if took := getattr(self, "took", None):
-            note("taken", took[0], self, time.monotonic() - took[1])
+            torch.save(laid_out(took[0], self.protected), note("taken", took[0], time.monotonic() - took[1]))
             self.took = None
 
 
 if __name__ == "__main__":
     session.TorchShell = Noting  # type: ignore[attr-defined]
-    train.main()
+    loaded(EXAMPLES / "parallel" / "train.py").main()

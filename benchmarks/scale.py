@@ -1,25 +1,22 @@
 """What one lost node costs on a very large cluster: bytes of messages and values, and CPU seconds of each service.
 
-    python -m benchmarks.scale --json
-
 The real services, shells and stores included, on the bus in memory in virtual time. By default 131,072 GPUs in 16,384
 nodes and 64 tasks that fill them. There are no workers: a script answers each command at once as agents would. It lets
 all nodes join, has the tasks submitted, and once all of them compute it loses one node, and lets it join again.
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
 import logging
-import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Coroutine, Generator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Generator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -27,36 +24,23 @@ from unicron_simulator import experiments
 from unicron_simulator.bus import MemoryBucket, MemoryWorld
 from unicron_simulator.world import wirings
 
-from benchmarks.output import as_json
-from unicron import codec, proofs, subjects
+from benchmarks.harness.agents import BEAT_S, COMMANDS, answers, joined
+from benchmarks.harness.cluster import background
+from benchmarks.harness.command import Figures, Options, Result, main, option, say
+from unicron import codec, subjects
 from unicron.bus import replies, topology
 from unicron.bus.protocol import Entry, Heard
 from unicron.clock import VirtualClock
 from unicron.contracts.base import Message
-from unicron.contracts.commands import Regroup, StartWorker, StopWorker
-from unicron.contracts.events import (
-    FailureDetected,
-    NodeHeartbeat,
-    NodeJoined,
-    Regrouped,
-    TaskStateChanged,
-    WorkerExited,
-    WorkerReady,
-)
+from unicron.contracts.events import FailureDetected, NodeHeartbeat, TaskStateChanged
 from unicron.contracts.queries import GetStatus, Query, Reply, SubmitTask
 from unicron.contracts.tasks import Slot, TaskSpec, TaskState
 from unicron.service import Service
 
 SLOTS = 8
 START = 1_700_000_000.0
-ANSWER_S = 0.1
-"""Virtual seconds that agents take to carry a command out; what services say to one another takes none."""
-
-HEARTBEAT_S = 0.5
-"""As agents do unless they are told otherwise."""
-
-owner: ContextVar[str] = ContextVar("owner", default="script")
-"""For whom the running task works."""
+ANSWER_S = 0.1  # virtual seconds that agents take to carry a command out; what services say to one another takes none
+owner: ContextVar[str] = ContextVar("owner", default="script")  # for whom the running task works
 
 
 @dataclass
@@ -138,12 +122,7 @@ class Bucket(MemoryBucket):
 
 
 class Stage:
-    """A cluster without workers, from the Unix second `start` on.
-
-    Attributes:
-        states: of all tasks.
-        lost: the node that is not there.
-    """
+    """A cluster without workers, from the Unix second `start` on; of its nodes, `lost` is not there."""
 
     def __init__(self, nodes: int, tasks: int, start: float = START) -> None:
         self.nodes, self.tasks = nodes, tasks
@@ -156,30 +135,22 @@ class Stage:
         self.states: dict[str, TaskState] = {}
         self.lost = ""
         self._numbers = count()
-        self._told: dict[type[Message], asyncio.Event] = {}
-        self._orders: list[StartWorker | StopWorker | Regroup] = []
+        self._seen: dict[type[Message], asyncio.Event] = {}
+        self._orders: list[Any] = []
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Let services and agents run."""
         loop = asyncio.get_running_loop()
         loop.set_task_factory(lambda loop, job, **more: asyncio.Task(Timed(job, self.counted), loop=loop, **more))
-        jobs = [
-            loop.create_task(self._agents()),
-            loop.create_task(self._answer()),
-            loop.create_task(self._heartbeats()),
-        ]
-        for name, wiring in wirings().items():
-            owner.set(name)
-            ids = (f"{name}-{number}" for number in count())
-            jobs.append(loop.create_task(Service(wiring, self.memory.connect(), self.clock, 60.0, ids.__next__).run()))
-        owner.set("script")
-        try:
+        services = [self._serve(name, wiring) for name, wiring in wirings().items()]
+        async with background(self._agents(), self._answer(), self._heartbeats(), *services):
             yield
-        finally:
-            for job in jobs:
-                job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
+
+    async def _serve(self, name: str, wiring: Any) -> None:
+        owner.set(name)
+        ids = (f"{name}-{number}" for number in count())
+        await Service(wiring, self.memory.connect(), self.clock, 60.0, ids.__next__).run()
 
     # --- what agents and the server say ------------------------------------------------------------------------------
 
@@ -193,17 +164,7 @@ class Stage:
         name = f"node-{number}"
         address = f"10.{number >> 8}.{number & 255}.1"
         slots = [Slot(index=index, kind="gpu", device=f"GPU-{number:08x}-{index}") for index in range(SLOTS)]
-        await self.say(
-            NodeJoined(
-                node=name,
-                incarnation=f"{proofs.boot(name)}.{next(self._numbers)}",
-                host=address,
-                slots=slots,
-                rendezvous=f"{address}:29400",
-                state_server=f"{address}:29500",
-            ),
-            name,
-        )
+        await self.say(joined(name, next(self._numbers), address, slots), name)
 
     def disconnect(self, name: str) -> None:
         """Say what the server says when the connection of an agent ends."""
@@ -226,13 +187,13 @@ class Stage:
                 if name != self.lost:
                     beat = NodeHeartbeat(node=name, incarnation="", source=name)
                     await self.bus.tell(subjects.of(beat), codec.encode(beat))
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(BEAT_S)
 
     async def _agents(self) -> None:
         async for entry in self.bus.follow(subjects.JOURNAL, 0):
             message = codec.decode_message(entry.data)
-            self._told.setdefault(type(message), asyncio.Event()).set()
-            if isinstance(message, StartWorker | StopWorker | Regroup) and message.node != self.lost:
+            self._seen.setdefault(type(message), asyncio.Event()).set()
+            if isinstance(message, COMMANDS) and message.node != self.lost:
                 self._orders.append(message)
             elif isinstance(message, TaskStateChanged):
                 self.states[message.task] = message.state
@@ -242,36 +203,14 @@ class Stage:
             await asyncio.sleep(ANSWER_S)
             orders, self._orders = self._orders, []
             for order in orders:
-                await self._obey(order)
-
-    async def _obey(self, command: StartWorker | StopWorker | Regroup) -> None:
-        place: dict[str, Any] = {"node": command.node, "task": command.task}
-        match command:
-            case StartWorker(slot=slot, worker=worker):
-                answers: list[Message] = [WorkerReady(**place, slot=slot, worker=worker, pid=1)]
-            case StopWorker(slot=slot, worker=worker):
-                answers = [WorkerExited(**place, slot=slot, worker=worker, signal=9, expected=True)]
-            case Regroup(members=members, ranks=ranks, epoch=epoch, world_size=size):
-                answers = [
-                    Regrouped(
-                        **place,
-                        slot=member.slot,
-                        worker=member.worker,
-                        epoch=epoch,
-                        rank=rank,
-                        world_size=size,
-                        iteration=epoch + 1,
-                    )
-                    for member, rank in zip(members, ranks, strict=True)
-                ]
-        for answer in answers:
-            await self.say(answer, command.node)
+                for fact in answers(order):
+                    await self.say(fact, order.node)
 
     # --- what is waited for ------------------------------------------------------------------------------------------
 
-    async def told(self, kind: type[Message]) -> None:
+    async def next_of(self, kind: type[Message]) -> None:
         """Wait for a message of a kind."""
-        event = self._told[kind] = asyncio.Event()
+        event = self._seen[kind] = asyncio.Event()
         await event.wait()
 
     async def until_all_is_done(self) -> None:
@@ -280,8 +219,7 @@ class Stage:
         while before != len(self.memory.journal):
             before = len(self.memory.journal)
             await asyncio.sleep(2.0)
-        bad = [name for name, state in self.states.items() if state is not TaskState.RUNNING]
-        if bad:
+        if bad := [name for name, state in self.states.items() if state is not TaskState.RUNNING]:
             raise SystemExit(f"not all tasks compute: {', '.join(bad)}")
 
     async def ask(self, query: Query) -> bytes:
@@ -306,12 +244,12 @@ async def fill(stage: Stage) -> dict[str, Counted]:
         await stage.join(number)
     await stage.until_all_is_done()
     found["join_all"] = stage.counted.cut()
-    print(f"{stage.nodes} nodes have joined", file=sys.stderr)
+    say(f"{stage.nodes} nodes have joined")
     for number in range(stage.tasks):
         await stage.ask(SubmitTask(spec=task(number, stage.nodes * SLOTS // stage.tasks)))
     await stage.until_all_is_done()
     found["start_all"] = stage.counted.cut()
-    print(f"{stage.tasks} tasks compute", file=sys.stderr)
+    say(f"{stage.tasks} tasks compute")
     return found
 
 
@@ -322,7 +260,7 @@ async def play(stage: Stage) -> dict[str, Counted]:
         await asyncio.sleep(10.0)
         found["rest_10_s"] = stage.counted.cut()
         stage.disconnect("node-1")
-        await stage.told(FailureDetected)
+        await stage.next_of(FailureDetected)
         found["detect"] = stage.counted.cut()
         await asyncio.sleep(ANSWER_S / 10)
         found["decide"] = stage.counted.cut()
@@ -338,7 +276,7 @@ async def play(stage: Stage) -> dict[str, Counted]:
     return found
 
 
-def figures(stage: Stage, found: dict[str, Counted]) -> dict[str, object]:
+def figures(stage: Stage, found: dict[str, Counted]) -> Figures:
     """Return what is worth a line."""
     lost = [found["detect"], found["decide"], found["recover"]]
     largest: Counter[str] = Counter()
@@ -365,21 +303,17 @@ def figures(stage: Stage, found: dict[str, Counted]) -> dict[str, object]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--nodes", type=int, default=16384, help="of eight GPUs each")
-    parser.add_argument("--tasks", type=int, default=64, help="which share the nodes out evenly")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
+def measure(options: Options, _: Path) -> Result:
+    """Play it in virtual time."""
     logging.disable(logging.CRITICAL)
     stage = Stage(options.nodes, options.tasks)
     found = stage.clock.run(play(stage))
-    shown = figures(stage, found)
-    details = {name: vars(each) for name, each in found.items()}
-    text = "\n".join(f"{name:26} {value}" for name, value in shown.items())
-    print(as_json("scale", shown, details=details) if options.json else text)
+    return Result(figures(stage, found), details={name: vars(each) for name, each in found.items()})
 
 
 if __name__ == "__main__":
-    main()
+    main(
+        measure,
+        option("--nodes", default=16384, help="of eight GPUs each"),
+        option("--tasks", default=64, help="which share the nodes out evenly"),
+    )

@@ -11,98 +11,28 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
 
 import unicron.train.session
+from benchmarks.harness.command import ROOT
+from benchmarks.harness.strikes import LEAST_APART, VARIABLE, Note, Orders, Struck, made_in, marker
 from unicron.train.torch_shell import TorchShell
 
-VARIABLE = "STRUCK"
-EXAMPLES = Path(__file__).parents[1] / "examples"
-APART = 2
-"""Least number of iterations from one strike to the next: what comes of one is over before the next."""
-
-
-class Point(msgspec.Struct, frozen=True):
-    """Whom a fault strikes, and where.
-
-    Attributes:
-        phase: "forward", "backward", "reduce" or "update"; in the first two, of the second microbatch.
-        fault: "killed", "raised" or "stopped".
-        replica, place: of the rank.
-        iteration: the first in which it may strike; it waits for a whole membership.
-    """
-
-    phase: str
-    fault: str
-    replica: int
-    place: int
-    iteration: int
-
-
-class Orders(msgspec.Struct, frozen=True):
-    """What a task's workers are to do.
-
-    Attributes:
-        example: whose model they train, "parallel" or "megatron".
-        folder: where they note what they did.
-        pace_s: seconds that a block's forward pass waits for each sample; its backward pass waits twice that.
-        world: ranks of a whole membership.
-        points: one after the other.
-    """
-
-    example: str
-    folder: str
-    pace_s: float
-    world: int
-    points: list[Point] = []
-
-
-class Struck(msgspec.Struct, frozen=True):
-    """A strike that was made: at which Unix seconds, in which iteration and membership, on whom."""
-
-    at: float
-    iteration: int
-    epoch: int
-    replica: int
-    phase: str
-
-
-class Note(msgspec.Struct, frozen=True):
-    """What one rank did: from when to when, in Unix seconds, and where it stood.
-
-    Attributes:
-        what: "computed", a microbatch that counts; "updated", the end of an iteration.
-    """
-
-    what: str
-    pid: int
-    began: float
-    at: float
-    iteration: int
-    epoch: int
-    world: int
-    replica: int
+EXAMPLES = ROOT / "examples"
 
 
 class Standing(msgspec.Struct):
-    """Where a process stands.
-
-    Attributes:
-        iteration: that it computes.
-        epoch: of the membership, whose ranks are `world`.
-        replica, place: its own.
-        computed: microbatches of the iteration that it has ended.
-    """
+    """Where a process stands."""
 
     iteration: int
     epoch: int
-    world: int
+    world: int  # ranks of the membership
     replica: int
     place: int
-    computed: int = 0
+    computed: int = 0  # microbatches of the iteration that it has ended
 
 
 class Scene:
@@ -110,9 +40,8 @@ class Scene:
 
     def __init__(self) -> None:
         self.orders = msgspec.json.decode(os.environ[VARIABLE], type=Orders)
-        self.session: Any = None
-        self.began = 0.0
-        self._file = (Path(self.orders.folder) / f"{os.getpid()}.jsonl").open("ab", buffering=0)
+        self.folder, self.session, self.began = Path(self.orders.folder), cast(Any, None), 0.0
+        self._file = (self.folder / f"{os.getpid()}.jsonl").open("ab", buffering=0)
 
     def standing(self) -> Standing:
         """Return where this process stands."""
@@ -128,34 +57,21 @@ class Scene:
 
     def reached(self, phase: str) -> None:
         """Strike, if the next strike is due here."""
-        standing = self.standing()
-        if not self.orders.points or standing.world < self.orders.world:
+        here, made = self.standing(), made_in(self.folder)
+        if len(made) >= len(self.orders.points) or here.world < self.orders.world:
             return
-        number = next((n for n in range(len(self.orders.points)) if not self._marker(n).exists()), None)
-        if number is None:
+        point, earliest = self.orders.points[len(made)], made[-1].iteration + LEAST_APART if made else 0
+        inside = phase not in {"forward", "backward"} or here.computed == 1
+        if (phase, here.replica, here.place) != (point.phase, point.replica, point.place) or not inside:
             return
-        point, iteration = self.orders.points[number], standing.iteration
-        here = Point(phase, point.fault, standing.replica, standing.place, point.iteration)
-        inside = phase not in {"forward", "backward"} or standing.computed == 1
-        if here != point or not inside or iteration < max(point.iteration, self._last(number) + APART):
+        if here.iteration < max(point.iteration, earliest):
             return
-        struck = Struck(time.time(), iteration, standing.epoch, standing.replica, phase)
-        with self._marker(number).open("xb") as file:
+        struck = Struck(time.time(), here.iteration, here.epoch, here.replica, phase)
+        with marker(self.folder, len(made)).open("xb") as file:
             file.write(msgspec.json.encode(struck))
-        self._strike(point.fault)
-
-    def _last(self, number: int) -> int:
-        if number == 0:
-            return -APART
-        return msgspec.json.decode(self._marker(number - 1).read_bytes(), type=Struck).iteration
-
-    def _marker(self, number: int) -> Path:
-        return Path(self.orders.folder) / f"strike-{number}.json"
-
-    def _strike(self, fault: str) -> None:
-        if fault == "raised":
+        if point.fault == "raised":
             raise RuntimeError("struck by the benchmark")
-        os.kill(os.getpid(), {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}[fault])
+        os.kill(os.getpid(), {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}[point.fault])
 
 
 def watched(scene: Scene) -> Any:
@@ -217,14 +133,19 @@ def paced(forward: Any, scene: Scene, batch: int) -> Any:
     return passing
 
 
+def loaded(script: Path) -> Any:
+    """Return an example's script as a module."""
+    spec = importlib.util.spec_from_file_location("train", script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def example(scene: Scene) -> Any:
     """Return an example's script as a module, with blocks that wait."""
-    script = EXAMPLES / scene.orders.example / "train.py"
-    spec = importlib.util.spec_from_file_location("train", script)
-    if spec is None or spec.loader is None:
-        raise SystemExit(f"{script} is not there")
-    train: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(train)
+    train = loaded(EXAMPLES / scene.orders.example / "train.py")
     if scene.orders.example == "megatron":
         from megatron.core.transformer.transformer_layer import TransformerLayer  # noqa: PLC0415 an optional package
 
@@ -235,7 +156,7 @@ def example(scene: Scene) -> Any:
     return train
 
 
-def main() -> None:
+def run() -> None:
     """Train."""
     scene = Scene()
     patched: Any = unicron.train.session
@@ -246,4 +167,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run()

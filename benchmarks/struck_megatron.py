@@ -2,7 +2,7 @@
 
 import megatron.core  # noqa: F401
 
-from benchmarks.struck import main
+from benchmarks.struck import run
 
 if __name__ == "__main__":
-    main()
+    run()

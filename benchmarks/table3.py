@@ -1,15 +1,12 @@
 """Table 3 of the paper: six GPT-3 tasks on 128 GPUs, shared out by Unicron and by others (section 7.4, figure 10c).
 
-`python -m benchmarks.table3 [--json] [--plot FILE]`. T(t, x) is the closed-form model of `unicron.costmodel`, strict:
-only sizes that Megatron can run, on 16 servers of 8 A800. WAF is the sum over all tasks of weight times achieved
-FLOP/s.
+T(t, x) is the closed-form model of `unicron.costmodel`, strict: only sizes that Megatron can run, on 16 servers of 8
+A800. WAF is the sum over all tasks of weight times achieved FLOP/s. The figures are Unicron's over each other policy's.
 
 The objective of the paper lets tasks wait where others earn more with their workers. So the plan comes twice: as the
 objective has it ("unicron"), and the best one in which every task runs ("all run"), as it does with the others.
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,46 +16,34 @@ from msgspec import structs
 from unicron_planner import program
 from unicron_planner.policies import Demand, Policy, equally, sized, weighted
 from unicron_planner.program import Floats, Ints
+from unicron_simulator import plots
 
-from benchmarks.output import as_json
+from benchmarks.harness.command import Options, Result, main, option
 from unicron.contracts.tasks import ModelSpec
 from unicron.costmodel import catalogue, formulas, planning
 
 GPUS = 128
 ACCELERATOR = "A800"
-BATCH = 1024
-"""Sequences of a global batch; the paper names none for this table."""
-
+BATCH = 1024  # sequences of a global batch; the paper names none for this table
 MIXED = ("1.3B", "1.3B", "1.3B", "7B", "7B", "13B")
 RISING = (0.5, 0.8, 1.1, 1.4, 1.7, 2.0)
-CASES = (
-    (("7B",) * 6, (1.0,) * 6),
-    (MIXED, (1.0,) * 6),
-    (("7B",) * 6, RISING),
-    (MIXED, RISING),
-    (MIXED, RISING[::-1]),
-)
+CASES = ((("7B",) * 6, (1.0,) * 6), (MIXED, (1.0,) * 6), (("7B",) * 6, RISING), (MIXED, RISING), (MIXED, RISING[::-1]))
 """Model sizes and weights of tasks 1 to 6."""
 
 OTHERS: dict[str, Policy] = {"equally": equally, "weighted": weighted, "sized": sized}
 EVEN = 1 - 1e-9
 PLAN, ALL_RUN = "unicron", "all run"
-RUNNING_S = 7 * 86400 / 3
-"""D_running; with nothing running yet it has no influence on the plan."""
+RUNNING_S = 7 * 86400 / 3  # d_running; with nothing running yet it has no influence on the plan
 
 
 class Contender(NamedTuple):
-    """A task of the table.
-
-    Attributes:
-        waf: F(t, x) at each size of its demand; where a task runs faster on fewer workers, it leaves the others idle.
-    """
+    """A task of the table, and F(t, x) at each size of its demand; it leaves workers idle where it runs faster so."""
 
     demand: Demand
     waf: Floats
 
 
-class Result(NamedTuple):
+class Share(NamedTuple):
     """How one policy fares in one case."""
 
     sizes: dict[str, int]
@@ -100,11 +85,11 @@ def planned(tasks: Sequence[Contender], workers: int, *, all_run: bool = False) 
     return {demand.name: size for demand, size in zip(demands, sizes.tolist(), strict=True)}
 
 
-def results(tasks: Sequence[Contender], workers: int = GPUS) -> dict[str, Result]:
+def results(tasks: Sequence[Contender], workers: int = GPUS) -> dict[str, Share]:
     """Return how each policy fares."""
     shares = {PLAN: planned(tasks, workers), ALL_RUN: planned(tasks, workers, all_run=True)}
     shares |= {name: policy([task.demand for task in tasks], workers) for name, policy in OTHERS.items()}
-    return {name: Result(sizes, waf(tasks, sizes)) for name, sizes in shares.items()}
+    return {name: Share(sizes, waf(tasks, sizes)) for name, sizes in shares.items()}
 
 
 def waf(tasks: Sequence[Contender], sizes: dict[str, int]) -> float:
@@ -112,7 +97,7 @@ def waf(tasks: Sequence[Contender], sizes: dict[str, int]) -> float:
     return float(sum(task.waf[np.searchsorted(task.demand.sizes, sizes[task.demand.name])] for task in tasks))
 
 
-def ratios(found: dict[str, Result], plan: str = PLAN) -> dict[str, float]:
+def ratios(found: dict[str, Share], plan: str = PLAN) -> dict[str, float]:
     """Return how many times the WAF of each other policy that of `plan` is."""
     return {name: found[plan].waf / found[name].waf for name in OTHERS}
 
@@ -122,26 +107,16 @@ def report() -> list[dict[str, Any]]:
     rows = []
     for number, (models, weights) in enumerate(CASES, start=1):
         found = results(contenders(models, weights))
-        rows.append(
-            {
-                "case": number,
-                "models": list(models),
-                "weights": list(weights),
-                "waf_pflops": {name: result.waf / 1e15 for name, result in found.items()},
-                "ratio": ratios(found),
-                "ratio_all_run": ratios(found, ALL_RUN),
-                "workers": {name: list(result.sizes.values()) for name, result in found.items()},
-            }
-        )
+        row = {"case": number, "waf_pflops": {name: share.waf / 1e15 for name, share in found.items()}}
+        row |= {"ratio": ratios(found), "ratio_all_run": ratios(found, ALL_RUN)}
+        rows.append(row | {"workers": {name: list(share.sizes.values()) for name, share in found.items()}})
     return rows
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw the WAF of each policy in each case as bars into `path`, with Unicron's lead over the best other."""
-    import matplotlib as mpl  # noqa: PLC0415 - an extra
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
-    mpl.rcParams |= {"svg.hashsalt": "unicron", "svg.fonttype": "none"}  # the same table gives the same, small file
     names, colours = list(rows[0]["waf_pflops"]), ("tab:red", "lightcoral", "#9ecae1", "#6baed6", "#3182bd")
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = figure.subplots()
@@ -158,35 +133,27 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     figure.legend(ncols=len(names), loc="outside lower center", fontsize="small", frameon=False)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plots.save(figure, path)
 
 
-def main() -> int:
-    """Print the table; return 1 where any other policy beats the plan."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the table into FILE (.svg or .png)")
-    given = parser.parse_args()
+def measure(options: Options, _: Path) -> Result:
+    """Return the table; the status is 1 where any other policy beats the plan."""
     rows = report()
-    if given.plot:
-        draw(rows, given.plot)
-    if given.json:
-        leads = {f"case_{row['case']}_over_{name}": ratio for row in rows for name, ratio in row["ratio"].items()}
-        print(as_json("table3", leads, details={"cases": rows}))
-    else:
-        print(
-            f"{'case':5}{'policy':10}{'WAF, PFLOP/s':>13}{'unicron is':>12}{'all run is':>12}  workers of tasks 1 to 6"
-        )
-        for row in rows:
-            for name, value in row["waf_pflops"].items():
-                times = [f"{row[kind][name]:.3f} x" if name in OTHERS else "" for kind in ("ratio", "ratio_all_run")]
-                sizes = " ".join(map(str, row["workers"][name]))
-                print(f"{row['case']:<5}{name:10}{value:13.3f}{times[0]:>12}{times[1]:>12}  {sizes}")
-    beaten = [
-        ratio for row in rows for kind in ("ratio", "ratio_all_run") for ratio in row[kind].values() if ratio < EVEN
-    ]
-    return int(bool(beaten))
+    if options.plot:
+        draw(rows, options.plot)
+    figures = {f"case_{row['case']}_over_{name}": ratio for row in rows for name, ratio in row["ratio"].items()}
+    beaten = any(ratio < EVEN for row in rows for kind in ("ratio", "ratio_all_run") for ratio in row[kind].values())
+    table = {
+        f"{row['case']} {name}": {
+            "waf_pflops": value,
+            **{f"{kind}_of_it": row[kind].get(name, "") for kind in ("ratio", "ratio_all_run")},
+            "workers": row["workers"][name],
+        }
+        for row in rows
+        for name, value in row["waf_pflops"].items()
+    }
+    return Result(figures, details={"cases": table}, status=int(beaten))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(measure, option("--plot", type=Path, metavar="FILE", help="draw the table into FILE (.svg or .png)"))

@@ -1,7 +1,7 @@
 """The closed-form model of T(t, x) held against published measurements.
 
-`python -m benchmarks.throughput_model [--json]` reads `$UNICRON_DATA/throughput` (default: ../shared/data beside the
-repository). Four questions, each asked of every model ("group") in vtrain_multi.csv:
+It reads `$UNICRON_DATA/throughput` (default: ../shared/data beside the repository). Four questions, each asked of every
+model ("group") in vtrain_multi.csv:
 
 1. How far off are iteration times, when one measurement anchors the group? The anchor is the group's first row; the
    median and the range over every other choice of anchor stand beside it.
@@ -18,7 +18,6 @@ counts so; the Megatron papers say mixed precision, and their code sums what it 
 with bfloat16, which is what the planner reckons with.
 """
 
-import argparse
 import csv
 import os
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from benchmarks.output import as_json
+from benchmarks.harness.command import Figures, Options, Result, main
 from unicron.contracts.tasks import ModelSpec
 from unicron.costmodel import catalogue, costs, formulas, planning
 from unicron.costmodel.catalogue import Accelerator
@@ -56,40 +55,29 @@ class Measurements(NamedTuple):
     names: list[str]
 
 
+Row = dict[str, str]
+
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def rows_of(name: str) -> list[dict[str, str]]:
+def rows_of(name: str) -> list[Row]:
     """Return the rows of a file of the data folder."""
     with (DATA / name).open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
-def group_of(
-    rows: Sequence[dict[str, str]],
-    gpu: Accelerator,
-    seconds: Sequence[float],
-    *,
-    microbatch: Sequence[int] = (),
-    recompute: int = formulas.FULL,
-    chunks: int = 1,
-) -> Measurements:
-    """Return rows of one model and batch as a group; `microbatch` stands for a column that is empty."""
+def group_of(rows: Sequence[Row], gpu: Accelerator, seconds: Sequence[float], **how: Any) -> Measurements:
+    """Return rows of one model and batch as a group; `how` says what of `Layout` the rows leave open."""
     first = rows[0]
-    model = ModelSpec(
-        layers=int(first["layers"]),
-        hidden=int(first["hidden"]),
-        heads=int(first["heads"]),
-        sequence=int(first["seq"]),
-        vocabulary=51_200,
-        batch=int(first["global_batch"]),
-    )
-    sizes = np.array(microbatch or [int(row["micro_batch"]) for row in rows])
+    named = {"hidden": "hidden", "heads": "heads", "sequence": "seq", "layers": "layers", "batch": "global_batch"}
+    shape: dict[str, Any] = {name: int(first[column]) for name, column in named.items()}
+    model = ModelSpec(**shape, vocabulary=51_200)
+    sizes = np.array(how.pop("microbatch", None) or [int(row["micro_batch"]) for row in rows])
     tensor, pipeline, data = (np.array([int(row[name]) for row in rows]) for name in ("tp", "pp", "dp"))
-    kinds = np.full(len(rows), recompute)
-    degrees = tensor, pipeline, data, sizes, kinds
-    on = Layout(*degrees, distributed=np.array(False), chunks=chunks, summed_bytes=FLOAT16_BYTES)
+    kinds = np.full(len(rows), how.pop("recompute", formulas.FULL))
+    open_ = {"distributed": np.array(False), "summed_bytes": FLOAT16_BYTES, **how}
     names = ["/".join(map(str, each)) for each in zip(tensor, pipeline, data, sizes, strict=True)]
+    on = Layout(tensor, pipeline, data, sizes, kinds, **open_)
     return Measurements(model, gpu, on, np.array(seconds), names)
 
 
@@ -172,37 +160,32 @@ def fitted(groups: Sequence[Measurements]) -> Constants:
 # --- judging ----------------------------------------------------------------------------------------------------------
 
 
-def judged(group: Measurements, constants: Constants) -> dict[str, Any]:
+def judged(group: Measurements, constants: Constants) -> Figures:
     """Return how good the model is on a group; errors in percent of the measured seconds."""
-    said = predicted(group, constants)
-    errors = []
-    for anchor in range(len(said)):
-        anchored = said * group.seconds[anchor] / said[anchor]
-        errors.append(100 * np.abs(np.delete(anchored / group.seconds - 1, anchor)))
+    said, seconds = predicted(group, constants), group.seconds
+    rows = range(len(said))
+    errors = [100 * np.abs(np.delete(said * seconds[at] / said[at] / seconds - 1, at)) for at in rows]
     means = [float(each.mean()) for each in errors]
-    robust = scaled_errors(group.seconds, said).mean()
-    rises = [
-        np.delete(scaled_errors(group.seconds, said, spoil), row).mean()
-        - np.delete(scaled_errors(group.seconds, said), row).mean()
-        for row in range(len(said))
-        for spoil in (np.where(np.arange(len(said)) == row, factor, 1.0) for factor in (0.5, 2.0))
-    ]
-    chosen, best = int(said.argmin()), int(group.seconds.argmin())
-    return {
-        "rows": len(said),
-        "mape_percent": round(means[0], 2),
-        "median_percent": round(float(np.median(errors[0])), 2),
-        "worst_percent": round(float(errors[0].max()), 1),
-        "mape_median_anchor_percent": round(float(np.median(means)), 2),
-        "mape_best_anchor_percent": round(min(means), 2),
-        "mape_worst_anchor_percent": round(max(means), 2),
-        "mape_no_anchor_percent": round(100 * float(np.abs(said / group.seconds - 1).mean()), 2),
-        "mape_robust_percent": round(float(robust), 2),
-        "spoilt_row_rise_points": round(float(max(rises)), 2),
-        "chosen": group.names[chosen],
-        "best": group.names[best],
-        "slowdown_percent": round(100 * float(group.seconds[chosen] / group.seconds[best] - 1), 2),
+    rises = []
+    for row in rows:
+        for factor in (0.5, 2.0):
+            spoilt = scaled_errors(seconds, said, np.where(np.arange(len(said)) == row, factor, 1.0))
+            rises.append(np.delete(spoilt, row).mean() - np.delete(scaled_errors(seconds, said), row).mean())
+    chosen, best = int(said.argmin()), int(seconds.argmin())
+    found = {
+        "mape_percent": means[0],
+        "median_percent": np.median(errors[0]),
+        "worst_percent": errors[0].max(),
+        "mape_median_anchor_percent": np.median(means),
+        "mape_best_anchor_percent": min(means),
+        "mape_worst_anchor_percent": max(means),
+        "mape_no_anchor_percent": 100 * np.abs(said / seconds - 1).mean(),
+        "mape_robust_percent": scaled_errors(seconds, said).mean(),
+        "spoilt_row_rise_points": max(rises),
+        "slowdown_percent": 100 * (seconds[chosen] / seconds[best] - 1),
     }
+    names = {"rows": len(said), "chosen": group.names[chosen], "best": group.names[best]}
+    return names | {name: round(float(value), 2) for name, value in found.items()}
 
 
 def scaled_errors(seconds: Array, said: Array, spoil: Array | float = 1.0) -> Array:
@@ -211,19 +194,15 @@ def scaled_errors(seconds: Array, said: Array, spoil: Array | float = 1.0) -> Ar
     return 100 * np.abs(said * factor / seconds - 1)
 
 
-def checked(groups: Sequence[Measurements]) -> dict[str, Any]:
+def checked(groups: Sequence[Measurements]) -> Figures:
     """Return errors on rows that have different models: anchored on the first, and without an anchor."""
     ratios = np.array([float(predicted(group)[0] / group.seconds[0]) for group in groups])
     anchored = np.abs(ratios[1:] / ratios[0] - 1)
-    return {
-        "rows": len(groups),
-        "mape_percent": round(100 * float(anchored.mean()), 2),
-        "worst_percent": round(100 * float(anchored.max()), 1),
-        "mape_no_anchor_percent": round(100 * float(np.abs(ratios - 1).mean()), 2),
-    }
+    found = {"mape": anchored.mean(), "worst": anchored.max(), "mape_no_anchor": np.abs(ratios - 1).mean()}
+    return {"rows": len(groups), **{f"{name}_percent": round(100 * float(each), 2) for name, each in found.items()}}
 
 
-def told(constants: Constants) -> dict[str, float]:
+def readable(constants: Constants) -> dict[str, float]:
     """Return the constants for people."""
     return {
         "matmul_efficiency": round(float(constants.matmul_efficiency), 3),
@@ -232,79 +211,32 @@ def told(constants: Constants) -> dict[str, float]:
     }
 
 
-def report() -> dict[str, Any]:
-    """Return all figures."""
+def measure(_: Options, __: Path) -> Result:
+    """Return all figures; the tables are of errors, and of what the model chooses beside the best."""
+    if not DATA.is_dir():
+        raise SystemExit(f"no folder {DATA}; set UNICRON_DATA to the folder that holds 'throughput'")
     groups = vtrain()
     shipped = {name: {"fitted": name == FITTED_ON, **judged(one, costs.FITTED)} for name, one in groups.items()}
     apart = {}
     for name, group in groups.items():
         constants = fitted([other for other_name, other in groups.items() if other_name != name])
-        apart[name] = {**told(constants), **judged(group, constants)}
+        apart[name] = {**readable(constants), **judged(group, constants)}
     held = [one for one in shipped.values() if not one["fitted"]]
-    return {
-        "anchored_mape_percent": max(one["mape_percent"] for one in shipped.values()),
-        "worst_choice_slowdown_percent": max(one["slowdown_percent"] for one in shipped.values()),
-        "held_out_mape_percent": max(one["mape_percent"] for one in held),
-        "held_out_slowdown_percent": max(one["slowdown_percent"] for one in held),
-        "robust_mape_percent": max(one["mape_robust_percent"] for one in shipped.values()),
-        "spoilt_row_rise_points": max(one["spoilt_row_rise_points"] for one in shipped.values()),
-        "leave_one_out_mape_percent": max(one["mape_percent"] for one in apart.values()),
-        "constants": told(costs.FITTED),
-        "fitted_again": told(fitted([groups[FITTED_ON]])),
-        "groups": shipped,
-        "leave_one_group_out": apart,
-        "other_systems": {name: checked(each) for name, each in (sc21() | seqpar()).items()},
+    worst = {
+        "anchored_mape_percent": (shipped.values(), "mape_percent"),
+        "worst_choice_slowdown_percent": (shipped.values(), "slowdown_percent"),
+        "held_out_mape_percent": (held, "mape_percent"),
+        "held_out_slowdown_percent": (held, "slowdown_percent"),
+        "robust_mape_percent": (shipped.values(), "mape_robust_percent"),
+        "spoilt_row_rise_points": (shipped.values(), "spoilt_row_rise_points"),
+        "leave_one_out_mape_percent": (apart.values(), "mape_percent"),
     }
-
-
-# --- printing ---------------------------------------------------------------------------------------------------------
-
-
-def print_report(found: dict[str, Any]) -> None:
-    """Print the figures as tables."""
-    shown = ("rows", "mape_percent", "median_percent", "worst_percent")
-    anchors = ("mape_median_anchor_percent", "mape_best_anchor_percent", "mape_worst_anchor_percent")
-    print(f"constants, fitted on {FITTED_ON}B alone: {found['constants']}; again now: {found['fitted_again']}\n")
-    print(
-        "errors of iteration time in %, anchored on the first row; configurations are tensor/pipeline/data/microbatch"
-    )
-    print(f"{'':22}rows  mape median worst | other anchors: median best worst | none | chosen, best, slowdown %")
-    for title, key in (
-        ("constants as shipped", "groups"),
-        ("constants fitted on the other two", "leave_one_group_out"),
-    ):
-        print(f"{title}:")
-        for name, one in found[key].items():
-            status = "fitted on" if one.get("fitted") else "held out"
-            first = "{:4} {:5.2f} {:6.2f} {:5.1f}".format(*(one[each] for each in shown))
-            others = "{:22.2f} {:4.1f} {:5.1f}".format(*(one[each] for each in anchors))
-            choice = f"{one['chosen']}, {one['best']}, {one['slowdown_percent']}"
-            print(f"{name + 'B, ' + status:22}{first} | {others} | {one['mape_no_anchor_percent']:4.1f} | {choice}")
-    print("\nnever fitted on; Megatron-LM on DGX A100")
-    for name, one in found["other_systems"].items():
-        print(
-            f"{name:22}{one['rows']:4} {one['mape_percent']:5.2f}        {one['worst_percent']:5.1f} | "
-            f"without an anchor {one['mape_no_anchor_percent']}"
-        )
-    for name in ("anchored_mape_percent", "worst_choice_slowdown_percent"):
-        print(f"\n{name} {found[name]}", end="")
-    print("  (the worst group's)")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
-    if not DATA.is_dir():
-        parser.error(f"no folder {DATA}; set UNICRON_DATA to the folder that holds 'throughput'")
-    found = report()
-    if options.json:
-        flat = {name: value for name, value in found.items() if not isinstance(value, dict)}
-        print(as_json("throughput_model", flat, details={name: found[name] for name in found if name not in flat}))
-    else:
-        print_report(found)
+    figures = {name: max(one[what] for one in some) for name, (some, what) in worst.items()}
+    known = {"shipped": readable(costs.FITTED), "fitted_again": readable(fitted([groups[FITTED_ON]]))}
+    others = {name: checked(each) for name, each in (sc21() | seqpar()).items()}
+    details = {"groups": shipped, "leave_one_group_out": apart, "other_systems": others, "constants": known}
+    return Result(figures, details=details)
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

@@ -3,11 +3,10 @@
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from unicron_simulator import synthetic
+from unicron_simulator.planting import GarbageCollection, Plant, SequenceLengths, Shape, SlowWorker, StageImbalance
 from unicron_straggler.analysis import pictures
 from unicron_straggler.analysis.measures import analyze
-
-from benchmarks import synthetic
-from benchmarks.planting import GarbageCollection, Plant, SequenceLengths, Shape, SlowWorker, StageImbalance
 
 HERE = Path(__file__).parent
 JOB = Shape(dp=16, pp=4, microbatches=8, steps=6)

@@ -1,1 +1,1 @@
-"""Training scripts that know nothing of Unicron, for `benchmarks.inplace`: one shape of script each."""
+"""Training scripts that know nothing of Unicron, which `benchmarks.inplace` and `benchmarks.inplace_made` run."""

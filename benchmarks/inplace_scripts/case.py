@@ -1,4 +1,4 @@
-"""What the scripts share: data, the loss, the kill, and where results go. Of Unicron they know nothing.
+"""What the scripts import: data, the loss, the kill, and where results go. It knows nothing of Unicron.
 
 A script is started with a folder and, where one of its ranks is to be killed, with `RANK:ITERATION`.
 """
@@ -12,9 +12,7 @@ from typing import Any
 import torch
 
 FOLDER, STRIKES = Path(sys.argv[1]), sys.argv[2:]
-MARK = "struck"
-"""The file in which a process leaves its number just before it kills itself."""
-
+MARK = "struck"  # the file in which a process leaves its number just before it kills itself
 WIDTH = 8
 
 

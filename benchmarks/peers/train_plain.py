@@ -19,19 +19,18 @@ from unicron.train import watch
 
 EVERY = 5
 WIDTH, LAYERS, VOCABULARY, CONTEXT, BATCH = 128, 4, 256, 32, 2
-PACE_S = 0.05
-"""Each iteration's least time: four ranks on few cores would otherwise measure those."""
+PACE_S = 0.05  # each iteration's least time: four ranks on few cores would otherwise measure those
 
 
 class Decoder(nn.Module):
-    """A transformer of 0.87 million parameters."""
+    """A transformer, by default of 0.87 million parameters."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH, layers: int = LAYERS) -> None:
         super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, LAYERS)
-        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.embed = nn.Embedding(VOCABULARY, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers)
+        self.head = nn.Linear(width, VOCABULARY)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         """Return the logits."""
@@ -56,11 +55,11 @@ def notes_in(folder: Path) -> TextIO:
     return (folder / f"{os.getpid()}.jsonl").open("w", buffering=1)
 
 
-def raise_if_told(folder: Path, rank: int) -> None:
+def raise_if_ordered(folder: Path, rank: int) -> None:
     """Raise, once, where the benchmark says so."""
     if (folder / f"raise-{rank}").exists():
         (folder / f"raise-{rank}").unlink()
-        raise ArithmeticError("as the benchmark told")
+        raise ArithmeticError("as the benchmark ordered")
 
 
 def note(notes: TextIO, rank: int, iteration: int) -> None:
@@ -68,7 +67,7 @@ def note(notes: TextIO, rank: int, iteration: int) -> None:
     notes.write(json.dumps({"rank": rank, "pid": os.getpid(), "iteration": iteration, "at": time.time()}) + "\n")
 
 
-def main() -> None:
+def run() -> None:
     """Train until killed."""
     folder = Path(os.environ["NOTES"])
     dist.init_process_group("gloo")
@@ -87,7 +86,7 @@ def main() -> None:
         for iteration in range(begin, 10**6):
             loss = loss_of(model, batch(iteration, rank))
             loss.backward()
-            raise_if_told(folder, rank)
+            raise_if_ordered(folder, rank)
             optimizer.step()
             optimizer.zero_grad()
             if watching is not None:
@@ -100,4 +99,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run()

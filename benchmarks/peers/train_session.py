@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.peers.train_plain import Decoder, batch, loss_of, note, notes_in, raise_if_told
+from benchmarks.peers.train_plain import Decoder, batch, loss_of, note, notes_in, raise_if_ordered
 from unicron.train import Session
 
 
-def main() -> None:
+def run() -> None:
     """Train until killed."""
     folder = Path(os.environ["NOTES"])
     torch.manual_seed(0)
@@ -21,10 +21,10 @@ def main() -> None:
         for iteration in session.iterations():
             for microbatch in session.microbatches():
                 session.backward(loss_of(model, batch(iteration, microbatch)))
-                raise_if_told(folder, session.rank)
+                raise_if_ordered(folder, session.rank)
             session.step()
             note(notes, session.rank, iteration)
 
 
 if __name__ == "__main__":
-    main()
+    run()

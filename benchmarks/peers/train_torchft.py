@@ -24,14 +24,14 @@ def watch(manager: Any, scene: Watched, size: int) -> None:
     """Have the manager tell when a quorum's group has formed; its releases differ in how they form it."""
     quorum, known = manager._async_quorum, 0  # noqa: SLF001 the benchmark looks inside
 
-    def told(*args: Any, **named: Any) -> None:
+    def watching(*args: Any, **named: Any) -> None:
         nonlocal known
         quorum(*args, **named)
         if manager._quorum_id != known and manager.errored() is None:  # noqa: SLF001
             known = manager._quorum_id  # noqa: SLF001
             scene.formed(known, manager._pg.size() * size)  # noqa: SLF001
 
-    manager._async_quorum = told  # noqa: SLF001
+    manager._async_quorum = watching  # noqa: SLF001
 
 
 def wrapped(model: Any, manager: Any) -> tuple[Any, Any]:
@@ -88,7 +88,7 @@ def committed(manager: Any, scene: Watched, began: float, size: int) -> bool:
 
 
 def main() -> None:
-    """Train until told to stop."""
+    """Train until it is ended."""
     join()
     place, size = dist.get_rank(), dist.get_world_size()
     replica, replicas = number("REPLICA_GROUP_ID"), number("NUM_REPLICA_GROUPS")

@@ -52,11 +52,7 @@ class Sharded:
     """Checkpoints of sharded models, a folder each."""
 
     def __init__(self, folder: Path, parts: dict[str, Any]) -> None:
-        from torch.distributed.checkpoint import (  # noqa: PLC0415 takes a while, and plain replicas need none
-            state_dict,
-            state_dict_loader,
-            state_dict_saver,
-        )
+        from torch.distributed.checkpoint import state_dict, state_dict_loader, state_dict_saver  # noqa: PLC0415 takes a while
 
         self._load, self._save, self._api = state_dict_loader.load, state_dict_saver.save, state_dict
         self._folder, self._parts = folder / "checkpoints", parts
@@ -129,7 +125,7 @@ def layout() -> Any:
 
 
 def main() -> None:
-    """Train until told to stop."""
+    """Train until it is ended."""
     join()
     mesh = layout()
     replicas, pipeline, shard = mesh["replicate"].size(), mesh["pipeline"], mesh["shard"]

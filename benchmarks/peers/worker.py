@@ -17,8 +17,7 @@ from benchmarks.struck import Scene, Standing
 TIMEOUT = dt.timedelta(seconds=10)
 """After which the peers give a collective up: by default that takes them a minute, or half an hour."""
 
-NOBODY = -1
-"""Iteration of a process that has yet to get the state of others."""
+NOBODY = -1  # iteration of a process that has yet to get the state of others
 
 
 class Watched(Scene):

@@ -9,6 +9,7 @@ import random
 import re
 
 import pytest
+from helpers import ROOT
 from helpers.gate import gate
 from helpers.scripts import ACCELERATED, GATHERS, LIGHTNING, SPREAD, TRAINER, Run, disturbed
 from helpers.storms import SERVICES, mend
@@ -16,8 +17,9 @@ from helpers.training import running_cluster, shared, task, write_script
 from unicron_chaos.storm import Storm
 from unicron_chaos.strikes import strike
 
-from benchmarks.inplace_made import ROOT, kept, made, plain, written
-from benchmarks.inplace_verdicts import difference
+from benchmarks.inplace_scripts.made import made, written
+from benchmarks.inplace_scripts.runs import plain, results
+from benchmarks.inplace_scripts.verdicts import difference
 from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskState
 from unicron.errors import UnicronError
 
@@ -99,7 +101,7 @@ async def test_a_storm_leaves_no_trace_in_what_a_made_up_script_has_trained(scen
         view = await scene.until_state(name, TaskState.FINISHED, TaskState.FAILED)
     print(view.state, view.reason, len(run.failures))  # noqa: T201
     if view.state is TaskState.FINISHED:
-        assert not difference(kept(tmp_path / "struck"), theirs)
+        assert not difference(results(tmp_path / "struck"), theirs)
     else:
         assert view.reason
     assert struck

@@ -3,10 +3,9 @@
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from unicron_simulator import synthetic
+from unicron_simulator.planting import Shape
 from unicron_straggler.analysis.trace import OPTYPES
-
-from benchmarks import synthetic
-from benchmarks.planting import Shape
 
 SHAPE = Shape(dp=3, pp=2, microbatches=4, steps=6)
 

@@ -15,7 +15,7 @@ def run(*arguments):
     command = [sys.executable, "-m", *arguments, "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(done.stdout.splitlines()[-1])
     assert found["benchmark"] == arguments[0].partition(".")[2]
     return found["figures"]
 
@@ -41,13 +41,6 @@ def test_a_lost_node_of_a_cluster_and_its_return_are_weighed():
     assert found["decision_cpu_ms"] > 0
 
 
-def test_ranks_that_are_interrupted_in_any_collective_get_out_of_it():
-    found = run("benchmarks.wakes", "--wakes", "15")
-    assert found["wakes"] == 60
-    assert 0 < found["median_ms"] <= found["worst_ms"]
-    assert found["wrapped_us"] > 0 < found["raw_us"]
-
-
 def test_the_evaluation_is_made_with_all_its_figures():
     found = run("benchmarks.evaluation", "--seeds", "1")
     assert found["trace_a_over_megatron"] > 1
@@ -69,14 +62,13 @@ def test_the_simulator_is_timed():
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome in PATH")
 def test_the_console_is_timed_in_a_browser():
-    few = ("--events", "5", "--seconds", "2", "--nodes", "96", "--tasks", "2", "--updates", "5", "--failures", "10")
+    few = ("--events", "5", "--seconds", "2", "--nodes", "96", "--tasks", "2", "--updates", "5")
     found = run("benchmarks.console", *few)
     assert 0 < found["event_to_page_p50_ms"] <= found["event_to_page_p99_ms"]
     assert 0 < found["nodes_96_update_p50_ms"] <= found["nodes_96_update_p99_ms"]
     assert found["first_paint_ms"] > 0 < found["first_paint_96_ms"]
     assert found["pages_100_cpu_percent"] > 0 < found["memory_mb_96"]
     assert found["journal_replay_messages_s"] > 0
-    assert found["metrics_series_96"] > 96 * 8, "at least a series for each GPU"
 
 
 def test_a_rank_of_a_replica_is_struck_and_the_task_heals():

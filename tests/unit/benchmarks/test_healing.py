@@ -5,10 +5,10 @@ import importlib.util
 import msgspec
 import pytest
 
-from benchmarks import healing
+from benchmarks.harness import healing
+from benchmarks.harness.healing import dropped, recovered
+from benchmarks.harness.strikes import Note, Struck
 from benchmarks.peers import runs
-from benchmarks.peers.recovery import dropped, recovered
-from benchmarks.struck import Note, Struck
 from unicron.contracts.events import Regrouped
 
 LEFT, LOST = 1, 2
@@ -68,13 +68,6 @@ def test_a_strike_in_the_update_counts_for_the_next_iteration():
 def regrouped(worker, epoch, at, world_size=2, seconds=0.0):
     told = {"node": "node-1", "slot": 0, "task": "t", "rank": 0, "iteration": 1}
     return Regrouped(worker=worker, epoch=epoch, world_size=world_size, at=at, seconds=seconds, **told)
-
-
-def test_whole_is_when_the_last_rank_of_all_has_joined():
-    told = [regrouped("a", 0, 9.0), regrouped("b", 0, 9.0), regrouped("a", 1, 12.0, 1)]
-    assert healing.whole_s(told, 10.0, 2) is None
-    told += [regrouped("a", 2, 13.0), regrouped("c", 2, 13.5)]
-    assert healing.whole_s(told, 10.0, 2) == 3.5
 
 
 def test_an_iteration_that_is_computed_after_it_had_ended_is_redone():

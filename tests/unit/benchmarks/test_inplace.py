@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from benchmarks import inplace, inplace_made
-from benchmarks.inplace_verdicts import Run, Verdict, difference, reason, verdict, worst
+from benchmarks import inplace
+from benchmarks.inplace_scripts import named
+from benchmarks.inplace_scripts.made import made
+from benchmarks.inplace_scripts.verdicts import Run, Verdict, difference, reason, verdict, worst
 
 RIGHT, REFUSED, NOT_MEASURED, ENDED, HUNG, WRONG = Verdict
 RESULTS = {0: {"weight": torch.ones(2)}, 1: {"weight": torch.ones(2)}}
@@ -95,13 +97,16 @@ def test_scripts_count_by_the_worse_verdict_and_seconds_are_medians():
     assert peer == {"failed": 0, "undisturbed_s": 3.0}
 
 
-def test_what_is_said_of_single_scripts_is_said_of_scripts_that_exist():
-    assert set(inplace.RANKS) | set(inplace.STRIKES) <= set(inplace.scripts())
+def test_each_named_script_is_python_in_which_ranks_train_and_are_struck():
+    for name in named.CASES:
+        text = named.text(name)
+        compile(text, name, "exec")
+        assert text.index("strike(rank, iteration)") < text.rindex("keep(rank, model=")
 
 
 def test_scripts_that_are_made_up_are_python_and_the_same_each_time():
     for number in range(50):
-        text, chosen = inplace_made.made(3, number)
+        text, chosen = made(3, number)
         compile(text, "made.py", "exec")
-        assert (text, chosen) == inplace_made.made(3, number)
+        assert (text, chosen) == made(3, number)
         assert "strike(rank" in text

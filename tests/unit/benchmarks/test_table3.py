@@ -11,6 +11,7 @@ from benchmarks.table3 import (
     OTHERS,
     PLAN,
     RISING,
+    Share,
     contenders,
     draw,
     known,
@@ -74,8 +75,6 @@ def test_the_table_is_drawn(rows, tmp_path):
 
 
 def test_ratios_are_taken_to_the_plan_that_is_asked_for(rows):
-    from benchmarks.table3 import Result  # noqa: PLC0415
-
-    found = {name: Result({}, value) for name, value in rows[1]["waf_pflops"].items()}
+    found = {name: Share({}, value) for name, value in rows[1]["waf_pflops"].items()}
     assert ratios(found) == pytest.approx(rows[1]["ratio"])
     assert ratios(found, ALL_RUN) == pytest.approx(rows[1]["ratio_all_run"])

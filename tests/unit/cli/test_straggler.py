@@ -6,8 +6,8 @@ import sys
 import pytest
 from helpers.cli import invoke
 from helpers.traces import write_trace
+from unicron_simulator.planting import SlowWorker
 
-from benchmarks.planting import SlowWorker
 from unicron.errors import InvalidInputError, UnicronError
 
 

@@ -5,12 +5,75 @@ import random
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unicron_chaos import script
+from unicron_simulator import files, parameters, traces
+from unicron_straggler.analysis import reader
+from unicron_straggler.analysis.trace import Meta
 
-from benchmarks.fuzz_files import CHROME, CLUSTER, READERS, REFUSED
-from unicron.errors import InvalidInputError
+from unicron import taskfile
+from unicron.errors import InvalidInputError, UnicronError
 from unicron.files import read_text
+from unicron.rules import Rules
+from unicron.snapshots.storage.manifest import index_in, manifest_in
+from unicron.taskfile.fields import BadValueError
+from unicron.taskfile.model import read_table
+
+REFUSED = (UnicronError, BadValueError)
+"""In words that a person can do something with."""
+
+TASK = b"""name: gpt
+command: [python, train.py]
+max_workers: 8
+microbatches: 64
+iterations: 10
+env: {A: b}
+layout: {tensor: 2}
+throughput: {1: 1.0e12, 8: 6.0e12}
+"""
+TABLE = b"workers,flops\n1,1e12\n2,2e12\n"
+FAULTS = b"- at: {task: gpt, iteration: 3}\n  fault: kill-worker\n  target: {task: gpt, rank: 1}\n"
+FAILURES = b"time_s,node,kind,repair_s\n1,node-0,sev1,10\n2,node-1,sev2,\n"
+CLUSTER = b"nodes: 4\ndays: 2\nfailures: failures.csv\ntasks: case5\ngpus_per_node: 8\ndetect_minutes: 3\n"
+META = b"trial_name: x\ndp_size: 2\npp_size: 2\ntp_size: 1\nworld_size: 4\nrun_id: 3\n"
+CHROME = b"""{"traceEvents":[
+{"ph":"X","name":"forward-compute","ts":1.0,"dur":2.0,"pid":0,"args":{"rank":0,"step":1,"tp":0,"pp":0,"mb_id":0}},
+{"ph":"X","name":"backward-compute","ts":4.0,"dur":2.0,"pid":0,"args":{"rank":0,"step":1,"tp":0,"pp":0,"mb_id":0}}]}"""
+INDEX = b"""{"task":"a","iteration":1,"layout":{},"attempt":"x","place":0,
+"pieces":[{"path":["a",1],"offset":0,"length":3,"checksum":"ab"}]}"""
+MANIFEST = b"""{"version":1,"task":"a","iteration":1,"layout":{},"attempt":"x","written":1.0,"parts":[],"others":[]}"""
+
+
+def _on_disk(read):
+    def run(folder, content):
+        (folder / "failures.csv").write_bytes(FAILURES)
+        path = folder / "given"
+        path.write_bytes(content)
+        read(path)
+
+    return run
+
+
+READERS = {
+    "task": (_on_disk(taskfile.load), TASK),
+    "throughput": (_on_disk(read_table), TABLE),
+    "faults": (_on_disk(script.load), FAULTS),
+    "failures": (_on_disk(lambda path: traces.load(path, ["node-0", "node-1"])), FAILURES),
+    "cluster": (_on_disk(files.load_cluster), CLUSTER),
+    "parameters": (_on_disk(parameters.load), (ROOT / "simulator/unicron_simulator/parameters.toml").read_bytes()),
+    "meta": (_on_disk(reader.read_meta), META),
+    "chrome": (_on_disk(lambda path: reader.read_chrome(path, Meta("x", 1, 1))), CHROME),
+    "parquet": (_on_disk(lambda path: reader.read_parquet(path, Meta("x", 1, 1))), b"PAR1" + bytes(40) + b"PAR1"),
+    "index": (lambda _, content: index_in(content, "here"), INDEX),
+    "manifest": (lambda _, content: manifest_in(content, "here"), MANIFEST),
+    "rules": (
+        lambda _, content: Rules(content.decode(errors="replace")),
+        (ROOT / "unicron/rules.toml").read_bytes(),
+    ),
+}
+"""By kind of file: what reads it, given a folder and the content; and a content that is taken."""
 
 HOSTILE = [
     *(b"[", b"{", b"]", b"}", b": ", b"- ", b",", b"#", b'"', b"'", b"|\n", b"? ", b"=", b"=\n[[", b"\n"),
@@ -79,7 +142,7 @@ def test_whatever_is_in_a_file_it_is_taken_or_refused_in_few_words(kind, tmp_pat
 )  # fmt: skip
 def test_what_once_made_a_reader_fall_over_is_refused(kind, content, says, tmp_path):
     with pytest.raises(REFUSED) as caught:
-        READERS[kind].read(tmp_path, content)
+        READERS[kind][0](tmp_path, content)
     assert says in str(caught.value)
     assert len(str(caught.value)) < 20_000
 

@@ -1,19 +1,28 @@
 """What is planted is found; on the study's traces, what the study found. The benchmark does it over 200 seeds."""
 
 import json
+from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from unicron_simulator import planting, synthetic
+from unicron_simulator.planting import (
+    Communication,
+    GarbageCollection,
+    SequenceLengths,
+    Shape,
+    SlowWorker,
+    StageImbalance,
+)
 from unicron_straggler.analysis import reader
 from unicron_straggler.analysis.diagnosis import NONE, diagnose
 from unicron_straggler.analysis.measures import analyze
 from unicron_straggler.analysis.parts import COMPUTES, LENGTHS, NETWORK, PAUSES, SLOW, STAGE, parts, without
 from unicron_straggler.analysis.trace import Meta
 
-from benchmarks import planting, synthetic
 from benchmarks import straggler_diagnosis as benchmark
-from benchmarks.planting import Communication, GarbageCollection, SequenceLengths, Shape, SlowWorker, StageImbalance
 from benchmarks.straggler import DATA
 from unicron.train.balance import balance, round_robin
 
@@ -176,7 +185,8 @@ def test_the_jobs_of_the_study(name, cause, ranks):
 
 @pytest.mark.slow
 def test_the_benchmark_counts_what_was_named_for_what():
-    figures, details = benchmark.report(first=1_000_000, seeds=1, sound=3)
+    result = benchmark.measure(Namespace(first=1_000_000, seeds=1, healthy=3), Path())
+    figures, details = result.figures, result.details
     assert sum(sum(told.values()) for told in details["confusion"].values()) == len(benchmark.CASES)
     assert set(details["cases"]) == {" + ".join(case) for case in benchmark.CASES}
     assert figures["alone_right_percent"] == figures["healthy_silent_percent"] == 100

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from unicron_simulator import synthetic
+from unicron_simulator.planting import Shape
 from unicron_straggler.analysis import measures, reader
 from unicron_straggler.analysis.trace import CODES, OPTYPES, Meta
 
-from benchmarks import synthetic
-from benchmarks.planting import Shape
 from unicron.errors import InvalidInputError
 
 SHAPE = Shape(dp=3, pp=2, microbatches=4, steps=6)

@@ -7,13 +7,13 @@ from html.parser import HTMLParser
 
 import pytest
 from helpers.cli import printed
+from unicron_simulator import synthetic
+from unicron_simulator.planting import Shape, SlowWorker
 from unicron_straggler.analysis import compare, pictures, report
 from unicron_straggler.analysis.diagnosis import diagnose
 from unicron_straggler.analysis.measures import analyze
 from unicron_straggler.analysis.trace import Meta, Problem
 
-from benchmarks import synthetic
-from benchmarks.planting import Shape, SlowWorker
 from unicron.errors import InvalidInputError
 
 pytestmark = pytest.mark.slow

@@ -4,14 +4,21 @@ import dataclasses
 
 import numpy as np
 import pytest
+from unicron_simulator import synthetic
+from unicron_simulator.planting import (
+    Communication,
+    GarbageCollection,
+    SequenceLengths,
+    Shape,
+    SlowWorker,
+    StageImbalance,
+)
 from unicron_straggler.analysis import measures, simulate, tensors
 from unicron_straggler.analysis.measures import analyze
 from unicron_straggler.analysis.reader import from_rows
 from unicron_straggler.analysis.simulate import Scenario
 from unicron_straggler.analysis.trace import CODES, Meta, Trace
 
-from benchmarks import synthetic
-from benchmarks.planting import Communication, GarbageCollection, SequenceLengths, Shape, SlowWorker, StageImbalance
 from unicron.errors import InvalidInputError
 
 

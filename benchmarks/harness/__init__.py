@@ -1,0 +1,1 @@
+"""What benchmarks share: command line and output, clusters, processes, paired runs, strikes, statistics."""
