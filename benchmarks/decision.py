@@ -19,11 +19,10 @@ from benchmarks.harness.command import Figures, Options, Result, main, option
 from benchmarks.harness.stats import percentiles
 from unicron import codec, subjects
 from unicron.bus.nats import NatsBus
-from unicron.contracts.base import Message
+from unicron.contracts.base import AGENT, Message
 from unicron.contracts.events import Alert, FailureDetected, NodeAdmitted, PlanDecided, TaskSubmitted
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.contracts.tasks import Slot, TaskSpec
-from unicron.said import OF_SERVICES
 
 NODES, SLOTS, TASKS = 16, 8, 6
 REST_S = 0.05
@@ -46,7 +45,7 @@ class Journal:
     async def send(self, message: Message) -> float:
         """Put a fact into the journal; return when that began."""
         self._sent += 1
-        source = OF_SERVICES.get(type(message), "benchmark")
+        source = "benchmark" if message.SENDER in {"", AGENT} else message.SENDER
         fact = replace(message, id=f"fact-{self._sent}", at=time.time(), source=source)
         began = time.perf_counter()
         await self._bus.append(subjects.of(fact), codec.encode(fact), fact.id)

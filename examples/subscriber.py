@@ -1,7 +1,7 @@
 """A tool of your own: prints every failure and every plan of a running cluster, past ones first.
 
 It needs nats-py and msgpack, and nothing of Unicron; any language with a NATS and a msgpack library can do the same.
-docs/events.md lists the subjects and the fields of each message. `unicron credentials subscriber` says where the key is
+`unicron docs` lists the subjects and the fields of each message. `unicron credentials subscriber` says where the key is
 that it may read with; where the cluster was started with --insecure it needs none.
 
     UNICRON_NATS_NKEY=.unicron/keys/subscriber/subscriber.nk python examples/subscriber.py [nats://127.0.0.1:4222]

@@ -27,10 +27,12 @@ def _leaves(base: type[Message]) -> list[type[Message]]:
     return sorted(set(found) - set(LOCAL), key=lambda kind: kind.__name__)
 
 
+_KINDS = (events, hardware, slowdowns, stragglers, notices, commands)
+
 MESSAGES: dict[str, type[Message]] = {
     kind.__name__: kind
     for kind in _leaves(Message)
-    if kind.__module__ in {module.__name__ for module in (events, hardware, slowdowns, stragglers, notices, commands)}
+    if kind.__module__.startswith(tuple(module.__name__ for module in _KINDS))
 }
 QUERIES: tuple[type[queries.Query], ...] = tuple(
     kind

@@ -1,4 +1,4 @@
-"""Makes docs/events.md from the contracts: each subject with its fields, their types and units, and an example."""
+"""The page of all messages: each subject with its fields, their types and units, and an example."""
 
 import enum
 import inspect
@@ -26,9 +26,9 @@ from unicron.contracts import (
     tasks,
     timings,
 )
-from unicron.contracts.base import Message, Record
+from unicron.contracts.base import AGENT, Message, Record
 from unicron_cli.output import say
-from unicron_cli.samples import origin, sample
+from unicron_cli.samples import sample
 
 HEAD = """\
 # Events
@@ -121,7 +121,7 @@ class Field(typing.NamedTuple):
 
 
 def render() -> str:
-    """Return the text of docs/events.md."""
+    """Return the page as Markdown."""
     parts = [HEAD, "## In every message\n", _table(_fields(Message))]
     for heading, kinds in _chapters():
         parts.append(f"## {heading}\n")
@@ -157,9 +157,9 @@ def _chapters() -> Iterator[tuple[str, list[type[Message]]]]:
         (kind for kind in codec.MESSAGES.values() if kind.__module__ != commands.__name__),
         key=lambda kind: (kind.__module__, list(vars(sys.modules[kind.__module__])).index(kind.__name__)),
     )
-    for title in dict.fromkeys(origin(kind) for kind in facts):
-        lead = "Telemetry" if title == "telemetry" else f"Facts {title}"
-        yield lead, [kind for kind in facts if origin(kind) == title]
+    for sender in dict.fromkeys(kind.SENDER for kind in facts):
+        lead = {AGENT: "agents", "": "anybody"}.get(sender, f"the {sender} service")
+        yield f"Facts and telemetry from {lead}", [kind for kind in facts if sender == kind.SENDER]
     yield "Commands", [kind for kind in codec.MESSAGES.values() if kind.__module__ == commands.__name__]
 
 
@@ -232,5 +232,5 @@ def _table(fields: list[Field]) -> str:
 
 
 def docs() -> None:
-    """Print docs/events.md, made from the contracts."""
+    """Print what every message holds, as Markdown made from the contracts."""
     say(render(), nl=False)

@@ -1,22 +1,16 @@
 """An example of every message and record, for the documentation."""
 
 import enum
-import functools
-import inspect
-import re
-import sys
 import types
 import typing
 from typing import Any
 
 import msgspec
 
-from unicron.contracts import commands
-from unicron.contracts.base import Message
+from unicron.contracts.base import AGENT, Message
 from unicron.contracts.queries import SaverView
 from unicron.contracts.states import Keeper
 from unicron.contracts.tasks import ParallelLayout
-from unicron.services import SERVICES
 
 VALUES: dict[str, Any] = {
     "id": "9f2c1d5e8a7b4c60",
@@ -170,16 +164,4 @@ def _filled(kind: type[msgspec.Struct]) -> msgspec.Struct:
 
 
 def _source(kind: type[Message]) -> str:
-    if kind.__module__ == commands.__name__:
-        return "transition"
-    words = origin(kind).split()
-    return next((name for name in SERVICES if name in words), "detector" if "anybody" in words else "node-1")
-
-
-@functools.cache
-def origin(kind: type[Message]) -> str:
-    """Return in which part of the contracts `kind` stands, by the comment above it: "from agents", "telemetry"."""
-    # without inspect.getsourcelines: it parses a whole module for one class
-    before, _, _ = inspect.getsource(sys.modules[kind.__module__]).partition(f"\nclass {kind.__name__}(")
-    titles: list[str] = re.findall(r"^# --- ([\w ]+)", before, re.MULTILINE)
-    return titles[-1].strip()
+    return {AGENT: "node-1", "": "detector"}.get(kind.SENDER, kind.SENDER)

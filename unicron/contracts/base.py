@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Self
+from typing import ClassVar, Self
 
 import msgspec
 
@@ -24,8 +24,12 @@ class Word(StrEnum):
         return cls("unknown") if isinstance(value, str) and value != "unknown" else None
 
 
+AGENT = "agent"
+"""As `Message.SENDER`: the agent of the node that the message is about."""
+
+
 class Message(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
-    """A fact, a command or a piece of telemetry.
+    """A fact, a command or a piece of telemetry; as text, it is a sentence for people.
 
     Cores leave these four fields blank; the service shell fills them in with `descend`.
 
@@ -34,12 +38,19 @@ class Message(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
         at: Unix seconds at which the source made the message.
         source: name of the node or service that sent it.
         correlation: id of the first fact of the chain this message belongs to.
+        SENDER: who may send it: an agent or a service; empty: anybody.
     """
+
+    SENDER: ClassVar[str] = ""
 
     id: Label = ""
     at: Moment = 0.0
     source: Label = ""
     correlation: Label = ""
+
+    def __str__(self) -> str:
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in Message.__struct_fields__}
+        return " ".join(f"{name}={value}" for name, value in values.items() if value not in ("", [], None))
 
     @property
     def key(self) -> str:

@@ -4,10 +4,11 @@ Every command names its target node and carries the sender's fencing token; an a
 highest it has seen.
 """
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from unicron.contracts.base import Message
 from unicron.contracts.ranges import Count, Few, Label, Many, Moment, Name, Number, Seconds, Size, Text
+from unicron.contracts.sentences import after, where
 from unicron.contracts.states import Keeper, ParkedSnapshot, Saver, StateRef
 from unicron.contracts.storage import Saving, StoredPart
 from unicron.contracts.tasks import Member, ParallelLayout, TaskSpec
@@ -21,6 +22,8 @@ class Command(Message, kw_only=True, frozen=True):
         incarnation: the node's, as far as the sender knows; an agent that has joined anew since lets the command pass,
             because what it said when it joined is still on its way to the sender.
     """
+
+    SENDER: ClassVar[str] = "transition"
 
     node: Name
     token: Size = 0
@@ -54,6 +57,10 @@ class StartWorker(Command, kw_only=True, frozen=True):
     group: Number = 0
     groups: Number = 1
 
+    def __str__(self) -> str:
+        place = f" for place {self.place} of {self.layout.degrees}" if self.layout.replica_workers > 1 else ""
+        return f"start {where(self)}{place}"
+
 
 class StopWorker(Command, kw_only=True, frozen=True):
     """Kill the worker process `worker`, if it lives."""
@@ -62,6 +69,9 @@ class StopWorker(Command, kw_only=True, frozen=True):
     worker: Name
     task: Name
     reason: Text = ""
+
+    def __str__(self) -> str:
+        return f"stop {where(self)}{after(': ', self.reason)}"
 
 
 class DropStates(Command, kw_only=True, frozen=True):
@@ -76,6 +86,10 @@ class DropStates(Command, kw_only=True, frozen=True):
     names: Annotated[list[Label], Few]
     workers: Annotated[list[Label], Many] = []
 
+    def __str__(self) -> str:
+        left = [*self.names, *(f"all of {each}" for each in self.workers)]
+        return f"remove what was left behind on {self.node}: {', '.join(left)}"
+
 
 class SaveStates(Command, kw_only=True, frozen=True):
     """Have some of the task's workers on this node save their states now and then, and no others.
@@ -86,6 +100,9 @@ class SaveStates(Command, kw_only=True, frozen=True):
 
     task: Name
     savers: Annotated[list[Saver], Few]
+
+    def __str__(self) -> str:
+        return f"save on {self.node}: {', '.join(map(_saver, self.savers)) or 'nothing any more'}"
 
 
 class CopyState(Command, kw_only=True, frozen=True):
@@ -100,6 +117,9 @@ class CopyState(Command, kw_only=True, frozen=True):
     state: StateRef
     keeper: Keeper
 
+    def __str__(self) -> str:
+        return f"copy {self.state.location.name} from {self.node} to {self.keeper.node}"
+
 
 class StoreState(Command, kw_only=True, frozen=True):
     """Write a state that lies in this node's memory to storage, for it is not to stay there.
@@ -113,9 +133,15 @@ class StoreState(Command, kw_only=True, frozen=True):
     state: StateRef
     saving: Saving
 
+    def __str__(self) -> str:
+        return f"write {self.state.location.name} on {self.node} to {self.saving.root}"
+
 
 class ReleaseNode(Command, kw_only=True, frozen=True):
     """Go, since you want to: no worker of this node is counted on, and no state lies on it alone."""
+
+    def __str__(self) -> str:
+        return f"nothing on {self.node} is needed any more: it may go"
 
 
 class FindStates(Command, kw_only=True, frozen=True):
@@ -127,6 +153,9 @@ class FindStates(Command, kw_only=True, frozen=True):
 
     task: Name
     search: Count
+
+    def __str__(self) -> str:
+        return f"tell what {self.node} has of {self.task}"
 
 
 class CommitCheckpoint(Command, kw_only=True, frozen=True):
@@ -142,6 +171,9 @@ class CommitCheckpoint(Command, kw_only=True, frozen=True):
     saving: Saving
     parts: Annotated[list[StoredPart], Many]
     since: Moment
+
+    def __str__(self) -> str:
+        return f"complete the checkpoint of iteration {self.saving.iteration} of {self.task}"
 
 
 class FindCheckpoint(Command, kw_only=True, frozen=True):
@@ -161,6 +193,9 @@ class FindCheckpoint(Command, kw_only=True, frozen=True):
     since: Moment
     iteration: Number = -1
     before: Number = -1
+
+    def __str__(self) -> str:
+        return f"look at {self.root} for a checkpoint of {self.task}"
 
 
 class Regroup(Command, kw_only=True, frozen=True):
@@ -195,3 +230,13 @@ class Regroup(Command, kw_only=True, frozen=True):
     leaving: bool = False
     shelf: ParkedSnapshot | None = None
     cause: Text = ""
+
+    def __str__(self) -> str:
+        seats = map(self.layout.seat_name, self.ranks)
+        here = ", ".join(f"{seat}={each.worker}" for seat, each in zip(seats, self.members, strict=False))
+        leaving = " to leave the states behind" * self.leaving
+        return f"form epoch {self.epoch} of {self.task}{leaving}, {self.world_size} workers, here {here}"
+
+
+def _saver(saver: Saver) -> str:
+    return f"{saver.worker}{after(' with copies on ', ', '.join(keeper.node for keeper in saver.keepers))}"

@@ -1,9 +1,10 @@
 """What a node's kernel and the drivers of its GPUs tell of the machine."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from unicron.contracts.base import Message, Record
+from unicron.contracts.base import AGENT, Message, Record
 from unicron.contracts.ranges import Amount, Count, Few, Label, Name, Number, Size
+from unicron.contracts.sentences import after
 
 # --- from agents -----------------------------------------------------------------------------------------------------
 
@@ -18,12 +19,21 @@ class FaultLogged(Message, kw_only=True, frozen=True):
         printed: that worker wrote it. Anybody's script may write anything, so it only explains what fails.
     """
 
+    SENDER: ClassVar[str] = AGENT
+
     node: Name
     text: Label
     slot: Number = -1
     task: Name = ""
     worker: Name = ""
     printed: bool = False
+
+    def __str__(self) -> str:
+        return (
+            f"{self.worker} on {self.node} wrote: {self.text}"
+            if self.printed
+            else f"{self.node} logged{after(' of ', self.worker)}: {self.text}"
+        )
 
 
 class Gpu(Record, kw_only=True, frozen=True):
@@ -77,6 +87,8 @@ class GpusSampled(Message, kw_only=True, frozen=True):
     Attributes:
         gpus: those that answer.
     """
+
+    SENDER: ClassVar[str] = AGENT
 
     node: Name
     gpus: Annotated[list[Gpu], Few]

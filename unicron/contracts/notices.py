@@ -1,6 +1,6 @@
 """What operators are told, and by which channels: incidents, notices of them, and facts of the notifier."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from unicron.contracts.base import Message, Record, Word
 from unicron.contracts.ranges import Amount, Count, Few, Label, Moment, Text
@@ -164,10 +164,15 @@ class NotificationDecided(Message, kw_only=True, frozen=True):
         text: its title.
     """
 
+    SENDER: ClassVar[str] = "notifier"
+
     incident: Label
     phase: Phase
     channels: Annotated[list[Label], Few]
     text: Text
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.channels)} {'say' if len(self.channels) > 1 else 'says'} ({self.phase}): {self.text}"
 
 
 class NotificationSent(Message, kw_only=True, frozen=True):
@@ -180,10 +185,16 @@ class NotificationSent(Message, kw_only=True, frozen=True):
         attempts: that this took.
     """
 
+    SENDER: ClassVar[str] = "notifier"
+
     incident: Label
     channel: Label
     delivery: Label
     attempts: Count
+
+    def __str__(self) -> str:
+        attempts = f", after {self.attempts} attempts" if self.attempts > 1 else ""
+        return f"{self.channel} has taken {self.delivery}{attempts}"
 
 
 class NotificationFailed(Message, kw_only=True, frozen=True):
@@ -195,10 +206,15 @@ class NotificationFailed(Message, kw_only=True, frozen=True):
         delivery: id of the notice.
     """
 
+    SENDER: ClassVar[str] = "notifier"
+
     incident: Label
     channel: Label
     delivery: Label
     reason: Text
+
+    def __str__(self) -> str:
+        return f"{self.channel} has not taken {self.delivery}: {self.reason}"
 
 
 class IncidentAcknowledged(Message, kw_only=True, frozen=True):
@@ -209,5 +225,10 @@ class IncidentAcknowledged(Message, kw_only=True, frozen=True):
         by: who.
     """
 
+    SENDER: ClassVar[str] = "notifier"
+
     incident: Label
     by: Text
+
+    def __str__(self) -> str:
+        return f"{self.by} sees to {self.incident}"

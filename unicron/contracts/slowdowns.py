@@ -1,8 +1,8 @@
 """Iterations that take longer than usual: what agents time, and what the detector makes of it (paper section 4.1)."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from unicron.contracts.base import Message, Record
+from unicron.contracts.base import AGENT, Message, Record
 from unicron.contracts.ranges import Amount, Count, Few, Label, Many, Name, Number, Seconds
 
 ALL_SLOW = 1.1
@@ -50,6 +50,8 @@ class ComputeTimed(Message, kw_only=True, frozen=True):
         pressure: share of the time, lately, for which something that could run on this machine waited for a core.
     """
 
+    SENDER: ClassVar[str] = AGENT
+
     node: Name
     task: Name
     epoch: Number
@@ -74,6 +76,8 @@ class SlowdownDetected(Message, kw_only=True, frozen=True):
         busy: nodes whose machines have more to do than they have cores for, where that may be all that it is; that is
             told once of a task.
     """
+
+    SENDER: ClassVar[str] = "detector"
 
     task: Name
     epoch: Number
@@ -102,6 +106,9 @@ class SlowdownDetected(Message, kw_only=True, frozen=True):
             return text
         return f"{text}; host busy: more wants to run on {', '.join(self.busy)} than there are cores (told once)"
 
+    def __str__(self) -> str:
+        return f"{self.task} is slow: {self.text}"
+
 
 class SlowdownEnded(Message, kw_only=True, frozen=True):
     """What `SlowdownDetected` told of a task is over.
@@ -112,6 +119,8 @@ class SlowdownEnded(Message, kw_only=True, frozen=True):
         reason: why, for a person.
     """
 
+    SENDER: ClassVar[str] = "detector"
+
     task: Name
     epoch: Number
     iteration: Number
@@ -119,3 +128,6 @@ class SlowdownEnded(Message, kw_only=True, frozen=True):
     usual_s: Seconds
     recent_s: Seconds
     reason: Label
+
+    def __str__(self) -> str:
+        return f"{self.task} takes {self.recent_s:.3g} s an iteration: {self.reason}"

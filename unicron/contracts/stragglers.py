@@ -1,7 +1,10 @@
 """Facts of the straggler service."""
 
+from typing import ClassVar
+
 from unicron.contracts.base import Message
 from unicron.contracts.ranges import Amount, Count, Label, Name, Number, Text
+from unicron.contracts.sentences import after, where
 
 # --- from the straggler service --------------------------------------------------------------------------------------
 
@@ -13,8 +16,13 @@ class RecordingSwitched(Message, kw_only=True, frozen=True):
         share: of the iterations, 0 (none) to 1 (each).
     """
 
+    SENDER: ClassVar[str] = "straggler"
+
     task: Name
     share: float
+
+    def __str__(self) -> str:
+        return f"{self.task}: {self.share:.3g} of the iterations are recorded"
 
 
 class StragglerDetected(Message, kw_only=True, frozen=True):
@@ -33,6 +41,8 @@ class StragglerDetected(Message, kw_only=True, frozen=True):
         drain: the registry takes the node out of use for it, as if a user had said so.
     """
 
+    SENDER: ClassVar[str] = "straggler"
+
     task: Name
     epoch: Number
     world_size: Count
@@ -49,3 +59,9 @@ class StragglerDetected(Message, kw_only=True, frozen=True):
     evidence: Text = ""
     cure: Text = ""
     drain: bool = False
+
+    def __str__(self) -> str:
+        return (
+            f"{self.task} is {self.slowdown:.2f} times as slow as it could be: {self.diagnosis}"
+            f"{f' {where(self)}' if self.worker else ''}{', its node is drained' * self.drain}{after(': ', self.cure)}"
+        )

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from unicron import codec, proofs, subjects
 from unicron.aio import insist
+from unicron.contracts.base import AGENT
 from unicron.contracts.commands import Regroup, StartWorker
 from unicron.contracts.events import FailureDetected, IterationFinished, NodeAdmitted, TaskSubmitted, WorkerExited
 from unicron.contracts.queries import GetLoad, Reply
 from unicron.contracts.slowdowns import Computed, ComputeTimed, SlowdownDetected
 from unicron.contracts.tasks import Member, TaskSpec
-from unicron.said import OF_SERVICES
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,8 @@ class Cluster:
 
     async def say(self, fact):
         self.count += 1
-        fact = replace(fact, id=f"{self.count}", source=OF_SERVICES.get(type(fact)) or fact.node, at=time.time())
+        source = fact.node if fact.SENDER == AGENT else fact.SENDER
+        fact = replace(fact, id=f"{self.count}", source=source, at=time.time())
         if isinstance(fact, subjects.TELEMETRY):
             await insist(lambda: self.bus.tell(subjects.of(fact), codec.encode(fact)), "telling")
         else:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from unicron_cli.samples import sample
 
 from unicron import codec, subjects
-from unicron.contracts.base import LOCAL, Started
+from unicron.contracts.base import AGENT, LOCAL, Started
 from unicron.contracts.commands import StopWorker
 from unicron.contracts.events import (
     Alert,
@@ -35,7 +35,8 @@ from unicron.contracts.queries import GetStatus
 from unicron.contracts.ranges import AHEAD_S, BEHIND_S, MOST_NUMBER
 from unicron.contracts.tasks import WorkerStatus
 from unicron.errors import InvalidInputError
-from unicron.said import OF_NODES, OF_SERVICES, received
+from unicron.said import received
+from unicron.services import SERVICES
 
 GOOD = st.from_regex(re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII), fullmatch=True)
 BAD = st.text(max_size=80).filter(lambda text: not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", text))
@@ -93,10 +94,11 @@ def test_a_node_can_tell_of_no_order_but_of_faults_of_its_own():
             heard(forged)
 
 
-def test_of_each_message_it_is_known_who_says_it():
-    bus = {kind for kind in codec.MESSAGES.values() if not issubclass(kind, DeadLetter | Alert | OrderTaken)}
-    assert bus == {*OF_NODES, *OF_SERVICES}
-    assert not {*OF_NODES} & {*OF_SERVICES}
+def test_each_message_type_names_its_sender_and_what_an_agent_sends_its_node():
+    kinds = codec.MESSAGES.values()
+    assert {kind for kind in kinds if not kind.SENDER} == {DeadLetter, Alert, OrderTaken}
+    assert {kind.SENDER for kind in kinds} - {"", AGENT} <= {*SERVICES}
+    assert [kind for kind in kinds if kind.SENDER == AGENT and "node" not in kind.__struct_fields__] == []
 
 
 @given(GOOD, GOOD)

@@ -10,7 +10,8 @@ import pytest
 from helpers.cores import Cores
 from unicron_simulator.claims import ABOUT_TASKS, CLAIMS, Claim
 
-from unicron.contracts.base import CancelTimer, SetTimer
+from unicron import codec
+from unicron.contracts.base import AGENT, CancelTimer, SetTimer
 from unicron.contracts.commands import Command, CopyState, FindStates, Regroup, StartWorker
 from unicron.contracts.events import (
     NodeHeartbeat,
@@ -18,13 +19,11 @@ from unicron.contracts.events import (
     NodeLeaving,
     NodeLeft,
     WorkerExited,
-    WorkerFact,
     WorkerRaised,
 )
 from unicron.contracts.hardware import GpusSampled
 from unicron.contracts.queries import DrainNode, PauseTask, SaveTask, SubmitTask
 from unicron.contracts.tasks import Slot, TaskSpec, TaskState
-from unicron.said import OF_NODES
 
 SPEC = TaskSpec(name="gpt", command=["x"], min_workers=4, max_workers=4, iterations=50, checkpoints="/r")
 ROOT = {"root": SPEC.checkpoints}
@@ -96,7 +95,7 @@ def of_others(out, node):
 
 
 def test_the_table_has_every_fact_that_a_node_may_say():
-    assert set(CLAIMS) >= {*OF_NODES, *WorkerFact.__subclasses__()}
+    assert set(CLAIMS) >= {kind for kind in codec.MESSAGES.values() if kind.SENDER == AGENT}
 
 
 @pytest.mark.parametrize("phase", PHASES)

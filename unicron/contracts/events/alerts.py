@@ -1,0 +1,91 @@
+"""What anybody may say, and what could not be carried out."""
+
+from typing import ClassVar
+
+from unicron.contracts.base import AGENT, Message
+from unicron.contracts.failures import Cure
+from unicron.contracts.ranges import Label, Name, Number, Text, Who
+from unicron.contracts.sentences import after
+
+
+class CommandRefused(Message, kw_only=True, frozen=True):
+    """An agent did not carry out a command, and why."""
+
+    SENDER: ClassVar[str] = AGENT
+
+    node: Name
+    command: Label
+    reason: Text
+    task: Name = ""
+    worker: Name = ""
+
+    def __str__(self) -> str:
+        return f"{self.node} refused {self.command}{after(' of ', self.worker)}: {self.reason}"
+
+
+class AttemptFailed(Message, kw_only=True, frozen=True):
+    """A cure did not work; the detector climbs the ladder.
+
+    Attributes:
+        action: what was tried.
+    """
+
+    SENDER: ClassVar[str] = "transition"
+
+    task: Name
+    action: Cure
+    reason: Text
+    node: Name = ""
+    slot: Number = -1
+    worker: Name = ""
+
+    def __str__(self) -> str:
+        return f"{self.action} of {' '.join(filter(None, (self.worker or self.task, self.node)))} failed: {self.reason}"
+
+
+class DeadLetter(Message, kw_only=True, frozen=True):
+    """A message that could not be used; it was put aside and the service went on.
+
+    Attributes:
+        subject: where it came in.
+        error: what was wrong with it.
+        payload: its first 4 KiB.
+    """
+
+    subject: Label
+    error: Text
+    payload: bytes = b""
+
+    def __str__(self) -> str:
+        return f"on {self.subject}: {self.error} ({len(self.payload)} bytes put aside)"
+
+
+class OrderTaken(Message, kw_only=True, frozen=True):
+    """A service or an agent took an order; what follows from it is in the same chain. Those refused are not told.
+
+    Attributes:
+        order: its type.
+        text: what was answered, for a person.
+        by: who gave it, as they call themselves; empty where they don't.
+        task, node: what it is about, where that is one of them.
+    """
+
+    order: Label
+    text: Text
+    by: Who = ""
+    task: Name = ""
+    node: Name = ""
+
+    def __str__(self) -> str:
+        return f"{self.by or 'somebody'} ordered {self.order}: {self.text}"
+
+
+class Alert(Message, kw_only=True, frozen=True):
+    """Something a person should look at."""
+
+    text: Text
+    node: Name = ""
+    task: Name = ""
+
+    def __str__(self) -> str:
+        return str(self.text)
