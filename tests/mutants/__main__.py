@@ -80,7 +80,7 @@ OUTCOMES = {0: "passed", 2: "unusable", 4: "unusable", -signal.SIGXCPU: "limit",
 
 def files_of(room: Room) -> list[str]:
     found = [
-        path for each in room.code for path in ([ROOT / each] if each.endswith(".py") else (ROOT / each).iterdir())
+        path for each in room.code for path in ([ROOT / each] if each.endswith(".py") else (ROOT / each).rglob("*.py"))
     ]
     return sorted(str(path.relative_to(ROOT)) for path in found if path.suffix == ".py" and path.stem not in LEFT_OUT)
 

@@ -83,7 +83,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
     # --- what is asked at each look at a task ------------------------------------------------------------------------
 
     def find(self, cluster: Cluster, group: WorkerGroup) -> list[Message]:
-        """Have the nodes asked that may have copies, where no living worker has some part of the task's state."""
+        """Return the commands that ask nodes for copies, where no living worker has some part of the task's state."""
         if group.state.ended or not self.needed(group):
             self.search = None
             return []
@@ -103,9 +103,9 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return search is not None and (not search.over or bool(self.exhausted(group))) and self.needed(group)
 
     def save(self, cluster: Cluster, group: WorkerGroup) -> list[Message]:
-        """Have the right workers save their states, and removed what is of no use: older ones, once theirs are whole.
+        """Return the commands that have the right workers save their states, and that remove what is of no use.
 
-        So is what members that are gone were to take back.
+        Older copies are, once those of all who save now are whole; and what members that are gone were to take back.
         """
         back = group.membership.taken_back
         out = remove(cluster, group.spec.name, [back.pop(name) for name in back.keys() - group.workers.keys()])
@@ -117,7 +117,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return out
 
     def move(self, cluster: Cluster, group: WorkerGroup) -> list[Message]:
-        """Have what is parked taken from where it is not to stay: to other nodes, or else to storage."""
+        """Return the commands that move what is parked from where it is not to stay: to other nodes, or to storage."""
         parked = self.parked
         if parked is None and not self.parking.copying and self.retirement.attempt is None:
             return []
@@ -128,9 +128,9 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return out + self.retirement.retire(cluster, group, parked, at_once=stranded)
 
     def park(self, cluster: Cluster, group: WorkerGroup) -> list[Message]:
-        """Park what members have left behind, if all have who are to; else, where one is parked, have that removed.
+        """Park what members have left behind, once all have who are to, and look for nothing any more.
 
-        Nothing that a node may yet find is newer, so nothing is looked for any more.
+        Where a snapshot is parked already, what some members have left behind is of no use, and is removed.
         """
         whole = group.membership.left_behind()
         if whole is None and self.parked is None:

@@ -94,16 +94,7 @@ def node_to_look(cluster: Cluster, group: WorkerGroup) -> str:
 def find_order(
     cluster: Cluster, group: WorkerGroup, node: str, number: int, *, before: int | None, iteration: int = -1
 ) -> FindCheckpoint:
-    """Return the command that has a node look at the storage.
-
-    Args:
-        cluster: of the node.
-        group: the task's.
-        node: that looks.
-        number: that the answer repeats.
-        before: an iteration below which the checkpoint is to be; None for any.
-        iteration: of the one checkpoint that is wanted; -1 for the newest.
-    """
+    """Return the command that has a node look for the newest checkpoint below `before`, or for that of `iteration`."""
     return FindCheckpoint(
         **cluster.to(node),
         task=group.spec.name,
