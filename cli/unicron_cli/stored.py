@@ -41,9 +41,9 @@ def mount(app: typer.Typer) -> None:
 
 def list_(at: At, task: OneOrAll = "", as_json: Json = False) -> None:
     """Show the checkpoints, newest first, without reading them."""
-    from unicron.snapshots.storage import catalog  # noqa: PLC0415
-
     storage = _storage(at)
+    from unicron.snapshots.storage import catalog  # noqa: PLC0415 by now what it needs is there
+
     found = {each: catalog.found(storage, each) for each in ([task] if task else catalog.tasks(storage))}
     if as_json:
         print_json([_as_record(name, each) for name, every in found.items() for each in every])
@@ -70,9 +70,9 @@ def show(at: At, task: Task, step: Step = None, as_json: Json = False) -> None:
 
 def verify(at: At, task: OneOrAll = "", step: Step = None, as_json: Json = False) -> None:
     """Read the complete checkpoints and tell which files are not as they were written; exit with 1 if any is not."""
-    from unicron.snapshots.storage import catalog  # noqa: PLC0415
-
     storage = _storage(at)
+    from unicron.snapshots.storage import catalog  # noqa: PLC0415 by now what it needs is there
+
     rows = []
     for name in [task] if task else catalog.tasks(storage):
         every = [_one(storage, name, step)] if step is not None else catalog.found(storage, name)
@@ -100,9 +100,9 @@ def restore(
 
     Without --step it is the newest that is as it was written.
     """
-    from unicron.snapshots.storage import catalog  # noqa: PLC0415
-
     storage = _storage(at)
+    from unicron.snapshots.storage import catalog  # noqa: PLC0415 by now what it needs is there
+
     with needs("unicron checkpoints restore", "agent"):
         from unicron.train import whole  # noqa: PLC0415
         from unicron.train.stored import reading  # noqa: PLC0415
@@ -136,9 +136,10 @@ def prune(
 
     The newest that is as it was written always stays.
     """
-    from unicron.snapshots.storage import catalog  # noqa: PLC0415
+    storage = _storage(at)
+    from unicron.snapshots.storage import catalog  # noqa: PLC0415 by now what it needs is there
 
-    done = catalog.prune(_storage(at), task, keep, time.time())
+    done = catalog.prune(storage, task, keep, time.time())
     if as_json:
         print_json(done)
         return

@@ -1,10 +1,13 @@
 """`unicron checkpoints`, as a user types it."""
 
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
 from unicron_cli.main import app
+
+from unicron.errors import UnicronError
 
 
 def checkpoints(*words):
@@ -37,3 +40,12 @@ def test_more_copies_than_nodes_are_told():
 
 def test_no_nodes_are_refused():
     assert checkpoints("odds", "--nodes", "0").exit_code == 2
+
+
+@pytest.mark.parametrize("words", [("list",), ("verify",), ("prune", "gpt"), ("show", "gpt")])
+def test_without_fsspec_the_extra_is_named(words, monkeypatch, tmp_path):
+    for name in [name for name in sys.modules if name.startswith("unicron.snapshots.storage")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(UnicronError, match=r"pip install '\.\[storage\]'"):
+        checkpoints(*words, "--at", str(tmp_path))
