@@ -1,6 +1,5 @@
 """What ranks do with a state before they update it: compare it among replicas, try it, and have it stored."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -73,18 +72,13 @@ class Duties:
         self._asked = 0
 
     def join(self, plan: Resumption, standings: Sequence[Standing], *, taken: bool = False) -> None:
-        """Have the duties of all members; where one of them took a state, states are to be compared.
-
-        This iteration's state is not saved, as its end would wait for that: what was saved before is still there, and
-        the next iteration's is saved.
-        """
+        """Have the duties of all members; where one of them took a state, states are to be compared."""
         handed = {Due.COMPARE} if any(plan.sources) or plan.lacking else set[Due]()
         if plan.shelf and plan.lacking and (source := _source(plan.shelf)):
             handed.add(Due.TRY)
             self._source = source
-        due = frozenset(handed).union(*(each.due for each in standings))
-        self.due = due if Due.STORE in due else due - {Due.SAVE}
-        self._taken, self._saved_at = self._taken or taken, -math.inf
+        self.due = frozenset(handed | {Due.SAVE}).union(*(each.due for each in standings))
+        self._taken, self._saved_at = self._taken or taken, self._shell.now()
 
     def announce(self, *, saved: bool) -> None:
         """Have the next state saved or stored where it is time for that, or this one should be and is not saved."""

@@ -27,7 +27,7 @@ from unicron.train.channel import Channel
 from unicron.train.drill import Drill
 from unicron.train.files import Files
 from unicron.train.iteration import WorkerCore
-from unicron.train.kinds import NotCarriedError
+from unicron.train.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.loops import Loops
 from unicron.train.objects import LARGE_BYTES
 from unicron.train.parallel import Parallel
@@ -279,7 +279,8 @@ class InPlace:
     def _give_up(self, error: NotCarriedError, *, uncarried: bool = False) -> None:
         """Say that this process can't come to where its script was; where all have begun again, nor would others."""
         if uncarried or (self._inner is not None and self._inner.again):
-            at = {"epoch": self._core.epoch, "iteration": self._core.iteration}
+            none = isinstance(error, OwnCheckpointNewerError)  # then no older copy can be used either
+            at = {"epoch": self._core.epoch, "iteration": 0 if none else self._core.iteration}
             self._shell.say(Unusable(**at, copies="copies", reason=str(error), uncarried=uncarried))
 
     def _become(self) -> None:

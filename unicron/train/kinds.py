@@ -23,6 +23,10 @@ class NotCarriedError(InvalidInputError):
     """Something of a script can't be had by another process; its text names it."""
 
 
+class OwnCheckpointNewerError(NotCarriedError):
+    """A script has begun from a checkpoint of its own that is newer than the snapshot to be taken, and so than any."""
+
+
 class Kind:
     """Objects of a kind, whose state can be looked at, taken, and put into another one of the kind.
 

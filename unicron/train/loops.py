@@ -15,7 +15,7 @@ import torch
 from unicron.train.heard import Heard, Results
 from unicron.train.injected import InjectedFault
 from unicron.train.instrument import LIBRARIES, NAME
-from unicron.train.kinds import NotCarriedError
+from unicron.train.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.limit import TimeLimit
 from unicron.train.objects import Call
 from unicron.train.points import Point, Points, known
@@ -94,7 +94,7 @@ class Loops:
             at.draws = True
             position = at.position = Counted(iterable, [])  # what it is given is noted as `drawn`
             if to is not None:
-                yield from self._first(at, to, position, numbered)
+                yield from self._first(at, to, position, numbered, iterable)
             while True:
                 at.draws = True
                 try:
@@ -109,16 +109,22 @@ class Loops:
         finally:
             self._leave(depth)
 
-    def _first(self, at: At, to: list[Any], position: Counted, numbered: bool) -> Iterator[Any]:
+    def _first(
+        self, at: At, to: list[Any], position: Counted, numbered: bool, iterable: Iterable[Any]
+    ) -> Iterator[Any]:
         """Hand out what the others' bodies are about."""
         count, number = to[2], to[4]
         later: tuple[Any, ...] = ()
         if number is not None:  # a script that has begun from a checkpoint of its own counts from there
             item = first = next(position, None)
+            if first != number + 1 and isinstance(iterable, range) and number not in iterable:
+                item = None  # which a range of a million says at once
             while item is not None and item != number and first != number + 1:
                 item = next(position, None)
-            if item is None:  # where a checkpoint of its own is newer than what is to be taken, all begin from that
-                error = NotCarriedError(f"the others are at {number} of the loop at {at.place}, which has no such here")
+            if item is None:
+                newer = isinstance(first, int) and first > number
+                text = f"the others are at {number} of the loop at {at.place}, which has no such here"
+                error = OwnCheckpointNewerError(text) if newer else NotCarriedError(text)
                 self._leave_record(error)
                 raise error
             item, later = number, (first,) * (item != number)  # its checkpoint is of the end of this one

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from unicron.train.instrument import NAME, instrument
-from unicron.train.kinds import NotCarriedError
+from unicron.train.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.loops import Loops
 from unicron.train.under_way import Record
 
@@ -134,9 +134,10 @@ def test_a_script_that_has_begun_from_a_checkpoint_is_where_the_others_are_thoug
 def test_where_a_checkpoint_of_its_own_is_newer_than_where_the_others_are_that_is_left_for_all_to_begin_again():
     _, there = noted(RESUMED, begin=2)
     watched = Watched(1, there[3])
-    with pytest.raises(NotCarriedError, match=r"the others are at 4 of the loop at x\.py:2, which has no such here"):
+    text = r"the others are at 4 of the loop at x\.py:2, which has no such here"
+    with pytest.raises(OwnCheckpointNewerError, match=text):  # so no older snapshot is of use either
         watched.run(RESUMED, begin=7)
-    assert isinstance(watched.records[-1], NotCarriedError)
+    assert isinstance(watched.records[-1], OwnCheckpointNewerError)
 
 
 ITERATES = """
