@@ -98,9 +98,9 @@ def watched_shell(scene: Scene) -> type[TorchShell]:
             super().accumulate()
             scene.note("computed", scene.began)
 
-        async def reduce(self, iteration: int, bucket: int) -> None:
+        async def reduce(self, bucket: int) -> None:
             scene.reached("reduce")
-            await super().reduce(iteration, bucket)
+            await super().reduce(bucket)
 
         def update(self, *, void: bool = False) -> None:
             scene.reached("update")

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from unicron.contracts.tasks import ParallelLayout, WorkerPhase
 from unicron.contracts.worker import Finished, Membership, Progress, Ready, Unusable
 from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
+from unicron.train import shell as shells
 from unicron.train.channel import Channel
 from unicron.train.drill import Drill
 from unicron.train.files import Files
@@ -107,7 +108,9 @@ class InPlace:
 
     def _be(self, shell: ScriptShell, core: type[WorkerCore]) -> None:
         self._shell = shell
-        self._core = core(shell, int(os.environ["UNICRON_ITERATIONS"]), self.size if core is Core else 1)
+        self._core = core(
+            shells.Shell(shell, shell, shell), int(os.environ["UNICRON_ITERATIONS"]), self.size if core is Core else 1
+        )
 
     def _meet(self, membership: Membership, inner: ScriptGroups) -> None:
         told = self._wait_for(STANDS, membership, self._stands(membership))

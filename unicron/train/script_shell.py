@@ -39,7 +39,7 @@ GONE = "a rank is gone, and with it its part of the model: all begin again, from
 class Core(WorkerCore):
     """A worker whose microbatch is always its own: that which has the number of its rank."""
 
-    _shell: "Shell"
+    _ranks: "Shell"
 
     def _plan(self, standings: list[Standing]) -> Resumption:
         first = standings[0].shapes
@@ -55,7 +55,7 @@ class Core(WorkerCore):
 
     def _best(self, sources: tuple[int, ...]) -> tuple[int, ...]:
         """Return those that are in their loops: what others have taken and not begun with says less of collectives."""
-        return tuple(each for each in sources if each in self._shell.joined) or sources
+        return tuple(each for each in sources if each in self._ranks.joined) or sources
 
 
 class SpreadCore(WorkerCore):

@@ -33,7 +33,7 @@ from unicron.train.injected import Injected
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import Phase
 from unicron.train.pipelines import PipelineRuns
-from unicron.train.shell import run
+from unicron.train.shell import Shell, run
 from unicron.train.timing import BACKWARD, FORWARD, PlannedCollection
 from unicron.train.torch_shell import TorchShell
 
@@ -85,7 +85,8 @@ class Session:
         if not isinstance(finite, bool) and finite not in get_args(Rule):
             raise ValueError(f'Session(finite={finite!r}): give "skip", "stop", "retry" or a bool')
         rule: Rule | None = "stop" if finite is True else finite or None
-        self._core = WorkerCore(self._shell, self.total, self.per_iteration, alone=self._channel is None, rule=rule)
+        shell = Shell(self._shell, self._shell, self._shell)
+        self._core = WorkerCore(shell, self.total, self.per_iteration, alone=self._channel is None, rule=rule)
         self._shell.peer_left = self._core.peer_left
 
     @cached_property

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class TorchShell:
-    """The shell of a real worker. Its calls block, and none suspends. See `unicron.train.shell.Shell`.
+    """The shell of a real worker. Its calls block, and none suspends. See `unicron.train.shell`.
 
     Args:
         channel: to the agent; None outside a cluster.
@@ -170,7 +170,6 @@ class TorchShell:
                 "this script trains a whole model: build it on session.mesh, or set tensor, pipeline and shard to 1"
             )
         self._membership = membership
-        self.gradients.abandon(self.group)
         self.group.form(membership)
 
     async def form_replica(self, membership: Membership) -> None:
@@ -361,8 +360,7 @@ class TorchShell:
         self._mute()
 
     def restore(self) -> None:
-        """Have what was remembered again, and no gradient: the next backward pass would add to it."""
-        self.gradients.discard()
+        """Have what was remembered again."""
         for name, found in self._remembered.items():
             self.protected[name].load_state_dict(found)
         for group, rates in zip(self.protected["optimizer"].param_groups, self._rates, strict=True):
@@ -416,7 +414,11 @@ class TorchShell:
         for bucket in buckets:
             self.gradients.begin(self.group, bucket)
 
-    async def reduce(self, iteration: int, bucket: int) -> None:  # noqa: ARG002 it is the one that was begun
+    def abandon(self) -> None:
+        """Give up what was begun."""
+        self.gradients.abandon(self.group)
+
+    async def reduce(self, bucket: int) -> None:
         """Wait for the sum of a bucket."""
         self.gradients.finish(self.group, bucket)
 
