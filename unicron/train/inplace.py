@@ -23,10 +23,11 @@ import torch.distributed as dist
 from unicron.contracts.tasks import ParallelLayout, WorkerPhase
 from unicron.contracts.worker import Finished, Membership, Progress, Ready, Unusable
 from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
-from unicron.train import shell as shells
 from unicron.train.channel import Channel
 from unicron.train.drill import Drill
 from unicron.train.files import Files
+from unicron.train.gradients import TorchGradients
+from unicron.train.group import Group
 from unicron.train.iteration import WorkerCore
 from unicron.train.kinds import NotCarriedError
 from unicron.train.loops import Loops
@@ -35,12 +36,25 @@ from unicron.train.parallel import Parallel
 from unicron.train.peers import Peers, Position, Wait, Waiting, script_line
 from unicron.train.phases import Phase
 from unicron.train.piggyback import Piggyback
+from unicron.train.records import Records
 from unicron.train.rendezvous import Rendezvous, done_everywhere
 from unicron.train.script_groups import ScriptGroups, packed
-from unicron.train.script_shell import AGAIN, GOES_ON, NEW, STANDS, Core, ScriptShell, Shell, SpreadCore, SpreadShell
+from unicron.train.script_shell import (
+    AGAIN,
+    GOES_ON,
+    NEW,
+    STANDS,
+    ScriptStates,
+    SpreadCore,
+    WholeCore,
+    WholeGradients,
+    WholeRanks,
+)
 from unicron.train.shards import local
-from unicron.train.shell import run
+from unicron.train.shell import Shell, run
 from unicron.train.state import Fetcher
+from unicron.train.timing import PlannedCollection
+from unicron.train.torch_ranks import TorchRanks
 from unicron.train.under_way import Record
 
 SPREADING = "torch.distributed.fsdp._fully_shard._fsdp_state"
@@ -55,7 +69,9 @@ class InPlace:
         files: that the script opens.
     """
 
-    _shell: ScriptShell
+    _ranks: TorchRanks
+    _states: ScriptStates
+    _gradients: TorchGradients
     _core: WorkerCore
     _met: Membership
 
@@ -65,6 +81,8 @@ class InPlace:
         self._channel, self._layout, self._files = channel, layout, files
         self.loops = Loops(self.rank, self._prepare, self._join, self._leave)
         self._inner: ScriptGroups | None = None
+        self._group: Group | None = None
+        self._records = Records()
         self._models: list[Parallel] = []
         self._piggyback: Piggyback | None = None
         self._spread: list[torch.nn.Module] = []
@@ -89,7 +107,7 @@ class InPlace:
         )
         self._channel.send(Ready())
         self._inner = ScriptGroups(self._layout, self.rank, device, self.loops, self._go_on, self._peers)
-        self._be(Shell(self._channel, self.size, self._inner), Core)
+        self._make_core(self._inner, spread=False)
         if spreading := sys.modules.get(SPREADING):  # takes a group, so that all of it comes later
             kind = spreading.FSDPState
             kind.init = also(kind, lambda state: self.spreads(state._modules), "init")  # noqa: SLF001 it tells nobody
@@ -106,11 +124,19 @@ class InPlace:
             self._peers.watch()
             return
 
-    def _be(self, shell: ScriptShell, core: type[WorkerCore]) -> None:
-        self._shell = shell
-        self._core = core(
-            shells.Shell(shell, shell, shell), int(os.environ["UNICRON_ITERATIONS"]), self.size if core is Core else 1
+    def _make_core(self, groups: ScriptGroups, *, spread: bool) -> None:
+        """Make this rank's part in memberships, of which it has a whole model, or one that is spread over all ranks."""
+        channel, parts = self._channel, (groups, self.loops, self._records)
+        self._ranks = TorchRanks(channel, self.rank, groups) if spread else WholeRanks(channel, *parts)
+        self._states = ScriptStates(channel, self._ranks, *parts)
+        self._gradients = (
+            TorchGradients(self._ranks, None, 1, PlannedCollection(0))
+            if spread
+            else WholeGradients(self._ranks, self._states, self.size)
         )
+        core = SpreadCore if spread else WholeCore
+        shell = Shell(self._ranks, self._states, self._gradients)
+        self._core = core(shell, int(os.environ["UNICRON_ITERATIONS"]), 1 if spread else self.size)
 
     def _meet(self, membership: Membership, inner: ScriptGroups) -> None:
         told = self._wait_for(STANDS, membership, self._stands(membership))
@@ -155,7 +181,8 @@ class InPlace:
     def _interrupt(self, membership: Membership) -> bool:
         if (waits := self._waits) is not None and membership.epoch > self._waits_in:
             waits.cut()
-        return self._shell.interrupted(membership)
+        script = self._inner is not None and self._inner.cut(membership.epoch)
+        return (self._group is not None and self._group.abort_below(membership.epoch)) or script
 
     @property
     def is_given(self) -> bool:
@@ -239,19 +266,17 @@ class InPlace:
         self._inner.know([*models.parameters(), *models.buffers()])
         if self._spread:
             self._inner.in_parts = True
-            self._be(SpreadShell(self._channel, self._inner), SpreadCore)
-            own["record"] = self._shell.records
+            self._make_core(self._inner, spread=True)
+            own["record"] = self._records
         else:
             self._piggyback = own["piggyback"] = Piggyback(self._models, self._optimizers, first=self.rank == 0)
-            self._shell.carriers.append(self._piggyback.carrier)
             self._inner.share = self._piggyback.share
-        self._shell.reduced = [each for model in self._models for each in model.reduced]
-        trained = {id(each) for each in self._shell.reduced}
+        trained = {id(each) for model in self._models for each in model.reduced}
         carried: list[torch.Tensor] = [
             each for each in models.parameters() if self._spread or id(each) in trained or each.nbytes > LARGE_BYTES
         ]
         carried += [each for each in models.buffers() if each.nbytes > LARGE_BYTES]
-        self._shell.protect({"model": models, **own, **others})
+        self._protect({"model": models, **own, **others}, trained)
         return [*carried, *self._optimizers], [
             *self._models,
             *models.modules(),
@@ -259,23 +284,40 @@ class InPlace:
             *models.buffers(),
         ]
 
+    def _protect(self, protected: dict[str, Any], trained: set[int]) -> None:
+        """Have these objects as the state, and the gradients of these parameters reduced, though they be frozen now."""
+        model = protected["model"]
+        if self._piggyback is None:  # the script's own collectives reduce them: here goes along what is announced
+            summed = [torch.nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))]
+            own = protected
+        else:  # in reverse: what goes along comes behind the model
+            summed = [self._piggyback.carrier, *(each for each in model.parameters() if id(each) in trained)]
+            own = {**(protected if self.rank == 0 else {}), "record": self._records}  # others have the same
+        self._gradients.prepare(summed)
+        if self._piggyback is not None:
+            made = (f"{type(each).__name__} {name}" for name, each in protected.items())
+            self._gradients.shapes = ", ".join([self._gradients.shapes, *made])
+        self._ranks.prepare(summed[0].device)
+        self._group = self._ranks.group
+        self._states.protect(protected, own)
+
     def _join(self) -> None:
         """Meet the others; have the state that they have."""
         self._channel.interrupt = self._interrupt
         with self._peers.waiting(Waiting(Wait.LOOP)):
-            run(self._core.start())
+            run(self._core.join_first())
         if self._core.phase is Phase.TAKEN:
             self._core.enter()
         if self.loops.chains:
             self._become()
         else:
             self._files.know(late=False)
-            self._shell.records.go_on(self._core.membership, ())
+            self._records.go_on(self._core.membership, ())
         if self._inner is not None:
             self._inner.ended.joined = True
 
     def _leave(self, record: Record | NotCarriedError) -> None:
-        self._shell.records.leave(record)
+        self._records.leave(record)
         if isinstance(record, NotCarriedError) and self.loops.chains:
             self._give_up(record)
 
@@ -283,7 +325,7 @@ class InPlace:
         """Say that this process can't come to where its script was; where all have begun again, nor would others."""
         if uncarried or (self._inner is not None and self._inner.again):
             at = {"epoch": self._core.epoch, "iteration": self._core.iteration}
-            self._shell.say(Unusable(**at, copies="copies", reason=str(error), uncarried=uncarried))
+            self._ranks.say(Unusable(**at, copies="copies", reason=str(error), uncarried=uncarried))
 
     def _become(self) -> None:
         """Become the rank that this one replaces.
@@ -291,11 +333,10 @@ class InPlace:
         Raises:
             NotCarriedError: its script is not to be had; the others are told.
         """
-        records = self._shell.records
         try:
-            self.loops.become(records.begin(self._core.membership, self.loops.chains), self._files.arrive)
+            self.loops.become(self._records.begin(self._core.membership, self.loops.chains), self._files.arrive)
         except NotCarriedError as error:
-            records.refuse(str(error))
+            self._records.refuse(str(error))
             self._give_up(error)
             raise
 
@@ -351,16 +392,16 @@ class InPlace:
         with self._others_apart():
             self._find_lacking(each for each in self._parameters() if id(each) in self._given)
             self.loops.lacking.clear()
-            if problem := self._drill.look(self._shell.records, self._core.iteration, self._models):
+            if problem := self._drill.look(self._records, self._core.iteration, self._models):
                 problem = f"in a drill another process has taken the place of rank {self.rank}, and {problem}"
                 self._begin_again(problem, uncarried=True)
             piggyback.give()
-            self._shell.computed(self._loss)
+            self._gradients.loss = self._loss
             self._core.computed()
             if self._next_microbatch() is not None:
                 raise GroupBrokenError("what this rank computed was dropped, and can't be computed again in place")
-            piggyback.take(self._shell.gradients.summed_of(piggyback.carrier), replaced=self._shell.watched > 0)
-            self._shell.watched = max(0, self._shell.watched - 1)
+            piggyback.take(self._gradients.summed_of(piggyback.carrier), replaced=self._records.watched > 0)
+            self._records.watched = max(0, self._records.watched - 1)
 
     @contextlib.contextmanager
     def _others_apart(self) -> Iterator[None]:
@@ -387,7 +428,7 @@ class InPlace:
             self._computing = False
             self._channel.injected.end()
             self.loops.reduced()
-            self._shell.computed(self._loss)
+            self._gradients.loss = self._loss
             self._core.computed()
             self._next_microbatch()
 
@@ -421,7 +462,7 @@ class InPlace:
             uncarried: nor would any other: nothing that ranks have left is to be taken any more.
         """
         error = NotCarriedError(why)
-        self._shell.records.refuse(why)
+        self._records.refuse(why)
         self._give_up(error, uncarried=uncarried)
         raise error
 
@@ -476,7 +517,7 @@ class InPlace:
                 "a rank has failed that had not come to the end of this script, as this one had: all begin again"
             )
         if self._begun:
-            self._shell.leave()
+            self._ranks.leave()
         self._channel.send(Finished(iterations=int(os.environ["UNICRON_ITERATIONS"])))
 
     @property

@@ -48,8 +48,12 @@ class WorkerCore(RegroupingCore):
     # --- in the order of a script ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Join the first membership, now that the model is built."""
+        """Tell the agent that the model is built, and join the first membership."""
         self._ranks.say(Ready())
+        await self.join_first()
+
+    async def join_first(self) -> None:
+        """Join the first membership."""
         self._drop()
         await self._regroup(self._ranks.now())
 
