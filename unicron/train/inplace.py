@@ -70,7 +70,6 @@ class InPlace:
     """
 
     _ranks: TorchRanks
-    _states: ScriptStates
     _gradients: TorchGradients
     _core: WorkerCore
     _met: Membership
@@ -107,7 +106,7 @@ class InPlace:
         )
         self._channel.send(Ready())
         self._inner = ScriptGroups(self._layout, self.rank, device, self.loops, self._go_on, self._peers)
-        self._make_core(self._inner, spread=False)
+        self._ranks = WholeRanks(self._channel, self._inner, self.loops, self._records)
         if spreading := sys.modules.get(SPREADING):  # takes a group, so that all of it comes later
             kind = spreading.FSDPState
             kind.init = also(kind, lambda state: self.spreads(state._modules), "init")  # noqa: SLF001 it tells nobody
@@ -123,20 +122,6 @@ class InPlace:
             self._met = membership
             self._peers.watch()
             return
-
-    def _make_core(self, groups: ScriptGroups, *, spread: bool) -> None:
-        """Make this rank's part in memberships, of which it has a whole model, or one that is spread over all ranks."""
-        channel, parts = self._channel, (groups, self.loops, self._records)
-        self._ranks = TorchRanks(channel, self.rank, groups) if spread else WholeRanks(channel, *parts)
-        self._states = ScriptStates(channel, self._ranks, *parts)
-        self._gradients = (
-            TorchGradients(self._ranks, None, 1, PlannedCollection(0))
-            if spread
-            else WholeGradients(self._ranks, self._states, self.size)
-        )
-        core = SpreadCore if spread else WholeCore
-        shell = Shell(self._ranks, self._states, self._gradients)
-        self._core = core(shell, int(os.environ["UNICRON_ITERATIONS"]), 1 if spread else self.size)
 
     def _meet(self, membership: Membership, inner: ScriptGroups) -> None:
         told = self._wait_for(STANDS, membership, self._stands(membership))
@@ -266,7 +251,6 @@ class InPlace:
         self._inner.know([*models.parameters(), *models.buffers()])
         if self._spread:
             self._inner.in_parts = True
-            self._make_core(self._inner, spread=True)
             own["record"] = self._records
         else:
             self._piggyback = own["piggyback"] = Piggyback(self._models, self._optimizers, first=self.rank == 0)
@@ -276,7 +260,7 @@ class InPlace:
             each for each in models.parameters() if self._spread or id(each) in trained or each.nbytes > LARGE_BYTES
         ]
         carried += [each for each in models.buffers() if each.nbytes > LARGE_BYTES]
-        self._protect({"model": models, **own, **others}, trained)
+        self._protect(self._inner, {"model": models, **own, **others}, trained)
         return [*carried, *self._optimizers], [
             *self._models,
             *models.modules(),
@@ -284,22 +268,29 @@ class InPlace:
             *models.buffers(),
         ]
 
-    def _protect(self, protected: dict[str, Any], trained: set[int]) -> None:
-        """Have these objects as the state, and the gradients of these parameters reduced, though they be frozen now."""
-        model = protected["model"]
-        if self._piggyback is None:  # the script's own collectives reduce them: here goes along what is announced
-            summed = [torch.nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))]
-            own = protected
-        else:  # in reverse: what goes along comes behind the model
+    def _protect(self, groups: ScriptGroups, protected: dict[str, Any], trained: set[int]) -> None:
+        """Have these objects as the state, and the gradients of these parameters summed, though they be frozen now."""
+        model, parts = protected["model"], (groups, self.loops, self._records)
+        if self._piggyback is None:  # the script's own collectives sum gradients: here goes only what is announced
+            self._ranks = TorchRanks(self._channel, self.rank, groups)
+            states = ScriptStates(self._channel, self._ranks, *parts)
+            self._gradients = TorchGradients(self._ranks, None, 1, PlannedCollection(0))
+            summed, own = [torch.nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))], protected
+        else:
+            states = ScriptStates(self._channel, self._ranks, *parts)
+            self._gradients = WholeGradients(self._ranks, states, self.size)
+            # in reverse: what goes along comes behind the model
             summed = [self._piggyback.carrier, *(each for each in model.parameters() if id(each) in trained)]
-            own = {**(protected if self.rank == 0 else {}), "record": self._records}  # others have the same
+            own = {**(protected if self.rank == 0 else {}), "record": self._records}  # of all else others have the same
         self._gradients.prepare(summed)
-        if self._piggyback is not None:
-            made = (f"{type(each).__name__} {name}" for name, each in protected.items())
-            self._gradients.shapes = ", ".join([self._gradients.shapes, *made])
+        made = (f"{type(each).__name__} {name}" for name, each in protected.items())
+        self._gradients.shapes = ", ".join([self._gradients.shapes, *made])
         self._ranks.prepare(summed[0].device)
+        states.protect(protected, own)
+        core, microbatches = (SpreadCore, 1) if self._piggyback is None else (WholeCore, self.size)
+        shell = Shell(self._ranks, states, self._gradients)
+        self._core = core(shell, int(os.environ["UNICRON_ITERATIONS"]), microbatches)
         self._group = self._ranks.group
-        self._states.protect(protected, own)
 
     def _join(self) -> None:
         """Meet the others; have the state that they have."""
@@ -416,7 +407,7 @@ class InPlace:
 
     def _go_on(self, error: GroupBrokenError) -> bool:
         """Go to the next membership from a collective of the script; return whether a new rank comes there, too."""
-        among = self.loops.begun and not self._spread and self._core.phase in {Phase.BETWEEN, Phase.OPEN}
+        among = self._begun and not self._spread and self._core.phase in {Phase.BETWEEN, Phase.OPEN}
         if not among or not (self._computing or self.loops.open):
             return False
         run(self._core.rejoin(error))
@@ -468,7 +459,7 @@ class InPlace:
 
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
         """End the iteration."""
-        if self._core.phase is Phase.REDUCED and optimizer in self._optimizers:
+        if self._begun and self._core.phase is Phase.REDUCED and optimizer in self._optimizers:
             run(self._core.step())
             self.loops.updated()
 
@@ -523,7 +514,7 @@ class InPlace:
     @property
     def _begun(self) -> bool:
         """Whether it has come to its first loop."""
-        return self._core.epoch >= 0
+        return self._group is not None and self._core.epoch >= 0
 
     def _membership(self) -> Membership:
         return self._core.membership if self._begun else self._met
