@@ -22,12 +22,11 @@ import torch.distributed as dist
 
 from unicron.contracts.tasks import ParallelLayout, WorkerPhase
 from unicron.contracts.worker import Finished, Membership, Progress, Ready, Unusable
-from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
+from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.channel import Channel
 from unicron.train.drill import Drill
 from unicron.train.files import Files
 from unicron.train.gradients import TorchGradients
-from unicron.train.group import Group
 from unicron.train.iteration import WorkerCore
 from unicron.train.kinds import NotCarriedError
 from unicron.train.loops import Loops
@@ -37,13 +36,10 @@ from unicron.train.peers import Peers, Position, Wait, Waiting, script_line
 from unicron.train.phases import Phase
 from unicron.train.piggyback import Piggyback
 from unicron.train.records import Records
-from unicron.train.rendezvous import Rendezvous, done_everywhere
-from unicron.train.script_groups import ScriptGroups, packed
+from unicron.train.rendezvous import done_everywhere
+from unicron.train.script_groups import ScriptGroups
+from unicron.train.script_meeting import ScriptMeeting
 from unicron.train.script_shell import (
-    AGAIN,
-    GOES_ON,
-    NEW,
-    STANDS,
     ScriptStates,
     SpreadCore,
     WholeCore,
@@ -52,7 +48,6 @@ from unicron.train.script_shell import (
 )
 from unicron.train.shards import local
 from unicron.train.shell import Shell, run
-from unicron.train.state import Fetcher
 from unicron.train.timing import PlannedCollection
 from unicron.train.torch_ranks import TorchRanks
 from unicron.train.under_way import Record
@@ -72,7 +67,6 @@ class InPlace:
     _ranks: TorchRanks
     _gradients: TorchGradients
     _core: WorkerCore
-    _met: Membership
 
     def __init__(self, channel: Channel, files: Files) -> None:
         layout = msgspec.json.decode(os.environ["UNICRON_LAYOUT"], type=ParallelLayout)
@@ -80,8 +74,7 @@ class InPlace:
         self._channel, self._layout, self._files = channel, layout, files
         self.loops = Loops(self.rank, self._prepare, self._join, self._leave)
         self._inner: ScriptGroups | None = None
-        self._group: Group | None = None
-        self._records = Records()
+        self._meeting, self._records = ScriptMeeting(channel, files), Records()
         self._models: list[Parallel] = []
         self._piggyback: Piggyback | None = None
         self._spread: list[torch.nn.Module] = []
@@ -90,8 +83,6 @@ class InPlace:
         self._queued = self._computing = self._empty = False
         self._drill = Drill(channel, self.rank, self.size)
         self._ready, self._given = set[int](), set[int]()
-        self._waits: Rendezvous | None = None
-        self._waits_in = -1
         self._peers = Peers(channel, self._membership, self._position)
         self._pid = os.getpid()
 
@@ -110,64 +101,8 @@ class InPlace:
         if spreading := sys.modules.get(SPREADING):  # takes a group, so that all of it comes later
             kind = spreading.FSDPState
             kind.init = also(kind, lambda state: self.spreads(state._modules), "init")  # noqa: SLF001 it tells nobody
-        self._channel.interrupt = self._interrupt
-        above = -1
-        while True:
-            membership = self._channel.await_membership(above)
-            above = membership.epoch
-            try:
-                self._meet(membership, self._inner)
-            except GroupBrokenError:  # somebody was lost, and there is a newer one soon
-                continue
-            self._met = membership
-            self._peers.watch()
-            return
-
-    def _meet(self, membership: Membership, inner: ScriptGroups) -> None:
-        told = self._wait_for(STANDS, membership, self._stands(membership))
-        others = [each for each in told if each.startswith(GOES_ON)]
-        self._files.know(late=any(each != NEW for each in told))
-        if others:
-            inner.come_late(others[0].removeprefix(GOES_ON))
-        else:
-            if again := next((each for each in told if each != NEW), None):
-                inner.come_again(again.removeprefix(AGAIN))
-            inner.form(membership.epoch, lambda: Rendezvous(membership, "-script"))
-            inner.strict = True
-
-    def _stands(self, membership: Membership) -> bytes:
-        """Return what to tell the others: who knows of a saved state, what collectives had given by then."""
-        if membership.shelf is None:
-            return NEW
-        fetcher = Fetcher(self._channel)
-        try:
-            found = fetcher.fetch([ref for ref in membership.shelf.states if ref.place == 0], membership.epoch)
-            return AGAIN + packed(found["objects"]["groups"]["setup"])
-        except (StateTransferError, LookupError, TypeError, AttributeError):  # whoever loads it says what is wrong
-            return NEW
-        finally:
-            fetcher.let_go()
-
-    def _wait_for(self, part: str, membership: Membership, value: bytes) -> list[bytes]:
-        """Tell the others something, and return what each of them has told.
-
-        Raises:
-            GroupBrokenError: a newer membership came meanwhile.
-        """
-        store = self._waits = Rendezvous(membership, part)
-        self._waits_in = membership.epoch
-        try:
-            self._interrupt(self._channel.newest)  # one that came before there was anything to cut
-            store.set(f"{membership.rank}", value)
-            return store.take([f"{rank}" for rank in range(membership.world_size)])
-        finally:
-            self._waits = None
-
-    def _interrupt(self, membership: Membership) -> bool:
-        if (waits := self._waits) is not None and membership.epoch > self._waits_in:
-            waits.cut()
-        script = self._inner is not None and self._inner.cut(membership.epoch)
-        return (self._group is not None and self._group.abort_below(membership.epoch)) or script
+        self._meeting.meet(self._inner)
+        self._peers.watch()
 
     @property
     def is_given(self) -> bool:
@@ -290,11 +225,11 @@ class InPlace:
         core, microbatches = (SpreadCore, 1) if self._piggyback is None else (WholeCore, self.size)
         shell = Shell(self._ranks, states, self._gradients)
         self._core = core(shell, int(os.environ["UNICRON_ITERATIONS"]), microbatches)
-        self._group = self._ranks.group
+        self._meeting.group = self._ranks.group
 
     def _join(self) -> None:
         """Meet the others; have the state that they have."""
-        self._channel.interrupt = self._interrupt
+        self._channel.interrupt = self._meeting.interrupt
         with self._peers.waiting(Waiting(Wait.LOOP)):
             run(self._core.join_first())
         if self._core.phase is Phase.TAKEN:
@@ -502,7 +437,8 @@ class InPlace:
         with contextlib.suppress(GroupBrokenError):
             self._peers.tell(self._position(None, where))
         if not done_everywhere(
-            lambda: self._wait_for("-done", membership, b""), lambda: self._channel.newest.epoch > membership.epoch
+            lambda: self._meeting.wait_for("-done", membership, b""),
+            lambda: self._channel.newest.epoch > membership.epoch,
         ):
             raise ConnectionAbortedError(
                 "a rank has failed that had not come to the end of this script, as this one had: all begin again"
@@ -514,10 +450,10 @@ class InPlace:
     @property
     def _begun(self) -> bool:
         """Whether it has come to its first loop."""
-        return self._group is not None and self._core.epoch >= 0
+        return self._meeting.group is not None and self._core.epoch >= 0
 
     def _membership(self) -> Membership:
-        return self._core.membership if self._begun else self._met
+        return self._core.membership if self._begun else self._meeting.membership
 
     def _position(self, waits: Waiting | None, where: str) -> Position:
         """Return what this rank has begun, by now."""

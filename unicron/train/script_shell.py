@@ -25,13 +25,11 @@ from unicron.train.records import Records
 from unicron.train.redistribute import Resumption, Standing
 from unicron.train.rendezvous import Rendezvous
 from unicron.train.script_groups import ScriptGroups, packed, unpacked
+from unicron.train.script_meeting import GOES_ON, STANDS
 from unicron.train.state import Fetcher
 from unicron.train.timing import PlannedCollection
 from unicron.train.torch_ranks import TorchRanks
 from unicron.train.torch_states import TorchStates
-
-STANDS, NEW, GOES_ON, AGAIN = "-stands", b"new", b"goes on", b"again"
-"""What ranks of a membership tell those that have just been started."""
 
 WATCHED = 3
 """Iterations; what a scheduler does behind an update shows in the next but one."""
