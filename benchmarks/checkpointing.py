@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from benchmarks.peers.train_plain import VOCABULARY, Decoder, loss_of
 from unicron.contracts.traffic import Forecast
 from unicron.train import Session
-from unicron.train.torch_shell import TorchShell
+from unicron.train.torch_states import TorchStates
 from unicron.train.traffic import Traffic
 
 WAYS = ("none", "ours", "dcp_async", "torch_save")
@@ -36,18 +36,18 @@ class Switched:
 
     def __init__(self) -> None:
         self.way, self.saved = "none", -1
-        wanted: Any = vars(TorchShell)["saves"]
-        TorchShell.saves = property(lambda shell: self.way in PACED[1:] and wanted.fget(shell))  # type: ignore[assignment]
-        share, save = Traffic._share, TorchShell.save  # noqa: SLF001 so that agents know of nothing for a while
+        wanted: Any = vars(TorchStates)["saves"]
+        TorchStates.saves = property(lambda states: self.way in PACED[1:] and wanted.fget(states))  # type: ignore[assignment]
+        share, save = Traffic._share, TorchStates.save  # noqa: SLF001 so that agents know of nothing for a while
 
         def sharing(traffic: Traffic, forecast: Forecast) -> None:
             share(traffic, Forecast() if self.way == "at_once" else forecast)
 
-        def saving(shell: TorchShell, iteration: int) -> None:
+        def saving(states: TorchStates, iteration: int) -> None:
             self.saved = iteration
-            save(shell, iteration)
+            save(states, iteration)
 
-        TorchShell.save = saving  # type: ignore[assignment,method-assign]
+        TorchStates.save = saving  # type: ignore[assignment,method-assign]
         Traffic._share = sharing  # type: ignore[assignment,method-assign] # noqa: SLF001
 
 

@@ -17,7 +17,7 @@ from unicron.contracts.states import StateRef
 from unicron.train import session
 from unicron.train.gathering import laid_out
 from unicron.train.state import path_of
-from unicron.train.torch_shell import TorchShell
+from unicron.train.torch_states import TorchStates
 
 
 def note(kind: str, iteration: int, seconds: float, size: int = 0) -> Path:
@@ -27,8 +27,8 @@ def note(kind: str, iteration: int, seconds: float, size: int = 0) -> Path:
     return path.with_suffix(".pt")
 
 
-class Noting(TorchShell):
-    """A shell that notes states."""
+class Noting(TorchStates):
+    """States that are noted."""
 
     async def export(self, place: int, iteration: int, *, taken: bool = False, kept: bool = False) -> StateRef:
         """Leave a state behind, and note it."""
@@ -53,5 +53,5 @@ class Noting(TorchShell):
 
 
 if __name__ == "__main__":
-    session.TorchShell = Noting  # type: ignore[attr-defined]
+    session.TorchStates = Noting  # type: ignore[attr-defined]
     loaded(EXAMPLES / "parallel" / "train.py").main()

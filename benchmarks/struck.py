@@ -19,7 +19,7 @@ import torch
 import unicron.train.session
 from benchmarks.harness.command import ROOT
 from benchmarks.harness.strikes import LEAST_APART, VARIABLE, Note, Orders, Struck, made_in, marker
-from unicron.train.torch_shell import TorchShell
+from unicron.train.gradients import TorchGradients
 
 EXAMPLES = ROOT / "examples"
 
@@ -90,17 +90,17 @@ def watched(scene: Scene) -> Any:
     return Watched
 
 
-def watched_shell(scene: Scene) -> type[TorchShell]:
-    """Return a shell that tells the scene what it does."""
+def watched_gradients(scene: Scene) -> type[TorchGradients]:
+    """Return gradients that tell the scene what they do."""
 
-    class Watched(TorchShell):
+    class Watched(TorchGradients):
         def accumulate(self) -> None:
             super().accumulate()
             scene.note("computed", scene.began)
 
-        async def reduce(self, iteration: int, bucket: int) -> None:
+        async def reduce(self, bucket: int) -> None:
             scene.reached("reduce")
-            await super().reduce(iteration, bucket)
+            await super().reduce(bucket)
 
         def update(self, *, void: bool = False) -> None:
             scene.reached("update")
@@ -160,7 +160,7 @@ def run() -> None:
     """Train."""
     scene = Scene()
     patched: Any = unicron.train.session
-    patched.TorchShell = watched_shell(scene)
+    patched.TorchGradients = watched_gradients(scene)
     train = example(scene)
     train.Session = watched(scene)
     train.main()

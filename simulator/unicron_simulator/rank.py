@@ -17,7 +17,7 @@ LOOK_S = 0.1
 
 
 class Rank:
-    """What a worker's shell does of its part that concerns other ranks: see `unicron.train.shell.Shell`.
+    """What a worker's shell does that concerns other ranks: see `unicron.train.shell.Ranks`.
 
     Args:
         name: of the worker.
@@ -168,9 +168,6 @@ class Rank:
     async def meet(self) -> None:
         """Wait for the ranks with this rank's place in other replicas."""
         await self._over_replicas(None, "meet")
-
-    async def keep_pace(self, behind: int) -> None:
-        """Do nothing: what is computed here is done."""
 
     async def tally(self, *numbers: int) -> list[tuple[int, ...]]:
         """Wait for this place's ranks of other replicas."""

@@ -30,6 +30,7 @@ from unicron.contracts.worker import (
 from unicron.errors import GroupBrokenError, StateLostError, StateTransferError
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import FORGOTTEN, Due, Outcome, greeting
+from unicron.train.shell import Shell
 from unicron_simulator.rank import Rank
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class Trainer(Rank):
         super().__init__(command.worker, command.place, host.meeting, pace.meet)
         self.spec, self.slot, self.layout, self.host = command.spec, command.slot, command.layout, host
         self.living, self.asleep, self.computes = True, False, False
-        self.core = make_core(self, self.spec.iterations, self.spec.microbatches)
+        self.core = make_core(Shell(self, self, self), self.spec.iterations, self.spec.microbatches)
         self._book, self._random, self._pace = book, random, pace
         self._hello = Hello(worker=self.name, pid=1)
         self.flaw, self._updates, self._taken = b"", 0, (0, b"")
@@ -376,12 +377,12 @@ class Trainer(Rank):
     def begin(self, iteration: int, buckets: Sequence[int]) -> None:
         """Nothing is under way here before it is waited for."""
 
-    async def reduce(self, iteration: int, bucket: int) -> None:
+    async def reduce(self, bucket: int) -> None:
         """Add up the microbatches of all."""
         seconds = self._random.uniform(0.001, 0.01)
         mine = self._sums.copy(), self._announces, self.summed
         try:
-            given = await self._over_replicas(mine, f"reduce {iteration} {bucket}", seconds)
+            given = await self._over_replicas(mine, f"reduce {self.core.iteration} {bucket}", seconds)
         except GroupBrokenError:
             if not self.doubtful:
                 raise
@@ -392,6 +393,9 @@ class Trainer(Rank):
             self._reduced[bucket].update(each)
         self._announced = frozenset().union(*(announces for _, announces, _ in given))
         self._finite = all(finite for *_, finite in given)
+
+    def abandon(self) -> None:
+        """Do nothing, likewise."""
 
     async def share(self, bucket: int, replica: int) -> None:
         """Have what `replica` has."""
@@ -423,6 +427,9 @@ class Trainer(Rank):
 
     def discard(self) -> None:
         """Forget the microbatch."""
+
+    async def keep_pace(self, behind: int) -> None:
+        """Do nothing: what is computed here is done."""
 
     @property
     def finite(self) -> bool:

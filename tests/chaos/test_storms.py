@@ -148,7 +148,7 @@ class Keeping(WorkerCore):
 
     def _drop(self):
         if self.phase is Phase.TAKEN:
-            self.done, self._reduced = set(), [False] * self._shell.buckets
+            self.done, self._reduced = set(), [False] * self._gradients.buckets
         else:
             super()._drop()
 
@@ -165,7 +165,7 @@ class Noisy(WorkerCore):
     """A worker that counts what it computed while a rank of its replica was gone."""
 
     def computed(self):
-        self._shell.accumulate()
+        self._gradients.accumulate()
         self.done.add(self.todo.pop(0))
 
 
@@ -227,7 +227,7 @@ class Rash(WorkerCore):
 
     def _save(self):
         self._replica.secured = True
-        self._shell._unsecured = None
+        self._states._unsecured = None
         super()._save()
 
 
@@ -245,7 +245,7 @@ class Credulous(Duties):
         pass
 
 
-Trusting = having(WorkerCore, "_duties", lambda shell, *_: Credulous(shell))
+Trusting = having(WorkerCore, "_duties", lambda shell, *_: Credulous(*shell))
 
 
 class Swallowing(Duties):
@@ -255,7 +255,7 @@ class Swallowing(Duties):
         pass
 
 
-Undiscerning = having(WorkerCore, "_duties", lambda shell, *_: Swallowing(shell))
+Undiscerning = having(WorkerCore, "_duties", lambda shell, *_: Swallowing(*shell))
 
 
 class Unasking(Replica):
@@ -265,7 +265,7 @@ class Unasking(Replica):
         pass
 
 
-Unasked = having(WorkerCore, "_replica", lambda shell, *_: Unasking(shell))
+Unasked = having(WorkerCore, "_replica", lambda shell, *_: Unasking(shell.ranks, shell.states))
 
 
 class Departing(WorkerCore):

@@ -58,7 +58,9 @@ STRIKES = """
 
 PARALLEL = """
     import torch.distributed as dist
-    from unicron.train.torch_shell import TorchShell
+    from unicron.train.gradients import TorchGradients
+    from unicron.train.torch_ranks import TorchRanks
+    from unicron.train.torch_states import TorchStates
 
     class Session(train.Session):
         def step(self):
@@ -71,7 +73,8 @@ PARALLEL = """
     if where == "backward":
         in_backward(train.Block)
     elif where != "never":
-        before(train.Block if where == "forward" else TorchShell, where)
+        owners = train.Block, TorchRanks, TorchStates, TorchGradients
+        before(next(each for each in owners if hasattr(each, where)), where)
     train.main()
 """
 """For the example: one that sums something over the ranks of a replica, too."""

@@ -52,7 +52,7 @@ ROOMS = {
     "registry": service("registry"),
     "agent": Room([f"agent/unicron_agent/{name}.py" for name in AGENT.split()], ["tests/unit/agent"]),
     "train": Room(
-        [f"unicron/train/{name}.py" for name in ("iteration", "redistribute", "exchange", "gathering")],
+        [f"unicron/train/{name}.py" for name in ("iteration", "regrouping", "redistribute", "exchange", "gathering")],
         ["tests/unit/train"],
     ),
     "snapshots": Room(["unicron/snapshots/placement.py"], ["tests/unit/snapshots"]),

@@ -194,8 +194,8 @@ class Sleeping(WorkerCore):
 
     async def next_microbatch(self):
         microbatch = await super().next_microbatch()
-        if (self.iteration, self._shell.name) == (10, "t-2"):
-            self._shell.asleep = True
+        if (self.iteration, self._ranks.name) == (10, "t-2"):
+            self._ranks.asleep = True
             await asyncio.Event().wait()
         return microbatch
 

@@ -9,7 +9,7 @@ from unicron.contracts.worker import Diverged, Membership, Unusable
 from unicron.errors import StateDivergedError, UnusableStateError
 from unicron.train.phases import Due
 from unicron.train.redistribute import Resumption, Standing
-from unicron.train.shell import Shell
+from unicron.train.shell import Gradients, Ranks, States
 
 BITS = (1 << 64) - 1
 
@@ -57,15 +57,15 @@ class Duties:
     """One rank's part in it; all ranks of a membership have the same duties.
 
     Args:
-        shell: of the rank.
+        ranks, states, gradients: the shell of the rank.
 
     Attributes:
         due: in this iteration.
     """
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, ranks: Ranks, states: States, gradients: Gradients) -> None:
         self.due: frozenset[Due] = frozenset()
-        self._shell = shell
+        self._ranks, self._states, self._gradients = ranks, states, gradients
         self._taken = False
         self._source = "copies"
         self._saved_at = self._stored_at = 0.0
@@ -82,16 +82,16 @@ class Duties:
 
     def announce(self, *, saved: bool) -> None:
         """Have the next state saved or stored where it is time for that, or this one should be and is not saved."""
-        every_s, now = self._shell.store_s, self._shell.now()
-        cost_s = self._shell.save_cost_s
+        every_s, now = self._states.store_s, self._ranks.now()
+        cost_s = self._states.save_cost_s
         every_save_s = min(SAVE_S, cost_s / SAVE_SHARE) if cost_s > CHEAP_S else 0.0
-        if self._shell.saves and (now - self._saved_at >= every_save_s or (Due.SAVE in self.due and not saved)):
-            self._shell.announce(Due.SAVE)
+        if self._states.saves and (now - self._saved_at >= every_save_s or (Due.SAVE in self.due and not saved)):
+            self._gradients.announce(Due.SAVE)
         self._stored_at = self._stored_at or now
         missed = Due.STORE in self.due and not saved
-        asked = self._shell.store_asked not in {0, self._asked}
+        asked = self._states.store_asked not in {0, self._asked}
         if every_s > 0 and (now - self._stored_at >= every_s or missed or asked):
-            self._shell.announce(Due.STORE)
+            self._gradients.announce(Due.STORE)
 
     def check(self) -> None:
         """Look at the gradient, where this is the first on a state that nobody has gone on from.
@@ -99,12 +99,12 @@ class Duties:
         Raises:
             UnusableStateError: it is not finite.
         """
-        if Due.TRY in self.due and not self._shell.finite:
+        if Due.TRY in self.due and not self._gradients.finite:
             raise UnusableStateError("the loss or the gradient is not finite")
 
     def reject(self, epoch: int, iteration: int, error: UnusableStateError) -> None:
         """Tell that this state is to be used by nobody."""
-        self._shell.say(Unusable(epoch=epoch, iteration=iteration, copies=self._source, reason=str(error)))
+        self._ranks.say(Unusable(epoch=epoch, iteration=iteration, copies=self._source, reason=str(error)))
 
     async def compare(self, membership: Membership, iteration: int) -> None:
         """Compare states, where that is due; tell whose this rank's is, if that must not be used any more.
@@ -116,11 +116,11 @@ class Duties:
         seat = membership.seat
         if Due.COMPARE not in self.due or seat is None or membership.layout.replicas == 1:
             return
-        told = await self._shell.tally(self._shell.digest(), int(self._taken))
+        told = await self._ranks.tally(self._states.digest(), int(self._taken))
         votes = [Vote(digest, bool(taken)) for digest, taken in told]
         wrong, undecided = judge(votes)
         if seat.replica in wrong:
-            self._shell.say(
+            self._ranks.say(
                 Diverged(
                     epoch=membership.epoch,
                     iteration=iteration,
@@ -144,11 +144,11 @@ class Duties:
             saved: it was.
             announced: what is due with the next.
         """
-        if Due.STORE in self.due and saved and self._shell.store_s > 0:
-            self._shell.store()
+        if Due.STORE in self.due and saved and self._states.store_s > 0:
+            self._states.store()
         self.due, self._taken = announced, False
         if announced:
-            self._saved_at = self._shell.now()
+            self._saved_at = self._ranks.now()
         if Due.STORE in announced:
             self.due |= {Due.COMPARE, Due.SAVE}
-            self._stored_at, self._asked = self._saved_at, self._shell.store_asked
+            self._stored_at, self._asked = self._saved_at, self._states.store_asked

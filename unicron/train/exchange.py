@@ -9,7 +9,7 @@ from unicron.contracts.storage import StoredState
 from unicron.contracts.worker import Membership
 from unicron.errors import StateTransferError
 from unicron.train.redistribute import Resumption, shelved
-from unicron.train.shell import Shell
+from unicron.train.shell import Ranks, States
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -23,7 +23,8 @@ class Exchange:
     """One rank's part in it; all ranks of the membership go through it together.
 
     Args:
-        shell: of the rank.
+        ranks: of the membership.
+        states: of the rank.
         membership: that has met.
         place: of the rank.
         plan: who takes a state from whom, the same on all ranks.
@@ -33,9 +34,11 @@ class Exchange:
         took_from: worker whose state, or whose part of one first, this rank took; empty where it took none.
     """
 
-    def __init__(self, shell: Shell, membership: Membership, place: int, plan: Resumption, *, taken: bool) -> None:
-        self._shell, self._membership, self._place = shell, membership, place
-        self._plan, self._taken = plan, taken
+    def __init__(
+        self, ranks: Ranks, states: States, membership: Membership, place: int, plan: Resumption, *, taken: bool
+    ) -> None:
+        self._ranks, self._states = ranks, states
+        self._membership, self._place, self._plan, self._taken = membership, place, plan, taken
         self._given: StateRef | None = None
         self.took_from = ""
 
@@ -61,7 +64,7 @@ class Exchange:
         if self._membership.rank in self._plan.lacking:
             parts = shelved(shelf, self._membership.layout, self._place, member.node)
             problem = await self._take(parts) if shelf.stored is None else self._take_stored(shelf.stored)
-        problems = await self._shell.gather(problem)
+        problems = await self._ranks.gather(problem)
         if why := next(filter(None, problems), ""):
             raise StateTransferError(f"what was left of the state can't be had: {why}")
 
@@ -74,10 +77,10 @@ class Exchange:
             if not asked:
                 why = problems[min(missing)]
                 raise StateTransferError(f"no holder could hand its state to ranks {sorted(missing)}: {why}")
-            offers = await self._shell.gather(await self._offer(waiting, asked=rank in asked.values()))
+            offers = await self._ranks.gather(await self._offer(waiting, asked=rank in asked.values()))
             if rank in asked:
                 problem = await self._accept(offers[asked[rank]])
-            problems = await self._shell.gather(problem)
+            problems = await self._ranks.gather(problem)
             self._withdraw()
             missing = {each for each in missing if problems[each]}
             attempt += 1
@@ -88,7 +91,7 @@ class Exchange:
             return Offer()
         waiting()
         try:
-            self._given = await self._shell.export(self._place, self._plan.iteration, taken=self._taken)
+            self._given = await self._states.export(self._place, self._plan.iteration, taken=self._taken)
         except StateTransferError as error:
             return Offer(error=str(error))
         return Offer(state=self._given)
@@ -105,7 +108,7 @@ class Exchange:
     async def _take(self, parts: Sequence[Sequence[StateRef]]) -> str:
         """Take the state that these parts make up; return what went wrong."""
         try:
-            await self._shell.take(parts)
+            await self._states.take(parts)
         except StateTransferError as error:
             return str(error)
         self.took_from = parts[0][0].location.worker
@@ -114,7 +117,7 @@ class Exchange:
     def _take_stored(self, stored: StoredState) -> str:
         """Take a state from storage; return what went wrong."""
         try:
-            self._shell.take_stored(stored)
+            self._states.take_stored(stored)
         except StateTransferError as error:
             return str(error)
         self.took_from = stored.folder
@@ -122,5 +125,5 @@ class Exchange:
 
     def _withdraw(self) -> None:
         if self._given is not None:
-            self._shell.withdraw(self._given)
+            self._states.withdraw(self._given)
             self._given = None

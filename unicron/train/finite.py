@@ -8,7 +8,7 @@ import msgspec
 from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import Membership, NotFinite
 from unicron.errors import NonFiniteGradientError
-from unicron.train.shell import Shell
+from unicron.train.shell import Gradients, Ranks
 
 Rule = Literal["skip", "stop", "retry"]
 
@@ -30,12 +30,13 @@ class Finite:
     """One rank's part in it.
 
     Args:
-        shell: of the rank.
+        ranks: that sum their gradients.
+        gradients: of this one.
         rule: what becomes of an update whose gradient is not finite; None: nothing is looked at.
     """
 
-    def __init__(self, shell: Shell, rule: Rule | None) -> None:
-        self._shell, self._rule = shell, rule
+    def __init__(self, ranks: Ranks, gradients: Gradients, rule: Rule | None) -> None:
+        self._ranks, self._gradients, self._rule = ranks, gradients, rule
         self._looks: list[tuple[int, object]] = []
         self._tried = (-1, -1)
         self._suspected: list[int] = []
@@ -47,7 +48,7 @@ class Finite:
     def note(self, microbatch: int) -> None:
         """Have the sum looked at with the gradient of this microbatch in it. What came of it is asked for in need."""
         if self._rule is not None:
-            self._looks.append((microbatch, self._shell.summed))
+            self._looks.append((microbatch, self._gradients.summed))
 
     def _first_bad(self) -> list[int]:
         """Return the first microbatch with which the sum was not finite, if any; behind it the sum tells no more."""
@@ -56,7 +57,7 @@ class Finite:
     @property
     def holds(self) -> bool:
         """Whether the gradient of all may be used, as far as this rank's part of it tells."""
-        return self._rule is None or self._shell.finite
+        return self._rule is None or self._gradients.finite
 
     async def decide(
         self, membership: Membership, iteration: int, done: Iterable[int], microbatches: int
@@ -71,7 +72,7 @@ class Finite:
         """
         bad = self._first_bad()
         mine = Account(membership.member.worker, bad, sorted(done))
-        accounts = await self._shell.gather(mine) if membership.world_size > 1 else [mine]
+        accounts = await self._ranks.gather(mine) if membership.world_size > 1 else [mine]
         if bad or (membership.rank == 0 and not any(each.bad for each in accounts)):
             self._tell(membership, iteration, bad)
         if self._rule == "skip":
@@ -79,7 +80,7 @@ class Finite:
         again, self._tried = self._tried == (membership.epoch, iteration), (membership.epoch, iteration)
         if self._rule == "stop" or again:
             if membership.world_size > 1:
-                await self._shell.gather(mine)  # who ends has the others stopped: not before it is told
+                await self._ranks.gather(mine)  # who ends has the others stopped: not before it is told
             twice = ", nor is it when computed again" if again else ""
             raise NonFiniteGradientError(
                 f"iteration {iteration}: the gradient is not finite{twice}: {_named(accounts)}"
@@ -95,7 +96,7 @@ class Finite:
 
     def _tell(self, membership: Membership, iteration: int, bad: list[int], *, suspect: bool = False) -> None:
         told = NotFinite(iteration=iteration, epoch=membership.epoch, rank=membership.rank, microbatches=bad)
-        self._shell.say(msgspec.structs.replace(told, rule=str(self._rule), suspect=suspect))
+        self._ranks.say(msgspec.structs.replace(told, rule=str(self._rule), suspect=suspect))
 
 
 def elsewhere(accounts: Sequence[Account], layout: ParallelLayout, microbatches: int) -> list[list[int]]:

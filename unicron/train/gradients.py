@@ -10,7 +10,8 @@ layers' come first. Buckets begin in the same order on every rank, whether it ov
 import contextlib
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import accumulate
 from typing import Any
@@ -19,10 +20,12 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from unicron.errors import GroupBrokenError
-from unicron.train.group import Group
+from unicron.train import nccl
 from unicron.train.overlap import Overlap
 from unicron.train.phases import ANNOUNCED, Due, Outcome
 from unicron.train.shards import as_shard_of, is_spread, local, spread_as
+from unicron.train.timing import GC, OPTIMIZER, REDUCE, PlannedCollection
+from unicron.train.torch_ranks import TorchRanks
 
 BUCKETS = 16
 """In how many pieces a gradient is reduced, where they are neither below `LEAST_BYTES` nor above `BUCKET_BYTES`."""
@@ -32,8 +35,10 @@ LOSS = 2 + len(ANNOUNCED)
 """Elements behind those of the gradient."""
 
 
-class Gradients:
+class TorchGradients:
     """The accumulated and the reduced gradient of all parameters, each as one flat tensor.
+
+    See `unicron.train.shell.Gradients`. Its calls block, and none suspends.
 
     Of a sharded parameter it is this rank's shard: ranks of one place have the same ones, and sum them.
 
@@ -42,15 +47,39 @@ class Gradients:
     announced it.
 
     Args:
-        parameters: whose gradients they are.
+        ranks: that sum them.
         dtype: of the sums; None means that of the parameters.
-        lends: what is published are parts of the reduced gradient, for as long as nothing else is reduced. Else each
-            parameter gets a tensor of its own.
+        microbatches: of a global batch.
+        collection: of garbage.
+
+    Attributes:
+        shapes: of the parameters, as a digest.
+        loss: of the microbatch just computed; None where this rank has none.
     """
 
     def __init__(
-        self, parameters: Iterable[torch.nn.Parameter], dtype: torch.dtype | None, *, lends: bool = True
+        self, ranks: TorchRanks, dtype: torch.dtype | None, microbatches: int, collection: PlannedCollection
     ) -> None:
+        self.loss: torch.Tensor | None = None
+        self._ranks, self._dtype = ranks, dtype
+        self._microbatches, self._collection = microbatches, collection
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._begun: dict[int, Work] = {}
+        self._under_way: deque[Any] = deque()
+        self._midway = False
+
+    def prepare(self, parameters: Iterable[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Take the parameters whose gradients they are.
+
+        Args:
+            parameters: all that there are.
+            optimizer: makes the updates. What is published for it are parts of the reduced gradient, for as long as
+                nothing else is reduced. None: the script makes them, and each parameter gets a tensor of its own.
+
+        Raises:
+            ValueError: there are none.
+        """
+        self._optimizer = optimizer
         self._parameters = list(parameters)[::-1]
         if not self._parameters:
             raise ValueError("the model has no parameters that require a gradient")
@@ -59,8 +88,7 @@ class Gradients:
         size = sum(sizes) + LOSS
         self.shapes = blake2b(str([local(each).shape for each in self._parameters]).encode(), digest_size=8).hexdigest()
         made = _buffer(self._parameters[-1])
-        dtype = dtype or (first if made is None else made).dtype
-        self._lends = lends
+        dtype = self._dtype or (first if made is None else made).dtype
         self._accumulated = torch.zeros(size, dtype=dtype, device=first.device)
         self._reduced = torch.empty_like(self._accumulated)
         each = self._accumulated.element_size()
@@ -90,8 +118,6 @@ class Gradients:
             for part, count in zip(whole, counts, strict=True)
         ]
         self._overlap = Overlap(self._parameters, counts)
-        self._begun: dict[int, Work] = {}
-        self._midway = False
 
     @property
     def buckets(self) -> int:
@@ -126,24 +152,28 @@ class Gradients:
         self._midway = False
 
     @contextlib.contextmanager
-    def overlapping(self, group: Group) -> Iterator[None]:
+    def backward(self, *, begins: bool) -> Iterator[None]:
+        """Have a backward pass run inside, which begins to reduce what it has made where `begins` says so.
+
+        Ranks of a replica of several first agree that none of what they computed is noise: only then it is added up.
+        """
+        shape = self._ranks.membership.shape
+        overlap = self.overlapping() if begins and shape.replicas > 1 else contextlib.nullcontext()
+        with contextlib.nullcontext() if shape.replica_workers > 1 else self.directly(), overlap:
+            yield
+
+    @contextlib.contextmanager
+    def overlapping(self) -> Iterator[None]:
         """Have buckets begin to be reduced in the backward pass inside, which is that of the last microbatch.
 
         What is accumulated stays as it is: if what this pass makes turns out to be noise it is discarded, and so are
         the buckets.
         """
-        with self._overlap.during(lambda bucket: self._begin_within(group, bucket)):
+        with self._overlap.during(self._begin_within):
             yield
 
-    def abandon(self, group: Group) -> None:
-        """Give up what was begun and not waited for; its group is broken."""
-        for work in self._begun.values():
-            with contextlib.suppress(GroupBrokenError):
-                group.finish(work)
-        self._begun.clear()
-
     @torch.no_grad()
-    def accumulate(self, loss: torch.Tensor | None) -> None:
+    def accumulate(self) -> None:
         """Add the gradients that a backward pass has left in `p.grad`, and its loss."""
         sums, parts = list[torch.Tensor](), list[torch.Tensor]()
         for number, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
@@ -155,9 +185,11 @@ class Gradients:
                 parameter.grad = None
         if parts:
             torch._foreach_add_(sums, parts)  # one call: of a small layer it costs more than the sum
-        if loss is not None:
-            self._accumulated[-LOSS] += loss.reshape(())
+        if self.loss is not None:
+            self._accumulated[-LOSS] += self.loss.reshape(())
             self._accumulated[1 - LOSS] += 1
+        if self._ranks.doubtful:
+            self._under_way.append(nccl.mark())
 
     def _part(self, gradient: torch.Tensor, number: int) -> torch.Tensor:
         """Return what this rank holds of a gradient."""
@@ -170,31 +202,43 @@ class Gradients:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def begin(self, group: Group, bucket: int) -> None:
-        """Begin to sum a bucket over the replicas, unless a backward pass has.
+    async def keep_pace(self, behind: int) -> None:
+        """Wait for the oldest: a GPU that is far behind would look like a rank that hangs in what comes then."""
+        while len(self._under_way) > behind:
+            nccl.await_event(self._under_way.popleft(), lambda: self._ranks.is_cut)
 
-        Raises:
-            GroupBrokenError: the group broke; what was accumulated stays.
+    def begin(self, iteration: int, buckets: Sequence[int]) -> None:
+        """Begin to sum buckets over the replicas, unless a backward pass has; what was accumulated stays.
+
+        Garbage is collected before: ranks that wait there anyway lose no time.
         """
-        if bucket not in self._begun:
-            self._begin(group, bucket)
+        if self._collection.due(iteration):
+            self._ranks.recorder.start(GC)
+            self._collection.collect(iteration)
+        self._ranks.recorder.start(REDUCE)
+        for bucket in buckets:
+            if bucket not in self._begun:
+                self._begin(bucket)
 
-    def finish(self, group: Group, bucket: int) -> None:
-        """Wait for the sum of a bucket that was begun.
-
-        Raises:
-            GroupBrokenError: likewise.
-        """
+    async def reduce(self, bucket: int) -> None:
+        """Wait for the sum of a bucket; what was accumulated stays."""
         if work := self._begun.pop(bucket, None):
-            group.finish(work)
+            self._ranks.group.finish(work)
 
-    def _begin(self, group: Group, bucket: int) -> Work | None:
+    def abandon(self) -> None:
+        """Give up what was begun and not waited for."""
+        for work in self._begun.values():
+            with contextlib.suppress(GroupBrokenError):
+                self._ranks.group.finish(work)
+        self._begun.clear()
+
+    def _begin(self, bucket: int) -> Work | None:
         part = self._slices[bucket]
         self._reduced[part] = self._accumulated[part]
-        return self._sent(group, bucket)
+        return self._sent(bucket)
 
     @torch.no_grad()
-    def _begin_within(self, group: Group, bucket: int) -> Work | None:
+    def _begin_within(self, bucket: int) -> Work | None:
         """Begin a bucket of which a backward pass has made all; None where that can't be done, or nobody else is."""
         sums, parts = list[torch.Tensor](), list[torch.Tensor]()
         for number, piece, begin in self._pieces[bucket]:
@@ -209,21 +253,17 @@ class Gradients:
         self._reduced[part] = self._accumulated[part]
         if parts:
             torch._foreach_add_(sums, parts)
-        return self._sent(group, bucket)
+        return self._sent(bucket)
 
-    def _sent(self, group: Group, bucket: int) -> Work | None:
-        work = group.begin_all_reduce(self._reduced[self._slices[bucket]])
+    def _sent(self, bucket: int) -> Work | None:
+        work = self._ranks.group.begin_all_reduce(self._reduced[self._slices[bucket]])
         if work is not None:
             self._begun[bucket] = work
         return work
 
-    def share(self, group: Group, bucket: int, replica: int) -> None:
-        """Give a bucket that `replica` has reduced to all replicas.
-
-        Raises:
-            GroupBrokenError: the group broke.
-        """
-        group.broadcast(self._reduced[self._slices[bucket]], replica)
+    async def share(self, bucket: int, replica: int) -> None:
+        """Give a bucket that `replica` has reduced to all replicas."""
+        self._ranks.group.broadcast(self._reduced[self._slices[bucket]], replica)
 
     @property
     def outcome(self) -> Outcome:
@@ -251,12 +291,13 @@ class Gradients:
         self._accumulated[ANNOUNCED.index(due) - len(ANNOUNCED)] = 1
 
     @torch.no_grad()
-    def publish(self, microbatches: int, *, void: bool = False) -> None:
+    def publish(self, *, void: bool = False) -> None:
         """Put the mean over the global batch into each `p.grad`; zeros where it is void."""
-        if self._lends:
-            means, _ = self._sums, self._reduced[:-LOSS].div_(microbatches)
+        self._ranks.recorder.start(OPTIMIZER)  # what the script does until the update, such as clipping, counts to it
+        if self._optimizer is not None:
+            means, _ = self._sums, self._reduced[:-LOSS].div_(self._microbatches)
         else:
-            means = list(torch._foreach_div(self._sums, microbatches))  # noqa: SLF001 as optimizers do
+            means = list(torch._foreach_div(self._sums, self._microbatches))  # noqa: SLF001 as optimizers do
         for parameter, mean in zip(self._parameters, means, strict=True):
             if void:
                 mean.zero_()
@@ -264,6 +305,15 @@ class Gradients:
                 parameter.grad = as_shard_of(mean.to(parameter.dtype), parameter)
             else:
                 buffer.copy_(mean)
+
+    def update(self, *, void: bool = False) -> None:
+        """Step the optimizer, unless the gradient is void; where the script makes the updates, leave it to that."""
+        if self._optimizer is None:
+            return
+        if not void:
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._ranks.recorder.stop()
 
 
 def _is_finite(values: torch.Tensor) -> torch.Tensor:

@@ -22,10 +22,11 @@ import torch.distributed as dist
 
 from unicron.contracts.tasks import ParallelLayout, WorkerPhase
 from unicron.contracts.worker import Finished, Membership, Progress, Ready, Unusable
-from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
+from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.channel import Channel
 from unicron.train.drill import Drill
 from unicron.train.files import Files
+from unicron.train.gradients import TorchGradients
 from unicron.train.iteration import WorkerCore
 from unicron.train.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.loops import Loops
@@ -34,12 +35,21 @@ from unicron.train.parallel import Parallel
 from unicron.train.peers import Peers, Position, Wait, Waiting, script_line
 from unicron.train.phases import Phase
 from unicron.train.piggyback import Piggyback
-from unicron.train.rendezvous import Rendezvous, done_everywhere
-from unicron.train.script_groups import ScriptGroups, packed
-from unicron.train.script_shell import AGAIN, GOES_ON, NEW, STANDS, Core, ScriptShell, Shell, SpreadCore, SpreadShell
+from unicron.train.records import Records
+from unicron.train.rendezvous import done_everywhere
+from unicron.train.script_groups import ScriptGroups
+from unicron.train.script_meeting import ScriptMeeting
+from unicron.train.script_shell import (
+    ScriptStates,
+    SpreadCore,
+    WholeCore,
+    WholeGradients,
+    WholeRanks,
+)
 from unicron.train.shards import local
-from unicron.train.shell import run
-from unicron.train.state import Fetcher
+from unicron.train.shell import Shell, run
+from unicron.train.timing import PlannedCollection
+from unicron.train.torch_ranks import TorchRanks
 from unicron.train.under_way import Record
 
 SPREADING = "torch.distributed.fsdp._fully_shard._fsdp_state"
@@ -54,9 +64,9 @@ class InPlace:
         files: that the script opens.
     """
 
-    _shell: ScriptShell
+    _ranks: TorchRanks
+    _gradients: TorchGradients
     _core: WorkerCore
-    _met: Membership
 
     def __init__(self, channel: Channel, files: Files) -> None:
         layout = msgspec.json.decode(os.environ["UNICRON_LAYOUT"], type=ParallelLayout)
@@ -64,6 +74,7 @@ class InPlace:
         self._channel, self._layout, self._files = channel, layout, files
         self.loops = Loops(self.rank, self._prepare, self._join, self._leave)
         self._inner: ScriptGroups | None = None
+        self._meeting, self._records = ScriptMeeting(channel, files), Records()
         self._models: list[Parallel] = []
         self._piggyback: Piggyback | None = None
         self._spread: list[torch.nn.Module] = []
@@ -72,8 +83,6 @@ class InPlace:
         self._queued = self._computing = self._empty = False
         self._drill = Drill(channel, self.rank, self.size)
         self._ready, self._given = set[int](), set[int]()
-        self._waits: Rendezvous | None = None
-        self._waits_in = -1
         self._peers = Peers(channel, self._membership, self._position)
         self._pid = os.getpid()
 
@@ -88,71 +97,12 @@ class InPlace:
         )
         self._channel.send(Ready())
         self._inner = ScriptGroups(self._layout, self.rank, device, self.loops, self._go_on, self._peers)
-        self._be(Shell(self._channel, self.size, self._inner), Core)
+        self._ranks = WholeRanks(self._channel, self._inner, self.loops, self._records)
         if spreading := sys.modules.get(SPREADING):  # takes a group, so that all of it comes later
             kind = spreading.FSDPState
             kind.init = also(kind, lambda state: self.spreads(state._modules), "init")  # noqa: SLF001 it tells nobody
-        self._channel.interrupt = self._interrupt
-        above = -1
-        while True:
-            membership = self._channel.await_membership(above)
-            above = membership.epoch
-            try:
-                self._meet(membership, self._inner)
-            except GroupBrokenError:  # somebody was lost, and there is a newer one soon
-                continue
-            self._met = membership
-            self._peers.watch()
-            return
-
-    def _be(self, shell: ScriptShell, core: type[WorkerCore]) -> None:
-        self._shell = shell
-        self._core = core(shell, int(os.environ["UNICRON_ITERATIONS"]), self.size if core is Core else 1)
-
-    def _meet(self, membership: Membership, inner: ScriptGroups) -> None:
-        told = self._wait_for(STANDS, membership, self._stands(membership))
-        others = [each for each in told if each.startswith(GOES_ON)]
-        self._files.know(late=any(each != NEW for each in told))
-        if others:
-            inner.come_late(others[0].removeprefix(GOES_ON))
-        else:
-            if again := next((each for each in told if each != NEW), None):
-                inner.come_again(again.removeprefix(AGAIN))
-            inner.form(membership.epoch, lambda: Rendezvous(membership, "-script"))
-            inner.strict = True
-
-    def _stands(self, membership: Membership) -> bytes:
-        """Return what to tell the others: who knows of a saved state, what collectives had given by then."""
-        if membership.shelf is None:
-            return NEW
-        fetcher = Fetcher(self._channel)
-        try:
-            found = fetcher.fetch([ref for ref in membership.shelf.states if ref.place == 0], membership.epoch)
-            return AGAIN + packed(found["objects"]["groups"]["setup"])
-        except (StateTransferError, LookupError, TypeError, AttributeError):  # whoever loads it says what is wrong
-            return NEW
-        finally:
-            fetcher.let_go()
-
-    def _wait_for(self, part: str, membership: Membership, value: bytes) -> list[bytes]:
-        """Tell the others something, and return what each of them has told.
-
-        Raises:
-            GroupBrokenError: a newer membership came meanwhile.
-        """
-        store = self._waits = Rendezvous(membership, part)
-        self._waits_in = membership.epoch
-        try:
-            self._interrupt(self._channel.newest)  # one that came before there was anything to cut
-            store.set(f"{membership.rank}", value)
-            return store.take([f"{rank}" for rank in range(membership.world_size)])
-        finally:
-            self._waits = None
-
-    def _interrupt(self, membership: Membership) -> bool:
-        if (waits := self._waits) is not None and membership.epoch > self._waits_in:
-            waits.cut()
-        return self._shell.interrupted(membership)
+        self._meeting.meet(self._inner)
+        self._peers.watch()
 
     @property
     def is_given(self) -> bool:
@@ -236,19 +186,16 @@ class InPlace:
         self._inner.know([*models.parameters(), *models.buffers()])
         if self._spread:
             self._inner.in_parts = True
-            self._be(SpreadShell(self._channel, self._inner), SpreadCore)
-            own["record"] = self._shell.records
+            own["record"] = self._records
         else:
             self._piggyback = own["piggyback"] = Piggyback(self._models, self._optimizers, first=self.rank == 0)
-            self._shell.carriers.append(self._piggyback.carrier)
             self._inner.share = self._piggyback.share
-        self._shell.reduced = [each for model in self._models for each in model.reduced]
-        trained = {id(each) for each in self._shell.reduced}
+        trained = {id(each) for model in self._models for each in model.reduced}
         carried: list[torch.Tensor] = [
             each for each in models.parameters() if self._spread or id(each) in trained or each.nbytes > LARGE_BYTES
         ]
         carried += [each for each in models.buffers() if each.nbytes > LARGE_BYTES]
-        self._shell.protect({"model": models, **own, **others})
+        self._protect(self._inner, {"model": models, **own, **others}, trained)
         return [*carried, *self._optimizers], [
             *self._models,
             *models.modules(),
@@ -256,23 +203,47 @@ class InPlace:
             *models.buffers(),
         ]
 
+    def _protect(self, groups: ScriptGroups, protected: dict[str, Any], trained: set[int]) -> None:
+        """Have these objects as the state, and the gradients of these parameters summed, though they be frozen now."""
+        model, parts = protected["model"], (groups, self.loops, self._records)
+        if self._piggyback is None:  # the script's own collectives sum gradients: here goes only what is announced
+            self._ranks = TorchRanks(self._channel, self.rank, groups)
+            states = ScriptStates(self._channel, self._ranks, *parts)
+            self._gradients = TorchGradients(self._ranks, None, 1, PlannedCollection(0))
+            summed, own = [torch.nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))], protected
+        else:
+            states = ScriptStates(self._channel, self._ranks, *parts)
+            self._gradients = WholeGradients(self._ranks, states, self.size)
+            # in reverse: what goes along comes behind the model
+            summed = [self._piggyback.carrier, *(each for each in model.parameters() if id(each) in trained)]
+            own = {**(protected if self.rank == 0 else {}), "record": self._records}  # of all else others have the same
+        self._gradients.prepare(summed)
+        made = (f"{type(each).__name__} {name}" for name, each in protected.items())
+        self._gradients.shapes = ", ".join([self._gradients.shapes, *made])
+        self._ranks.prepare(summed[0].device)
+        states.protect(protected, own)
+        core, microbatches = (SpreadCore, 1) if self._piggyback is None else (WholeCore, self.size)
+        shell = Shell(self._ranks, states, self._gradients)
+        self._core = core(shell, int(os.environ["UNICRON_ITERATIONS"]), microbatches)
+        self._meeting.group = self._ranks.group
+
     def _join(self) -> None:
         """Meet the others; have the state that they have."""
-        self._channel.interrupt = self._interrupt
+        self._channel.interrupt = self._meeting.interrupt
         with self._peers.waiting(Waiting(Wait.LOOP)):
-            run(self._core.start())
+            run(self._core.join_first())
         if self._core.phase is Phase.TAKEN:
             self._core.enter()
         if self.loops.chains:
             self._become()
         else:
             self._files.know(late=False)
-            self._shell.records.go_on(self._core.membership, ())
+            self._records.go_on(self._core.membership, ())
         if self._inner is not None:
             self._inner.ended.joined = True
 
     def _leave(self, record: Record | NotCarriedError) -> None:
-        self._shell.records.leave(record)
+        self._records.leave(record)
         if isinstance(record, NotCarriedError) and self.loops.chains:
             self._give_up(record)
 
@@ -281,7 +252,7 @@ class InPlace:
         if uncarried or (self._inner is not None and self._inner.again):
             none = isinstance(error, OwnCheckpointNewerError)  # then no older copy can be used either
             at = {"epoch": self._core.epoch, "iteration": 0 if none else self._core.iteration}
-            self._shell.say(Unusable(**at, copies="copies", reason=str(error), uncarried=uncarried))
+            self._ranks.say(Unusable(**at, copies="copies", reason=str(error), uncarried=uncarried))
 
     def _become(self) -> None:
         """Become the rank that this one replaces.
@@ -289,11 +260,10 @@ class InPlace:
         Raises:
             NotCarriedError: its script is not to be had; the others are told.
         """
-        records = self._shell.records
         try:
-            self.loops.become(records.begin(self._core.membership, self.loops.chains), self._files.arrive)
+            self.loops.become(self._records.begin(self._core.membership, self.loops.chains), self._files.arrive)
         except NotCarriedError as error:
-            records.refuse(str(error))
+            self._records.refuse(str(error))
             self._give_up(error)
             raise
 
@@ -349,16 +319,16 @@ class InPlace:
         with self._others_apart():
             self._find_lacking(each for each in self._parameters() if id(each) in self._given)
             self.loops.lacking.clear()
-            if problem := self._drill.look(self._shell.records, self._core.iteration, self._models):
+            if problem := self._drill.look(self._records, self._core.iteration, self._models):
                 problem = f"in a drill another process has taken the place of rank {self.rank}, and {problem}"
                 self._begin_again(problem, uncarried=True)
             piggyback.give()
-            self._shell.computed(self._loss)
+            self._gradients.loss = self._loss
             self._core.computed()
             if self._next_microbatch() is not None:
                 raise GroupBrokenError("what this rank computed was dropped, and can't be computed again in place")
-            piggyback.take(self._shell.gradients.summed_of(piggyback.carrier), replaced=self._shell.watched > 0)
-            self._shell.watched = max(0, self._shell.watched - 1)
+            piggyback.take(self._gradients.summed_of(piggyback.carrier), replaced=self._records.watched > 0)
+            self._records.watched = max(0, self._records.watched - 1)
 
     @contextlib.contextmanager
     def _others_apart(self) -> Iterator[None]:
@@ -373,7 +343,7 @@ class InPlace:
 
     def _go_on(self, error: GroupBrokenError) -> bool:
         """Go to the next membership from a collective of the script; return whether a new rank comes there, too."""
-        among = self.loops.begun and not self._spread and self._core.phase in {Phase.BETWEEN, Phase.OPEN}
+        among = self._begun and not self._spread and self._core.phase in {Phase.BETWEEN, Phase.OPEN}
         if not among or not (self._computing or self.loops.open):
             return False
         run(self._core.rejoin(error))
@@ -385,7 +355,7 @@ class InPlace:
             self._computing = False
             self._channel.injected.end()
             self.loops.reduced()
-            self._shell.computed(self._loss)
+            self._gradients.loss = self._loss
             self._core.computed()
             self._next_microbatch()
 
@@ -419,13 +389,13 @@ class InPlace:
             uncarried: nor would any other: nothing that ranks have left is to be taken any more.
         """
         error = NotCarriedError(why)
-        self._shell.records.refuse(why)
+        self._records.refuse(why)
         self._give_up(error, uncarried=uncarried)
         raise error
 
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
         """End the iteration."""
-        if self._core.phase is Phase.REDUCED and optimizer in self._optimizers:
+        if self._begun and self._core.phase is Phase.REDUCED and optimizer in self._optimizers:
             run(self._core.step())
             self.loops.updated()
 
@@ -468,22 +438,23 @@ class InPlace:
         with contextlib.suppress(GroupBrokenError):
             self._peers.tell(self._position(None, where))
         if not done_everywhere(
-            lambda: self._wait_for("-done", membership, b""), lambda: self._channel.newest.epoch > membership.epoch
+            lambda: self._meeting.wait_for("-done", membership, b""),
+            lambda: self._channel.newest.epoch > membership.epoch,
         ):
             raise ConnectionAbortedError(
                 "a rank has failed that had not come to the end of this script, as this one had: all begin again"
             )
         if self._begun:
-            self._shell.leave()
+            self._ranks.leave()
         self._channel.send(Finished(iterations=int(os.environ["UNICRON_ITERATIONS"])))
 
     @property
     def _begun(self) -> bool:
         """Whether it has come to its first loop."""
-        return self._core.epoch >= 0
+        return self._meeting.group is not None and self._core.epoch >= 0
 
     def _membership(self) -> Membership:
-        return self._core.membership if self._begun else self._met
+        return self._core.membership if self._begun else self._meeting.membership
 
     def _position(self, waits: Waiting | None, where: str) -> Position:
         """Return what this rank has begun, by now."""

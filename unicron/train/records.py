@@ -32,10 +32,11 @@ class Records:
         refused: why this script can't be had by another process; empty where it can.
         gradient: iteration, and what tells apart the gradient that the rank had in it which this one replaces in a
             drill; None outside of one.
+        watched: in how many iterations more what ranks have alike is compared, as one was replaced.
     """
 
     def __init__(self) -> None:
-        self.refused, self._saved = "", b""
+        self.refused, self._saved, self.watched = "", b"", 0
         self.gradient: tuple[int, Prints] | None = None
         self._told = set[str]()
         self._last = [b""] * KEPT

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from unicron.contracts.worker import Membership
 from unicron.errors import GroupBrokenError, UnusableStateError
-from unicron.train.phases import ANNOUNCED, Due
+from unicron.train.phases import ANNOUNCED, Due, Outcome
 from unicron.train.redistribute import Standing
-from unicron.train.shell import Shell
+from unicron.train.shell import Ranks, States
 
 TRIED = 2.0
 """What ranks of a replica tell each other where the state that they are to try is no good; 1 is any other failure."""
@@ -32,16 +32,17 @@ class Replica:
     """One rank's part in it. Where one worker has the whole model, it decides for itself.
 
     Args:
-        shell: of the rank.
+        ranks: all of them, and the rank itself among them.
+        states: of the rank.
 
     Attributes:
         size: workers of a replica.
         secured: when they last agreed, the states that they had saved were safe on all of them.
     """
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, ranks: Ranks, states: States) -> None:
         self.size, self.secured = 1, True
-        self._shell = shell
+        self._ranks, self._states = ranks, states
 
     @property
     def in_parts(self) -> bool:
@@ -51,7 +52,7 @@ class Replica:
     @property
     def broken(self) -> bool:
         """Whether a rank of it was lost, so that what is computed is noise."""
-        return self.in_parts and self._shell.formed < 0
+        return self.in_parts and self._ranks.formed < 0
 
     @property
     def may_save(self) -> bool:
@@ -59,13 +60,13 @@ class Replica:
 
         Ranks of a replica go on together, so that they always have one iteration in common.
         """
-        return self._shell.secured and (self.secured or not self.in_parts)
+        return self._states.secured and (self.secured or not self.in_parts)
 
     async def form(self, membership: Membership, standings: Sequence[Standing], replica: int) -> None:
         """Meet the others, where the groups inside of the replica are not whole."""
         formed = {each.formed for each in standings[replica * self.size :][: self.size]}
         if self.in_parts and (-1 in formed or len(formed) > 1):
-            await self._shell.form_replica(membership)
+            await self._ranks.form_replica(membership)
 
     async def settle(self) -> None:
         """Wait until this rank knows that what it computed is no noise: only then others may use its sums.
@@ -74,7 +75,7 @@ class Replica:
             GroupBrokenError: it may be.
         """
         if self.in_parts:
-            await self._shell.settle()
+            await self._ranks.settle()
 
     async def check(self) -> None:
         """Make sure that nothing broke on any rank of the replica: then all of them update.
@@ -84,7 +85,7 @@ class Replica:
         """
         await self.settle()
         if self.in_parts:
-            await self._shell.confer()
+            await self._ranks.confer()
 
     async def newest(self) -> int:
         """Return the newest epoch that any rank knows of, so that all go there before the same microbatch.
@@ -92,26 +93,27 @@ class Replica:
         Raises:
             GroupBrokenError: a rank is lost.
         """
-        epoch = self._shell.newest.epoch
+        epoch = self._ranks.newest.epoch
         if not self.in_parts:
             return epoch
-        return int(max(each for (each,) in await self._shell.confer(float(epoch))))
+        return int(max(each for (each,) in await self._ranks.confer(float(epoch))))
 
-    async def agree(self, failure: GroupBrokenError | None, *, holds: bool) -> Agreement:
+    async def agree(self, outcome: Outcome, failure: GroupBrokenError | None, *, holds: bool) -> Agreement:
         """Return what all ranks have come to, once the gradient is whole on each.
 
         Args:
+            outcome: of the reduce, on this rank.
             failure: what kept this rank from summing its part, if anything did.
             holds: this rank's part may be used.
 
         Raises:
             GroupBrokenError: `failure`, or that of another rank.
         """
-        loss, announced = self._shell.outcome
+        loss, announced = outcome
         if self.in_parts:
             failed = TRIED if isinstance(failure, UnusableStateError) else float(failure is not None)
-            mine = (failed, loss, float(holds), float(self._shell.secured))
-            told = await self._shell.confer(*mine, *(float(due in announced) for due in ANNOUNCED))
+            mine = (failed, loss, float(holds), float(self._states.secured))
+            told = await self._ranks.confer(*mine, *(float(due in announced) for due in ANNOUNCED))
             failed = max(each for each, *_ in told)
             if failed == TRIED:
                 raise failure or UnusableStateError("the gradient of another place is not finite")

@@ -11,24 +11,25 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-import torch
 
 from unicron.contracts.states import ParkedSnapshot, StateRef
 from unicron.contracts.tasks import ParallelLayout
-from unicron.contracts.worker import Membership, Ready, ToAgent
+from unicron.contracts.worker import Joined, Membership
 from unicron.errors import InvalidInputError
 from unicron.train.channel import Channel
+from unicron.train.gradients import TorchGradients
 from unicron.train.iteration import WorkerCore
+from unicron.train.loops import Loops
 from unicron.train.phases import Due, Phase
 from unicron.train.records import Records
 from unicron.train.redistribute import Resumption, Standing
 from unicron.train.rendezvous import Rendezvous
 from unicron.train.script_groups import ScriptGroups, packed, unpacked
+from unicron.train.script_meeting import GOES_ON, STANDS
+from unicron.train.state import Fetcher
 from unicron.train.timing import PlannedCollection
-from unicron.train.torch_shell import TorchShell
-
-STANDS, NEW, GOES_ON, AGAIN = "-stands", b"new", b"goes on", b"again"
-"""What ranks of a membership tell those that have just been started."""
+from unicron.train.torch_ranks import TorchRanks
+from unicron.train.torch_states import TorchStates
 
 WATCHED = 3
 """Iterations; what a scheduler does behind an update shows in the next but one."""
@@ -36,10 +37,10 @@ WATCHED = 3
 GONE = "a rank is gone, and with it its part of the model: all begin again, from what was saved last in memory"
 
 
-class Core(WorkerCore):
+class WholeCore(WorkerCore):
     """A worker whose microbatch is always its own: that which has the number of its rank."""
 
-    _shell: "Shell"
+    _ranks: "WholeRanks"
 
     def _plan(self, standings: list[Standing]) -> Resumption:
         first = standings[0].shapes
@@ -55,7 +56,7 @@ class Core(WorkerCore):
 
     def _best(self, sources: tuple[int, ...]) -> tuple[int, ...]:
         """Return those that are in their loops: what others have taken and not begun with says less of collectives."""
-        return tuple(each for each in sources if each in self._shell.joined) or sources
+        return tuple(each for each in sources if each in self._ranks.joined) or sources
 
 
 class SpreadCore(WorkerCore):
@@ -66,92 +67,31 @@ class SpreadCore(WorkerCore):
             raise ConnectionAbortedError(GONE)
         await super()._regroup(broke)
 
+    async def _join(self) -> Joined:
+        if self._ranks.formed != self.epoch:  # somebody was lost since the script's group was formed
+            raise ConnectionAbortedError(GONE)
+        return await super()._join()
 
-class ScriptShell(TorchShell):
-    """The shell of a worker that runs a script which knows nothing of it.
+
+class WholeRanks(TorchRanks):
+    """The ranks to one that has the whole model: to the core it is a replica, though it is a place to all others.
 
     Args:
         channel: to the agent.
-        microbatches: of an iteration.
         groups: of the script.
-
-    Attributes:
-        carriers: parameters whose gradients are what else ranks tell each other.
-        reduced: those of the models whose gradients are summed, though they be frozen just now.
-        watched: in how many iterations more what ranks have alike is compared, as one was replaced.
-    """
-
-    lends = False  # it may keep a gradient for as long as it likes
-
-    def __init__(self, channel: Channel, microbatches: int, groups: ScriptGroups) -> None:
-        super().__init__(channel, None, microbatches, PlannedCollection(0))
-        self._script_groups = groups
-        self.records = Records()
-        self.carriers: list[torch.nn.Parameter] = []
-        self.reduced: list[torch.nn.Parameter] = []
-        self.watched = 0
-
-    def trained(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
-        """Return the parameters whose gradients are summed, in reverse: what goes along comes behind the model."""
-        reduced = {id(each) for each in self.reduced}
-        return [*self.carriers, *(each for each in model.parameters() if id(each) in reduced)]
-
-    def save(self, iteration: int) -> None:
-        """Have a thread save the state, where somebody could come to where its script is."""
-        carried = not self.records.refused and self._script_groups.state_dict()["setup"] is not None
-        if carried and self.protected["loops"].reachable:
-            super().save(iteration)
-
-    def interrupted(self, membership: Membership) -> bool:
-        """Leave what a newer membership replaces."""
-        script = self._script_groups.cut(membership.epoch)
-        return (hasattr(self, "group") and self.group.abort_below(membership.epoch)) or script
-
-    def say(self, message: ToAgent) -> None:
-        """Tell the agent. That a worker is ready it was told as its script asked for its group."""
-        if not isinstance(message, Ready):
-            super().say(message)
-
-    def update(self, *, void: bool = False) -> None:
-        """Leave it to the script."""
-
-
-class Shell(ScriptShell):
-    """The shell of a rank with the whole model: to the core it is a replica, though it is a place to all others.
+        loops: of the script.
+        records: of the ranks.
 
     Attributes:
         joined: ranks of the membership that were in their loops before it.
     """
 
-    joined: frozenset[int] = frozenset()
-    _in_vain = ""
-
-    @property
-    def place(self) -> int:
-        """Each has the whole model."""
-        return 0
-
-    @property
-    def shapes(self) -> str:
-        """What this rank has made, to be compared with what others have."""
-        return ", ".join([super().shapes, *(f"{type(each).__name__} {name}" for name, each in self.protected.items())])
-
-    @property
-    def own(self) -> dict[str, Any]:
-        """All of it at the first rank, as the others have the same, and of each what only it has."""
-        whole = self.protected if int(os.environ["UNICRON_PLACE"]) == 0 else {}
-        return {**whole, "record": self.records}
-
-    def announce(self, due: Due) -> None:
-        """Say what is due as the first rank does, once its last state is safe: so all save in the same iterations."""
-        if int(os.environ["UNICRON_PLACE"]) == 0 and self.secured:
-            super().announce(due)
-
-    def described(self, iteration: int) -> StateRef:
-        """Return what a state is to all others, to whom this rank is a place."""
-        ref = super().described(iteration)
-        layout = ParallelLayout(replicas=0, shard=self._membership.world_size)
-        return msgspec.structs.replace(ref, place=int(os.environ["UNICRON_PLACE"]), layout=layout)
+    def __init__(self, channel: Channel, groups: ScriptGroups, loops: Loops, records: Records) -> None:
+        super().__init__(channel, 0)
+        self.joined = frozenset[int]()
+        self._script_groups, self._loops, self._records = groups, loops, records
+        self._fetcher = Fetcher(channel)
+        self._in_vain = ""
 
     async def await_membership(self, above: int) -> Membership:
         """Block until there is a membership newer than epoch `above`."""
@@ -165,7 +105,7 @@ class Shell(ScriptShell):
             ConnectionAbortedError: a new rank could not be given what collectives gave, so that all are to begin again.
         """
         setup = self._script_groups.setup
-        if setup is None or not self.protected["loops"].reachable:
+        if setup is None or not self._loops.reachable:
             raise ConnectionAbortedError(
                 "what a collective of this script gave before its loop, or since its last snapshot, can't be given to "
                 "a new rank: it was more than 1 MiB, or not the same on all ranks"
@@ -188,16 +128,17 @@ class Shell(ScriptShell):
         self.joined = frozenset(rank for rank, (_, joined) in enumerate(told) if joined)
         if ended.joined:
             new = [rank for rank, (_, joined) in enumerate(told) if not joined]
-            refused, closed = self.records.go_on(membership, new), self.protected["loops"].closed if new else ""
+            refused, closed = self._records.go_on(membership, new), self._loops.closed if new else ""
             self._in_vain = self._in_vain or refused or closed
-            self.watched = WATCHED if new else self.watched
+            if new:
+                self._records.watched = WATCHED
         if in_vain := next(filter(None, await self.gather(self._in_vain.encode())), b""):
             self._in_vain = in_vain.decode()  # where others do not hear of it any more, they are told next time
             raise ConnectionAbortedError(
                 f"all ranks begin again, as a new one could not take a lost one's place: {self._in_vain}"
             )
         if not ended.joined and membership.shelf is not None and not any(joined for _, joined in told):
-            self.records.hand_out(membership, self._saved_records(membership, membership.shelf))
+            self._records.hand_out(membership, self._saved_records(membership, membership.shelf))
         counts = [count for count, joined in told if joined]
         fewest, most = min(counts, default=0), max(counts, default=0)
         ended.know(fewest, [])
@@ -214,23 +155,50 @@ class Shell(ScriptShell):
                 self._fetcher.let_go()
 
 
-class SpreadShell(ScriptShell):
-    """The shell of a rank that has a part of the model. The gradient is reduced by the script's own collectives."""
+class ScriptStates(TorchStates):
+    """The state of a rank, to be saved where somebody could come to where its script is.
 
-    def __init__(self, channel: Channel, groups: ScriptGroups) -> None:
-        super().__init__(channel, 1, groups)
-        self._inner = groups
+    Args:
+        channel: to the agent.
+        ranks: that this one is among.
+        groups: of the script.
+        loops: of the script.
+        records: of the ranks.
+    """
 
-    def trained(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
-        """Return one parameter that has no gradient; what goes with gradients is told with its."""
-        return [torch.nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))]
+    def __init__(
+        self, channel: Channel, ranks: TorchRanks, groups: ScriptGroups, loops: Loops, records: Records
+    ) -> None:
+        super().__init__(channel, ranks)
+        self._script_groups, self._loops, self._records = groups, loops, records
 
-    async def form(self, membership: Membership) -> None:
-        """Meet the others.
+    def save(self, iteration: int) -> None:
+        """Have a thread save the state, if it is one to go on from."""
+        carried = not self._records.refused and self._script_groups.state_dict()["setup"] is not None
+        if carried and self._loops.reachable:
+            super().save(iteration)
 
-        Raises:
-            ConnectionAbortedError: somebody was lost since the script's group was formed.
-        """
-        if self._script_groups.epoch != membership.epoch:
-            raise ConnectionAbortedError(GONE)
-        await super().form(membership)
+    def described(self, iteration: int) -> StateRef:
+        """Return what a state is to all others, to whom this rank is a place of the only replica."""
+        ref = super().described(iteration)
+        layout = ParallelLayout(replicas=0, shard=self._ranks.membership.world_size)
+        return msgspec.structs.replace(ref, place=int(os.environ["UNICRON_PLACE"]), layout=layout)
+
+
+class WholeGradients(TorchGradients):
+    """The gradients of a rank with the whole model.
+
+    Args:
+        ranks: that sum them.
+        states: of this one.
+        microbatches: of an iteration.
+    """
+
+    def __init__(self, ranks: TorchRanks, states: TorchStates, microbatches: int) -> None:
+        super().__init__(ranks, None, microbatches, PlannedCollection(0))
+        self._states = states
+
+    def announce(self, due: Due) -> None:
+        """Say what is due as the first rank does, once its last state is safe: so all save in the same iterations."""
+        if int(os.environ["UNICRON_PLACE"]) == 0 and self._states.secured:
+            super().announce(due)

@@ -29,13 +29,15 @@ import torch
 from unicron.contracts.tasks import ParallelLayout
 from unicron.train import channel as channels
 from unicron.train.finite import Rule
+from unicron.train.gradients import TorchGradients
 from unicron.train.injected import Injected
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import Phase
 from unicron.train.pipelines import PipelineRuns
-from unicron.train.shell import run
+from unicron.train.shell import Shell, run
 from unicron.train.timing import BACKWARD, FORWARD, PlannedCollection
-from unicron.train.torch_shell import TorchShell
+from unicron.train.torch_ranks import TorchRanks
+from unicron.train.torch_states import TorchStates
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -78,15 +80,18 @@ class Session:
         if os.environ.get(channels.TELL):
             raise RuntimeError("this script has a Session: take `heal: restart` out of its task file")
         self._channel = channels.connect()
-        self._shell = TorchShell(self._channel, accumulate_dtype, self.per_iteration, self._collection)
+        self._ranks = TorchRanks(self._channel, int(os.environ.get("UNICRON_PLACE", "0")))
+        self._states = TorchStates(self._channel, self._ranks)
+        self._gradients = TorchGradients(self._ranks, accumulate_dtype, self.per_iteration, self._collection)
         self._pipelines = PipelineRuns()
         self._accelerated = torch.accelerator.device_count() > 0
         self._injected = Injected() if self._channel is None else self._channel.injected
         if not isinstance(finite, bool) and finite not in get_args(Rule):
             raise ValueError(f'Session(finite={finite!r}): give "skip", "stop", "retry" or a bool')
         rule: Rule | None = "stop" if finite is True else finite or None
-        self._core = WorkerCore(self._shell, self.total, self.per_iteration, alone=self._channel is None, rule=rule)
-        self._shell.peer_left = self._core.peer_left
+        shell = Shell(self._ranks, self._states, self._gradients)
+        self._core = WorkerCore(shell, self.total, self.per_iteration, alone=self._channel is None, rule=rule)
+        self._ranks.peer_left = self._core.peer_left
 
     @cached_property
     def mesh(self) -> "DeviceMesh":
@@ -97,7 +102,7 @@ class Session:
         `src_data_rank=None` where torch asks from which rank parameters come.
         """
         layout = msgspec.json.decode(os.environ.get("UNICRON_LAYOUT", "{}"), type=ParallelLayout)
-        return self._shell.inner(layout).mesh
+        return self._ranks.inner(layout).mesh
 
     @property
     def iteration(self) -> int:
@@ -139,7 +144,10 @@ class Session:
                     f"protect({name}=...): ZeroRedundancyOptimizer keeps each part of its state on one replica only, "
                     "and a lost one takes it along; spread it inside of a replica: layout.shard and fully_shard"
                 )
-        self._shell.protect(protected)
+        trained = [each for each in model.parameters() if each.requires_grad]
+        self._gradients.prepare(trained, optimizer)
+        self._ranks.prepare(trained[0].device)
+        self._states.protect(protected)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Name the file that the model is to be in when all iterations are done, before any of them begins.
@@ -154,11 +162,11 @@ class Session:
         file = Path(path).absolute()
         if not file.parent.is_dir():
             raise FileNotFoundError(2, "session.save() makes no folders: make it, on all nodes", str(file.parent))
-        self._shell.model_file = file
+        self._states.model_file = file
 
     def iterations(self) -> Iterator[int]:
         """Yield the number of each iteration to compute; the first after a restart is the one that others are in."""
-        if not self._shell.protected:
+        if not self._states.protected:
             raise RuntimeError("call session.protect(model=..., optimizer=...) before session.iterations()")
         if self._channel is not None:
             run(self._core.start())
@@ -169,7 +177,7 @@ class Session:
                     break
                 continue
             if self._core.phase is Phase.BETWEEN:  # one that was joined in the middle is not recorded
-                self._shell.recorder.begin(self.iteration, self._channel.period if self._channel else 0)
+                self._ranks.recorder.begin(self.iteration, self._channel.period if self._channel else 0)
             yield self.iteration
             if not self._core.stepped and self._core.phase in {Phase.OPEN, Phase.REDUCED}:
                 raise RuntimeError(f"iteration {self.iteration} ended without session.step()")
@@ -181,7 +189,7 @@ class Session:
         When it ends, every `p.grad` holds the mean gradient over the global batch and `loss` the mean loss.
         """
         while (microbatch := run(self._core.next_microbatch())) is not None:
-            self._shell.recorder.start(FORWARD, microbatch)
+            self._ranks.recorder.start(FORWARD, microbatch)
             self._draw_for(microbatch)
             self._injected.begin()
             yield microbatch
@@ -199,8 +207,8 @@ class Session:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Run the backward pass of the current microbatch and add its gradients to the accumulated ones."""
-        self._shell.recorder.start(BACKWARD, self._core.todo[0])
-        with self._shell.overlapping(begins=self._core.overlaps):
+        self._ranks.recorder.start(BACKWARD, self._core.todo[0])
+        with self._gradients.backward(begins=self._core.overlaps):
             loss.backward()  # type: ignore[no-untyped-call]
         self._computed(loss)
 
@@ -215,19 +223,19 @@ class Session:
             **more: such as `target`, likewise.
         """
         losses: list[torch.Tensor] = []
-        self._pipelines.prepare(schedule, self._shell.formed)
+        self._pipelines.prepare(schedule, self._ranks.formed)
         try:
             schedule.step(*inputs, losses=losses, **more)
         except Exception:
-            if self._shell.formed >= 0:
+            if self._ranks.formed >= 0:
                 raise
             # what a broken replica hands on is noise, which may be refused somewhere inside; it is dropped anyway
         self._computed(torch.stack(losses).mean() if losses else None)
 
     def _computed(self, loss: torch.Tensor | None) -> None:
         self._injected.end()
-        self._shell.computed(loss)
-        self._shell.recorder.stop()
+        self._gradients.loss = loss
+        self._ranks.recorder.stop()
         self._core.computed()
 
     def step(self) -> None:

@@ -91,22 +91,26 @@ REDUCE = """
     import json, sys
     import torch
     from unicron.train import gradients
-    from unicron.train.group import Group
+    from unicron.train.shell import run
+    from unicron.train.timing import PlannedCollection
+    from unicron.train.torch_ranks import TorchRanks
 
     gradients.BUCKET_BYTES = 800  # 100 float64
     rank = int(sys.argv[2])
     parameter = torch.nn.Parameter(torch.zeros(250))
-    held = gradients.Gradients([parameter], torch.float64)
-    group = Group(torch.device("cpu"))
+    ranks = TorchRanks(None, 0)
+    ranks.prepare(torch.device("cpu"))
+    held, group = gradients.TorchGradients(ranks, torch.float64, 1, PlannedCollection(0)), ranks.group
+    held.prepare([parameter])
     group.form(membership("first", 0, 3))
     held.clear()
     assert held.buckets == 3
     parameter.grad = torch.full((250,), float(rank + 1))
-    held.accumulate(torch.tensor(1.0))
+    held.loss = torch.tensor(1.0)
+    held.accumulate()
+    held.begin(0, range(3))
     for bucket in range(3):
-        held.begin(group, bucket)
-    for bucket in range(3):
-        held.finish(group, bucket)
+        run(held.reduce(bucket))
     group.confirm()
     if rank == 2:
         print(json.dumps({}))  # lost, behind the reduce
@@ -115,11 +119,11 @@ REDUCE = """
     if rank == 1:  # its reduce was cut off behind the first of three buckets, the second half overwritten
         held._reduced[100:] = -7
     group.form(membership("second", 1, 2))
-    held.share(group, 0, 0)
-    held.share(group, 1, 0)
-    held.begin(group, 2)
-    held.finish(group, 2)  # nobody is said to have the third bucket: it is reduced over those that are left
-    held.publish(1)
+    run(held.share(0, 0))
+    run(held.share(1, 0))
+    held.begin(0, [2])
+    run(held.reduce(2))  # nobody is said to have the third bucket: it is reduced over those that are left
+    held.publish()
     print(json.dumps({"grad": parameter.grad[[0, 99, 100, 199, 200, 249]].tolist(), "loss": held.outcome.loss}))
 """
 

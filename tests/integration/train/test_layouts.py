@@ -199,11 +199,13 @@ OVERLAPS = """
     import train
     from unicron.contracts.tasks import ParallelLayout
     from unicron.train import gradients
-    from unicron.train.gradients import Gradients
     from unicron.train.inner import InnerGroups
+    from unicron.train.shell import run
+    from unicron.train.timing import PlannedCollection
+    from unicron.train.torch_ranks import TorchRanks
 
     class Twice:
-        begun = 0
+        begun, on_streams = 0, False
 
         def begin_all_reduce(self, tensor):
             self.begun += 1
@@ -213,25 +215,28 @@ OVERLAPS = """
         def finish(self, _):
             pass
 
-    gradients.BUCKET_BYTES, group = 4096, Twice()
+    gradients.BUCKET_BYTES, ranks = 4096, TorchRanks(None, 0)
+    ranks.prepare(torch.device("cpu"))
+    ranks.group = group = Twice()
     mesh = InnerGroups(ParallelLayout(**{sys.argv[1]: 2}), 1, torch.device("cpu")).mesh
     model = train.Decoder(width=16, layers=2, heads=2, context=8)
     train.spread(model, mesh, heads=2)
-    held = Gradients(model.parameters(), torch.float64)
+    held = gradients.TorchGradients(ranks, torch.float64, 1, PlannedCollection(0))
+    held.prepare(model.parameters())
     for _ in range(2):  # in the first pass it only looks
         held.clear()
         before, text = group.begun, torch.randint(256, (2, 9))
-        with held.overlapping(group):
+        with held.overlapping():
             loss = train.loss_of(model(text[:, :-1]), text[:, 1:])
             loss.backward()
         begun = group.begun - before
-        held.accumulate(loss.detach())
+        held.loss = loss.detach()
+        held.accumulate()
+        held.begin(0, range(held.buckets))
         for bucket in range(held.buckets):
-            held.begin(group, bucket)
-        for bucket in range(held.buckets):
-            held.finish(group, bucket)
+            run(held.reduce(bucket))
         assert torch.equal(held._reduced, 2 * held._accumulated)
-        held.publish(1)
+        held.publish()
         model.zero_grad()
     assert begun == held.buckets - 1 > 5, begun
 """
@@ -263,7 +268,7 @@ LATE = """
             yield from super().iterations()
             if os.environ["UNICRON_PLACE"] == "1":
                 os._exit(3)
-            whole = [each.full_tensor() for each in self._shell.protected["model"].parameters()]  # a script's own way
+            whole = [each.full_tensor() for each in self._states.protected["model"].parameters()]  # a script's own way
             torch.save(whole, {noise!r})
 
     train.Session = Session

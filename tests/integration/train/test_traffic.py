@@ -16,14 +16,14 @@ SHARDED = """
     import gate
     import torch
     from torch.distributed.fsdp import fully_shard
-    from unicron.train import Session, torch_shell
+    from unicron.train import Session, torch_ranks
 
-    class Watched(torch_shell.Traffic):
+    class Watched(torch_ranks.Traffic):
         def begins(self):
             super().begins()
             gate.at(session.iteration, microbatch, "sending")
 
-    torch_shell.Traffic = Watched
+    torch_ranks.Traffic = Watched
     session, microbatch = Session(seed=3), 0
     model = torch.nn.Linear(32, 32)
     fully_shard(model, mesh=session.mesh["shard"])

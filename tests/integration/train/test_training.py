@@ -103,18 +103,18 @@ async def test_an_agent_that_crashes_finds_its_workers_again(tmp_path):
 MISSES_THE_END = """
     import os
     from unicron.errors import GroupBrokenError
-    from unicron.train.gradients import Gradients
+    from unicron.train.gradients import TorchGradients
 
-    finish, missed = Gradients.finish, []
+    reduce, missed = TorchGradients.reduce, []
 
-    def finish_but_miss_the_end_once(self, group, bucket):
-        finish(self, group, bucket)
+    async def reduce_but_miss_the_end_once(self, bucket):
+        await reduce(self, bucket)
         if session.rank == 1 and session.iteration == 5 and bucket == self.buckets - 1 and not missed:
             missed.append(True)
             raise GroupBrokenError("the connection was reset behind the last bucket")
 
     if "UNICRON_WORKER" in os.environ:
-        Gradients.finish = finish_but_miss_the_end_once
+        TorchGradients.reduce = reduce_but_miss_the_end_once
 """
 
 
@@ -137,18 +137,18 @@ async def test_a_rank_that_missed_the_end_of_an_iteration_takes_the_state_of_one
 WAITS_BEHIND_THE_FIRST_BUCKET = """
     import os
     import gate
-    from unicron.train.gradients import Gradients
+    from unicron.train.gradients import TorchGradients
 
-    begin, waited = Gradients._sent, []
+    begin, waited = TorchGradients._sent, []
 
-    def begin_later(self, group, bucket):
+    def begin_later(self, bucket):
         if (session.iteration, bucket) == (5, 1) and not waited:
-            waited.append(group.finish(self._begun[0]))
+            waited.append(self._ranks.group.finish(self._begun[0]))
             gate.at(5, phase="summed", rank=session.rank)
-        return begin(self, group, bucket)
+        return begin(self, bucket)
 
     if os.environ.get("UNICRON_WORKER", "")[-2:] in {"-1", "-2", "-3"}:  # those that are there from the beginning
-        Gradients._sent = begin_later
+        TorchGradients._sent = begin_later
 """
 
 

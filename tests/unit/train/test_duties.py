@@ -45,7 +45,7 @@ class Shell:
     def __init__(self, *told, store_s=0.0, saves=False, save_cost_s=0.0, finite=True):
         self.told, self.done, self.time, self.store_s, self.store_asked = told, [], 0.0, store_s, 0
         self.saves, self.save_cost_s, self.finite = saves, save_cost_s, finite
-        self.duties = Duties(self)
+        self.duties = Duties(self, self, self)
 
     def join(self, *standings, taken=False):
         found = resume(standings, 4, ParallelLayout(replicas=len(standings)))

@@ -40,7 +40,7 @@ def membership(rank=1):
 
 def test_the_first_microbatch_that_spoils_the_sum_is_the_one_that_is_named():
     shell = Shell([], [5])
-    finite = Finite(shell, "stop")
+    finite = Finite(shell, shell, "stop")
     finite.note(1)
     shell.summed = False
     finite.note(4)
@@ -54,7 +54,7 @@ def test_the_first_microbatch_that_spoils_the_sum_is_the_one_that_is_named():
 
 def test_what_was_accumulated_for_nothing_is_forgotten():
     shell = Shell([], [])
-    finite = Finite(shell, "skip")
+    finite = Finite(shell, shell, "skip")
     shell.summed = False
     finite.note(4)
     finite.clear()
@@ -64,22 +64,22 @@ def test_what_was_accumulated_for_nothing_is_forgotten():
 
 def test_where_only_the_sum_of_all_is_too_large_the_first_rank_says_so():
     shell = Shell([], [])
-    finite = Finite(shell, "skip")
+    finite = Finite(shell, shell, "skip")
     run(finite.decide(membership(rank=0), 8, (), 9))
     assert shell.said == [NotFinite(iteration=8, epoch=4, rank=0, microbatches=[], rule="skip")]
     with pytest.raises(NonFiniteGradientError, match="each microbatch's is, and their sum is not"):
-        run(Finite(shell, "stop").decide(membership(rank=0), 8, (), 9))
+        run(Finite(shell, shell, "stop").decide(membership(rank=0), 8, (), 9))
 
 
 def test_without_a_rule_nothing_is_looked_at():
-    finite = Finite(object(), None)
+    finite = Finite(object(), object(), None)
     finite.note(4)
     assert finite.holds
 
 
 def test_what_is_to_be_tried_again_is_computed_by_those_whose_own_was_finite():
     shell = Shell([], [])
-    finite, shell.summed = Finite(shell, "retry"), False
+    finite, shell.summed = Finite(shell, shell, "retry"), False
     finite.note(4)
     assert run(finite.decide(membership(), 8, {1, 4, 7}, 9)) == [[1, 7], [], [4]]
     assert shell.said == [NotFinite(iteration=8, epoch=4, rank=1, microbatches=[4], rule="retry")]
@@ -92,7 +92,7 @@ def test_what_is_to_be_tried_again_is_computed_by_those_whose_own_was_finite():
 
 def test_what_is_not_finite_for_the_second_time_stops_with_the_last_to_compute_it():
     shell = Shell([], [])
-    finite, shell.summed = Finite(shell, "retry"), False
+    finite, shell.summed = Finite(shell, shell, "retry"), False
     finite.note(4)
     run(finite.decide(membership(), 8, {1, 4, 7}, 9))
     finite.clear()
@@ -105,7 +105,7 @@ def test_what_is_not_finite_for_the_second_time_stops_with_the_last_to_compute_i
 
 def test_in_another_membership_it_is_tried_once_more():
     shell = Shell([], [4])
-    finite = Finite(shell, "retry")
+    finite = Finite(shell, shell, "retry")
     run(finite.decide(membership(), 8, {1, 4, 7}, 9))
     later = msgspec.structs.replace(membership(), epoch=5)
     assert run(finite.decide(later, 8, {1, 4, 7}, 9))

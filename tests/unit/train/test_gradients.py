@@ -9,12 +9,17 @@ from torch.utils.checkpoint import checkpoint
 
 from unicron.errors import GroupBrokenError
 from unicron.train import gradients
-from unicron.train.gradients import Gradients
+from unicron.train.gradients import TorchGradients
 from unicron.train.phases import ANNOUNCED
+from unicron.train.shell import run
+from unicron.train.timing import PlannedCollection
+from unicron.train.torch_ranks import TorchRanks
 
 
 class Twice:
     """A group of two ranks that do the same: a sum is twice what one has. It notes what is begun and awaited."""
+
+    on_streams = False
 
     def __init__(self, breaks_at=None):
         self.calls, self._breaks_at = [], breaks_at
@@ -41,10 +46,20 @@ def layers():
     return nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)))
 
 
+def gradients_of(model, dtype=None, group=None):
+    """Return the gradients of a model, as a rank of `group` has them."""
+    ranks = TorchRanks(None, 0)
+    ranks.prepare(torch.device("cpu"))
+    ranks.group = group or Twice()
+    found = TorchGradients(ranks, dtype, 1, PlannedCollection(0))
+    found.prepare(model.parameters(), torch.optim.SGD(model.parameters()))
+    return found
+
+
 def looked(breaks_at=None):
     """Return a model, a group and gradients that have seen one backward pass, and so begin to reduce in the next."""
     model, group = layers(), Twice(breaks_at)
-    found = Gradients(model.parameters(), None)
+    found = gradients_of(model, group=group)
     backward(model, found, group)
     found.clear()
     return model, group, found
@@ -54,19 +69,19 @@ def backward(model, found, group=None, inputs=None):
     """Run a backward pass, which may begin to reduce; return what was begun in it."""
     before = len(group.calls) if group else 0
     loss = model(torch.arange(12.0).reshape(2, 6) if inputs is None else inputs).square().mean()
-    with found.overlapping(group) if group else contextlib.nullcontext():
+    with found.overlapping() if group else contextlib.nullcontext():
         loss.backward()
     begun = len(group.calls) - before if group else 0
-    found.accumulate(loss)
+    found.loss = loss
+    found.accumulate()
     return begun
 
 
-def reduced(model, found, group):
+def reduced(model, found):
+    found.begin(0, range(found.buckets))
     for bucket in range(found.buckets):
-        found.begin(group, bucket)
-    for bucket in range(found.buckets):
-        found.finish(group, bucket)
-    found.publish(1)
+        run(found.reduce(bucket))
+    found.publish()
     return [each.grad for each in model.parameters()], found.outcome.loss
 
 
@@ -74,13 +89,14 @@ def test_what_overlaps_is_bit_for_bit_what_does_not():
     results = []
     for overlaps in (True, False):
         model, group = layers(), Twice()
-        found = Gradients(model.parameters(), torch.float64)
-        backward(model, found, Twice() if overlaps else None)  # the first only looks
+        found = gradients_of(model, torch.float64, group)
+        backward(model, found, group if overlaps else None)  # the first only looks
         found.clear()
+        assert group.calls == []
         backward(model, found)
         begun = backward(model, found, group if overlaps else None)
         assert begun == (found.buckets - 1 if overlaps else 0), "all but the last, which waits for the loss"
-        results.append(reduced(model, found, group))
+        results.append(reduced(model, found))
         assert group.calls.count("begin") == group.calls.count("finish") == found.buckets
     (ours, loss), (plain, plain_loss) = results
     assert all(torch.equal(one, other) for one, other in zip(ours, plain, strict=True))
@@ -91,7 +107,7 @@ def test_a_backward_pass_adds_to_the_sums_by_itself_and_they_are_bit_for_bit_the
     results = []
     for directly in (True, False):
         model = layers()
-        found = Gradients(model.parameters(), None)
+        found = gradients_of(model)
         for _ in range(3):
             for parameter in model.parameters():
                 parameter.grad = None
@@ -100,7 +116,8 @@ def test_a_backward_pass_adds_to_the_sums_by_itself_and_they_are_bit_for_bit_the
                 loss.backward()
             own = [parameter.grad.untyped_storage().nbytes() for parameter in model.parameters()]
             assert all((nbytes > found._accumulated.nbytes - 1) == directly for nbytes in own), "of the sums, or not"
-            found.accumulate(loss.detach())
+            found.loss = loss.detach()
+            found.accumulate()
             assert all(parameter.grad is None for parameter in model.parameters())
         results.append(found._accumulated.clone())
     assert torch.equal(*results)
@@ -109,7 +126,7 @@ def test_a_backward_pass_adds_to_the_sums_by_itself_and_they_are_bit_for_bit_the
 
 def test_a_backward_pass_that_ended_midway_is_told_before_another_adds_to_its_sums():
     model = layers()
-    found = Gradients(model.parameters(), None)
+    found = gradients_of(model)
     model[-1].weight.register_hook(lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError), found.directly():
         model(torch.ones(4, 6)).sum().backward()
@@ -128,7 +145,7 @@ def made_twice(layer):
 def test_a_gradient_that_is_made_twice_is_nothing_to_overlap_with():
     model, group = layers(), Twice()
     shared = made_twice(model[0])
-    found = Gradients(model[0].parameters(), None)
+    found = gradients_of(model[0], group=group)
     for _ in range(3):
         inputs = torch.ones(2, 6, requires_grad=True)
         assert backward(shared, found, group, inputs) == 0
@@ -136,13 +153,13 @@ def test_a_gradient_that_is_made_twice_is_nothing_to_overlap_with():
     plain = layers()
     backward(shared, found, group, torch.ones(2, 6, requires_grad=True))
     plain[0](plain[0](torch.ones(2, 6))).square().mean().backward()
-    ours, _ = reduced(model[0], found, group)
+    ours, _ = reduced(model[0], found)
     torch.testing.assert_close(ours, [2 * each.grad for each in plain[0].parameters()])
 
 
 def test_one_that_is_made_twice_for_the_first_time_behind_its_reduce_is_refused():
     model, group = layers(), Twice()
-    found = Gradients(model[0].parameters(), None)
+    found = gradients_of(model[0], group=group)
     backward(model[0], found, group)
     with pytest.raises(RuntimeError, match=r"made the gradient of a parameter of shape .* twice.*use_reentrant=False"):
         backward(made_twice(model[0]), found, group, torch.ones(2, 6, requires_grad=True))
@@ -151,7 +168,7 @@ def test_one_that_is_made_twice_for_the_first_time_behind_its_reduce_is_refused(
 def test_a_parameter_that_takes_no_part_holds_its_bucket_and_those_behind_it_back():
     model, group, found = looked()
     assert backward(nn.Sequential(model[0], model[2], model[3]), found, group) == 2
-    ours, _ = reduced(model, found, group)
+    ours, _ = reduced(model, found)
     assert not ours[2].any()
     assert ours[0].any()
 
@@ -159,20 +176,20 @@ def test_a_parameter_that_takes_no_part_holds_its_bucket_and_those_behind_it_bac
 def test_a_group_that_breaks_in_the_backward_pass_is_told_to_whoever_waits():
     model, group, found = looked(breaks_at=1)
     assert backward(model, found, group) == 1
-    found.begin(group, 0)
-    found.finish(group, 0)
+    found.begin(0, [0])
+    run(found.reduce(0))
     assert group.calls == ["begin", "finish"]
     group._breaks_at = 2
     with pytest.raises(GroupBrokenError):
-        found.begin(group, 1)
+        found.begin(0, [1])
 
 
 def test_what_was_begun_before_a_regroup_is_given_up_and_reduced_anew():
     model, group, found = looked()
     begun = backward(model, found, group)
-    found.abandon(group)
+    found.abandon()
     assert group.calls == ["begin", "finish"] * 0 + ["begin"] * begun + ["finish"] * begun
-    ours, _ = reduced(model, found, group)
+    ours, _ = reduced(model, found)
     plain = layers()
     plain(torch.arange(12.0).reshape(2, 6)).square().mean().backward()
     torch.testing.assert_close(ours, [2 * each.grad for each in plain.parameters()])
@@ -182,7 +199,7 @@ def test_buckets_that_began_in_a_pass_of_noise_leave_what_was_accumulated_as_it_
     model, group, found = looked()
     backward(model, found)
     before = found._accumulated.clone()
-    with found.overlapping(group):
+    with found.overlapping():
         (float("nan") * model(torch.ones(2, 6)).sum()).backward()
     found.discard()
     assert group.calls == ["begin"] * (found.buckets - 1)
@@ -191,9 +208,9 @@ def test_buckets_that_began_in_a_pass_of_noise_leave_what_was_accumulated_as_it_
 
 def test_the_mean_that_is_published_takes_no_memory_of_its_own():
     model = layers()
-    found = Gradients(model.parameters(), None)
+    found = gradients_of(model)
     backward(model, found)
-    ours, _ = reduced(model, found, Twice())
+    ours, _ = reduced(model, found)
     held = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in [*ours, found._accumulated]}
     gradient = sum(each.nbytes for each in model.parameters())
     assert sum(held.values()) < 2.1 * gradient, "DistributedDataParallel has as much: gradients, and their buckets"
@@ -201,37 +218,38 @@ def test_the_mean_that_is_published_takes_no_memory_of_its_own():
 
 @pytest.mark.parametrize("due", ANNOUNCED)
 def test_what_one_replica_announces_all_hear_with_the_gradient_and_only_then(due):
-    model, group = layers(), Twice()
-    found = Gradients(model.parameters(), torch.float64)
+    model = layers()
+    found = gradients_of(model, torch.float64)
     backward(model, found)
-    before = reduced(model, found, group)
+    before = reduced(model, found)
     assert not found.outcome.announced
     found.clear()
     model.zero_grad()
     backward(model, found)
     found.announce(due)
-    after = reduced(model, found, group)
+    after = reduced(model, found)
     assert found.outcome.announced == {due}
     assert before[1] == after[1]
     assert all(torch.equal(*pair) for pair in zip(before[0], after[0], strict=True))
     found.clear()
     model.zero_grad()
     backward(model, found)
-    reduced(model, found, group)
+    reduced(model, found)
     assert not found.outcome.announced
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
 @pytest.mark.parametrize("where", ["gradient", "loss"])
 def test_what_was_reduced_is_finite_or_not(value, where):
-    model, group = layers(), Twice()
-    found = Gradients(model.parameters(), torch.float64)
+    model = layers()
+    found = gradients_of(model, torch.float64)
     for is_finite in (True, False):
         found.clear()
         loss = model(torch.ones(2, 6)).square().mean()
         loss.backward()
         if not is_finite and where == "gradient":
             model[2].weight.grad[3, 1] = float(value)
-        found.accumulate(loss * float(value) if not is_finite and where == "loss" else loss)
-        reduced(model, found, group)
+        found.loss = loss * float(value) if not is_finite and where == "loss" else loss
+        found.accumulate()
+        reduced(model, found)
         assert found.finite is is_finite

@@ -18,7 +18,7 @@ from unicron.contracts.tasks import Breakage, Member, ParallelLayout, TaskSpec
 from unicron.errors import GroupBrokenError, StateTransferError
 from unicron.train.iteration import WorkerCore
 from unicron.train.phases import MOVES, Move, Phase
-from unicron.train.shell import run
+from unicron.train.shell import Shell, run
 
 SPEC = TaskSpec(name="t", command=["true"], microbatches=4, iterations=50)
 WHOLE, PAIR = ParallelLayout(), ParallelLayout(tensor=2)
@@ -244,7 +244,7 @@ class Unconfirmed:
 
 
 def test_a_bucket_of_others_that_nobody_has_confirmed_is_not_said_to_be_had():
-    core = WorkerCore(Unconfirmed(), 5, 4)
+    core = WorkerCore(Shell(*3 * [Unconfirmed()]), 5, 4)
     core.membership = msgspec.structs.replace(core.membership, rank=0, world_size=2, layout=WHOLE.with_workers(2))
     core._reduced = [True, True, False]
     with pytest.raises(GroupBrokenError):
@@ -264,7 +264,7 @@ def test_a_bucket_of_others_that_nobody_has_confirmed_is_not_said_to_be_had():
 )
 def test_that_a_peer_has_left_is_told_as_long_as_something_is_to_come_of_it(phase, iteration, told):
     shell = Recording()
-    core = WorkerCore(shell, 5, 4)
+    core = WorkerCore(Shell(*3 * [shell]), 5, 4)
     core.phase, core.iteration = phase, iteration
     core.peer_left(core.epoch - 1)
     core.peer_left(core.epoch)
@@ -280,24 +280,24 @@ class BreaksMidway:
     def begin(self, iteration, buckets):
         self.begun = list(buckets)
 
-    async def reduce(self, iteration, bucket):
+    async def reduce(self, bucket):
         if bucket == 1:
             raise GroupBrokenError("a peer has left")
 
 
 @pytest.mark.parametrize(("workers", "kept"), [(1, [True, False, False]), (2, [False] * 3)])
 def test_a_sum_that_a_breaking_replica_may_have_had_noise_in_is_not_kept(workers, kept):
-    core = WorkerCore(BreaksMidway(), 5, 4)
+    core = WorkerCore(Shell(*3 * [BreaksMidway()]), 5, 4)
     core._replica.size, core._reduced = workers, [False] * 3
     with pytest.raises(GroupBrokenError):
         run(core._sum())
-    assert (core._shell.begun, core._reduced) == ([0, 1, 2], kept)
+    assert (core._gradients.begun, core._reduced) == ([0, 1, 2], kept)
 
 
 class Unsettled(BreaksMidway):
     """A shell whose group is whole, while something inside of its replica was interrupted."""
 
-    async def reduce(self, iteration, bucket):
+    async def reduce(self, bucket):
         """Sum, as far as one can see."""
 
     async def settle(self):
@@ -308,7 +308,7 @@ class Unsettled(BreaksMidway):
 
 
 def test_a_rank_that_may_have_computed_noise_confirms_no_sum_to_other_replicas():
-    core = WorkerCore(Unsettled(), 5, 4)
+    core = WorkerCore(Shell(*3 * [Unsettled()]), 5, 4)
     core._replica.size, core._reduced = 2, [False] * 3
     with pytest.raises(GroupBrokenError):
         run(core._sum())
@@ -353,7 +353,7 @@ class Recording:
 @pytest.mark.parametrize("phase", Phase)
 def test_only_a_whole_gradient_is_stepped_and_a_worker_that_fell_behind_skips_that(phase):
     shell = Recording()
-    core = WorkerCore(shell, 10, 4)
+    core = WorkerCore(Shell(*3 * [shell]), 10, 4)
     core.phase = phase
     if phase in {Phase.REDUCED, Phase.TAKEN}:
         run(core.step())
@@ -367,7 +367,7 @@ def test_only_a_whole_gradient_is_stepped_and_a_worker_that_fell_behind_skips_th
 @pytest.mark.parametrize("phase", Phase)
 def test_a_taken_state_is_loaded_between_two_iterations_and_then_only(phase):
     shell = Recording()
-    core = WorkerCore(shell, 10, 4)
+    core = WorkerCore(Shell(*3 * [shell]), 10, 4)
     core.phase = phase
     assert core.enter()
     assert shell.calls == (["load"] if phase is Phase.TAKEN else [])

@@ -12,8 +12,7 @@ from unicron.errors import InvalidInputError, StateTransferError
 from unicron.train import Session, state
 from unicron.train.gathering import laid_out
 from unicron.train.shell import run
-from unicron.train.timing import PlannedCollection
-from unicron.train.torch_shell import TorchShell
+from unicron.train.torch_ranks import TorchRanks
 
 MEMBERSHIP = msgspec.structs.replace(NOWHERE, epoch=3, world_size=1, member=Member(worker="t-1", node="node-1", slot=0))
 
@@ -49,11 +48,10 @@ def test_a_full_memory_is_told_as_such_and_nothing_is_left_there(memory):
 
 
 def test_a_script_with_a_whole_model_is_refused_in_a_task_of_parts():
-    shell = TorchShell(None, None, 1, PlannedCollection(0))
     sharded = msgspec.structs.replace(MEMBERSHIP, world_size=4, layout=ParallelLayout(tensor=2, replicas=2))
     why = r"layout of the task: 2 x 1 x 1 workers share .* session.mesh, or set tensor"
     with pytest.raises(InvalidInputError, match=why):
-        run(shell.form(sharded))
+        run(TorchRanks(None, 0).form(sharded))
 
 
 def test_an_optimizer_whose_state_only_one_replica_has_is_refused():
