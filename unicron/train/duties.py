@@ -78,7 +78,7 @@ class Duties:
             handed.add(Due.TRY)
             self._source = source
         self.due = frozenset(handed | {Due.SAVE}).union(*(each.due for each in standings))
-        self._taken, self._saved_at = self._taken or taken, self._shell.now()
+        self._taken, self._saved_at = self._taken or taken, self._ranks.now()
 
     def announce(self, *, saved: bool) -> None:
         """Have the next state saved or stored where it is time for that, or this one should be and is not saved."""
