@@ -65,8 +65,9 @@ PORT = """
     import os
     import torch.distributed as dist
 
-    where = {"rank": int(os.environ["RANK"]), "world_size": 2}
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{os.environ['PORT']}", **where)
+    rank = int(os.environ["RANK"])
+    store = dist.TCPStore("127.0.0.1", int(os.environ["PORT"]), 2, is_master=rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 """
 
 FLOODS = """

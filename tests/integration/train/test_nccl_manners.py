@@ -168,7 +168,7 @@ CHECK = """
     async def confer(*numbers):
         return inner.gather(numbers)
 
-    replica = Replica(SimpleNamespace(settle=settle, confer=confer))
+    replica = Replica(SimpleNamespace(settle=settle, confer=confer), None)
     replica.size = size
 
     def updated():
