@@ -5,6 +5,7 @@ import types
 import pytest
 import torch
 
+from unicron.rules import load
 from unicron.train.instrument import NAME, instrument
 from unicron.train.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.loops import Loops
@@ -215,3 +216,9 @@ def test_while_a_rank_is_where_nobody_could_come_there_is_no_record():
     assert isinstance(there[0][1], Record)
     assert "a statement in the body of the loop at x.py:2 makes more than one update" in str(there[1][1])
     assert [there[1][2] == str(there[1][1]), *(each[2] != "" for each in there)] == [True, *[False, True] * 3]
+
+
+def test_a_rank_that_can_not_take_the_lost_ones_place_counts_against_no_node():
+    rules = load()
+    for kind in (NotCarriedError, *NotCarriedError.__subclasses__()):
+        assert rules.classify(f"{kind.__module__}.{kind.__qualname__}", "why").echo
