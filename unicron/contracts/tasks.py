@@ -154,7 +154,8 @@ class Way(NamedTuple):
 
     Attributes:
         counts_iterations: the task is done after its `iterations`; else its program says when.
-        holds_states: a living worker has a state that a new one can take, and that can go to storage.
+        tracks_states: it is recorded which worker has which part of the state, a part that is lost is looked for, and
+            states go to storage; else the ranks agree on it among themselves, or the program does all that.
         saves_states: copies of the workers' states are saved in the memory of nodes.
         waits_for_replacements: no membership forms without the worker that replaces a lost one.
         runs_again: each membership runs the program from its beginning.
@@ -162,7 +163,7 @@ class Way(NamedTuple):
     """
 
     counts_iterations: bool
-    holds_states: bool
+    tracks_states: bool
     saves_states: bool
     waits_for_replacements: bool
     runs_again: bool
@@ -172,7 +173,7 @@ class Way(NamedTuple):
 WAYS = {
     Healing.SESSION: Way(
         counts_iterations=True,
-        holds_states=True,
+        tracks_states=True,
         saves_states=True,
         waits_for_replacements=False,
         runs_again=False,
@@ -180,7 +181,7 @@ WAYS = {
     ),
     Healing.RESTART: Way(
         counts_iterations=False,
-        holds_states=False,
+        tracks_states=False,
         saves_states=False,
         waits_for_replacements=True,
         runs_again=True,
@@ -188,7 +189,7 @@ WAYS = {
     ),
     Healing.IN_PLACE: Way(
         counts_iterations=False,
-        holds_states=False,
+        tracks_states=False,
         saves_states=True,
         waits_for_replacements=True,
         runs_again=False,

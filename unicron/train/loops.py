@@ -124,7 +124,8 @@ class Loops:
             if item is None:
                 newer = isinstance(first, int) and first > number
                 text = f"the others are at {number} of the loop at {at.place}, which has no such here"
-                error = OwnCheckpointNewerError(text) if newer else NotCarriedError(text)
+                own = f"{text}, as this script has begun from a checkpoint of its own that is newer"
+                error = OwnCheckpointNewerError(own) if newer else NotCarriedError(text)
                 self._leave_record(error)
                 raise error
             item, later = number, (first,) * (item != number)  # its checkpoint is of the end of this one

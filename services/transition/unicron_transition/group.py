@@ -87,7 +87,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
 
     def record_state(self, worker: str, place: int, iteration: int, node: str) -> None:
         """Note that `worker` has the state of `place`, unless workers of this task have none."""
-        if self.spec.way.holds_states:
+        if self.spec.way.tracks_states:
             self.holders[worker] = Holding(place=place, iteration=iteration, node=node)
 
     def forget_others(self, node: str, workers: Collection[str]) -> None:

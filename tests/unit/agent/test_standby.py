@@ -37,3 +37,17 @@ def test_without_its_variables_an_optimizer_s_first_step_looks(counted):
 def test_a_worker_goes_by_its_name_where_processes_are_listed(worker, comm, tmp_path):
     (tmp_path / "script.py").write_text("print(open('/proc/self/comm').read(), end='')")
     assert run(tmp_path / "script.py", UNICRON_WORKER=worker) == (0, f"{comm}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "in_place", "ahead"),
+    [
+        ("", False, ()),
+        ("", True, standby.FOR_SCRIPTS),
+        ("from torch.distributed.fsdp import fully_shard", True, (*standby.FOR_SCRIPTS, *standby.FOR_PARTS)),
+    ],
+)
+def test_what_a_worker_needs_is_imported_before_the_first_is_forked(text, in_place, ahead, tmp_path):
+    (tmp_path / "script.py").write_text(text)
+    request = {"argv": ["script.py"], "cwd": str(tmp_path), "module": False, "parts": False, "in_place": in_place}
+    assert standby._ahead(request) == ahead

@@ -137,8 +137,8 @@ class Saves(msgspec.Struct, kw_only=True):
                 taken = {group.workers[each[place]].slot.node for each in chosen}
                 lacking = COPIES - len(chosen) if index == 0 else 0
                 keepers = _keepers(cluster, node, taken, lacking) if lacking else []
-                self.short = self.short or (len(keepers) < lacking and way.holds_states)
-                store = storage.order(group) if index == 0 and way.holds_states else None
+                self.short = self.short or (len(keepers) < lacking and way.tracks_states)
+                store = storage.order(group) if index == 0 and way.tracks_states else None
                 found.setdefault(node, []).append(Saver(worker=name, keepers=keepers, store=store))
         return found
 

@@ -159,7 +159,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         membership = group.membership
         if self.parked is not None or membership.through or membership.intact(group.workers):
             return False
-        if not group.spec.way.holds_states:  # who is left of those that saved theirs has it yet, or ends by itself
+        if not group.spec.way.tracks_states:  # who is left of those that saved theirs has it yet, or ends by itself
             return self.saves.whole and not any(name in group.workers for name in membership.met)
         if not (membership.met or self.saves.held or group.spec.resume):
             return False  # it has not begun
@@ -362,7 +362,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
             return [Deadline(Wait.STATES, group.spec.name).cancel()]
         if not all(cluster.is_there(node) for node in self.saves.nodes()):
             return [Deadline(Wait.REGROUP, group.spec.name).cancel(), Deadline(Wait.STATES, group.spec.name).set()]
-        if group.spec.way.holds_states:
+        if group.spec.way.tracks_states:
             return self._look_at_storage(cluster, group, search)
         search.over = True  # what is in its folder of checkpoints is its script's affair
         text = f"what task {group.spec.name} had saved in memory is gone with its nodes: its program begins again"
