@@ -85,6 +85,8 @@ def run(
         spec = replace(load(task).spec, command=words)
     else:
         spec = spec_of(words, nodes * slots, least or nodes * slots, checkpoints)
+    if not module and command[0].endswith(".py") and not Path(spec.workdir, command[0]).is_file():
+        raise InvalidInputError(f"{command[0]}: no such file in {spec.workdir}")
     if in_place or drill:
         spec = replace(
             spec, heal=Healing.IN_PLACE, layout=ParallelLayout(shard=spec.max_workers), drill=drill or spec.drill

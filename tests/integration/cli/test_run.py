@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 from helpers.cli import UNICRON, call
+from typer.testing import CliRunner
+from unicron_cli.main import app
 from unicron_cli.run import spec_of, worded
 
 from unicron.checks import task_problems
 from unicron.contracts.tasks import UNCOUNTED, Healing
+from unicron.errors import InvalidInputError
 
 SCRIPT = """
 import os, sys
@@ -115,3 +118,9 @@ def test_any_program_makes_a_task(command, name):
     spec = spec_of(command, 4, 2, None)
     assert (spec.name, spec.heal, spec.iterations) == (name, Healing.RESTART, UNCOUNTED)
     assert task_problems(spec) == []
+
+
+def test_a_script_that_is_not_there_is_refused_before_a_cluster_is_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInputError, match=f"nosuch.py: no such file in {tmp_path}"):
+        CliRunner().invoke(app, ["run", "nosuch.py"], catch_exceptions=False)
