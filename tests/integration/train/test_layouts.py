@@ -94,7 +94,7 @@ WAITS = """
     from unicron.train.groups import nccl
 
     waits = []
-    HOSTS = ("/train/group.py", "/train/inner.py", "/optim/optimizer.py", "/tensor/_utils.py")  # read their own memory
+    HOSTS = ("/groups/group.py", "/groups/inner.py", "/optim/optimizer.py", "/tensor/_utils.py")  # read their own memory
 
     def noted(owner, name, waits_for):
         usual = getattr(owner, name)
