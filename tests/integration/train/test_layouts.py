@@ -94,7 +94,8 @@ WAITS = """
     from unicron.train.groups import nccl
 
     waits = []
-    HOSTS = ("/groups/group.py", "/groups/inner.py", "/optim/optimizer.py", "/tensor/_utils.py")  # read their own memory
+    # these read their own memory
+    HOSTS = ("/groups/group.py", "/groups/inner.py", "/optim/optimizer.py", "/tensor/_utils.py")
 
     def noted(owner, name, waits_for):
         usual = getattr(owner, name)
