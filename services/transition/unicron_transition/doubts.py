@@ -19,7 +19,7 @@ from unicron.service.core import FAR, too_far
 from unicron_transition.state import TransitionState
 
 
-def doubt(state: TransitionState, message: Message) -> str | None:
+def find_contradiction(state: TransitionState, message: Message) -> str | None:
     """Return why a fact contradicts what was ordered; None where it does not."""
     problem: str | None = None
     match message:
@@ -31,34 +31,40 @@ def doubt(state: TransitionState, message: Message) -> str | None:
             if worker is not None and worker.slot.node != node:
                 problem = f"{name} runs on {worker.slot}, not on {node}"
         case StateKept():
-            problem = _of_worker(state, message) or _left_behind(message) or _of_state(message.task, message.state)
+            problem = (
+                _worker_contradiction(state, message)
+                or _export_contradiction(message)
+                or _state_contradiction(message.task, message.state)
+            )
         case StatesFound(node=node, task=task, states=states):
             away = (
                 f"{node} can't tell what lies on {ref.location.node}" for ref in states if ref.location.node != node
             )
-            problem = next(away, None) or next((why for ref in states if (why := _of_state(task, ref))), None)
+            problem = next(away, None) or next(
+                (why for ref in states if (why := _state_contradiction(task, ref))), None
+            )
         case StateCopied(task=task, state=ref) | StateRejected(task=task, state=ref):
-            problem = _of_state(task, ref)
+            problem = _state_contradiction(task, ref)
         case WorkerFact():
-            problem = _of_worker(state, message)
+            problem = _worker_contradiction(state, message)
     return problem
 
 
-def _left_behind(fact: StateKept) -> str | None:
+def _export_contradiction(fact: StateKept) -> str | None:
     """Return why a worker can't have left a state behind under that name; others of it would be taken for that."""
     where, name = fact.state.location, f"{fact.worker}.{fact.epoch}.{KEPT}"
     left = (where.node, where.worker, where.name) == (fact.node, fact.worker, name)
     return None if left else f"{fact.worker} can't have left {where.name} of {where.node} behind on {fact.node}"
 
 
-def _of_state(task: str, ref: StateRef) -> str | None:
+def _state_contradiction(task: str, ref: StateRef) -> str | None:
     """Return why a copy is none of a task's: an order to remove it would be about another's."""
     writer = ref.location.name.partition(".")[0]
     own = ref.task == task == writer.rpartition("-")[0] and writer == ref.location.worker
     return None if own else f"{ref.location.name} of {ref.location.worker} is no copy of a state of {task}"
 
 
-def _of_worker(state: TransitionState, fact: WorkerFact) -> str | None:
+def _worker_contradiction(state: TransitionState, fact: WorkerFact) -> str | None:
     run = state.tasks.get(fact.task)
     if run is None or run.state.ended:
         return None

@@ -5,8 +5,8 @@ from unicron_detector.doubts import doubt as of_detector
 from unicron_detector.state import State, Task, Worker
 from unicron_registry.doubts import doubt as of_registry
 from unicron_registry.state import RegistryState
-from unicron_transition.doubts import doubt as of_transition
-from unicron_transition.membership import Membership, WorkerRun
+from unicron_transition.doubts import find_contradiction as of_transition
+from unicron_transition.membership import TaskMembership, WorkerRun
 from unicron_transition.state import TaskRun, TransitionState
 
 from unicron.contracts.events import CollectiveFailed, PlanDecided, Regrouped, TaskStateChanged, WorkerExited
@@ -24,7 +24,7 @@ FAR_PLAN = PlanDecided(plan=Plan(number=10**8, trigger="", workers=1))
 
 def transition():
     worker = WorkerRun(worker="gpt-1", slot=SlotRef(node="n1", slot=0))
-    run = TaskRun(spec=SPEC, started=1, workers={"gpt-1": worker}, membership=Membership(epoch=7))
+    run = TaskRun(spec=SPEC, started=1, workers={"gpt-1": worker}, membership=TaskMembership(epoch=7))
     return TransitionState(plan=4, tasks={"gpt": run})
 
 
