@@ -15,7 +15,7 @@ from unicron.contracts.events import (
     WorkerFinished,
 )
 from unicron.contracts.states import KEPT, StateRef
-from unicron.service.core import FAR, too_far
+from unicron.service.core import FAR, gap_problem
 from unicron_transition.state import TransitionState
 
 
@@ -24,7 +24,7 @@ def find_contradiction(state: TransitionState, message: Message) -> str | None:
     problem: str | None = None
     match message:
         case PlanDecided(plan=plan) if state.plan:
-            problem = too_far("plan", plan.number, state.plan)
+            problem = gap_problem("plan", plan.number, state.plan)
         case CommandRefused(node=node, worker=name):
             run = state.tasks.get(message.task)
             worker = run.workers.get(name) if run else None
@@ -81,4 +81,4 @@ def _worker_contradiction(state: TransitionState, fact: WorkerFact) -> str | Non
             return f"{fact.worker} can't be through after {iteration} iterations: {fact.task} has {run.spec.iterations}"
     if iteration > run.spec.iterations:
         return f"iteration {iteration}: {fact.task} has {run.spec.iterations}"
-    return too_far("epoch", epoch, run.membership.epoch)
+    return gap_problem("epoch", epoch, run.membership.epoch)
