@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable
 from unicron.contracts import commands, events, slowdowns
 from unicron.contracts.base import Message
 from unicron.contracts.failures import Severity
-from unicron.contracts.tasks import Slot
-from unicron.contracts.tasks import TaskState
+from unicron.contracts.tasks import Slot, TaskState
 from unicron.observe.accounts.book import Book
 from unicron.observe.accounts.chains import ChainCost
 from unicron.observe.accounts.holdings import NOBODY, SlotAccount, SlotHoldings, TaskAccount
