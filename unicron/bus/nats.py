@@ -212,7 +212,7 @@ class NatsBus:
         await self._call(self._nc.publish(subject, data), f"sending on {subject}")
 
     async def receive_telemetry(self, filters: Sequence[str]) -> AsyncIterator[TelemetryEntry]:
-        """Receive telemetry; see `Bus.hear`."""
+        """Receive telemetry; see `Bus.receive_telemetry`."""
         queue: asyncio.Queue[TelemetryEntry | None] = asyncio.Queue()
         self._hearing.add(queue)
 
@@ -358,7 +358,7 @@ class NatsBus:
 
         Raises:
             NotAllowedError: the server refuses us one of the subjects `on`.
-            BusUnavailableError, InvalidInputError: as `_meaning` has it.
+            BusUnavailableError, InvalidInputError: as `_translate_error` has it.
         """
         if self._lost.done():
             request.close()
