@@ -43,7 +43,7 @@ from unicron.contracts.states import StateLocation, StateRef
 from unicron.contracts.tasks import ParallelLayout, TaskState
 from unicron.train.snapshots.gathering import Gathering, laid_out, loaded
 from unicron.train.snapshots.packed import unpack
-from unicron.train.snapshots.saving import Saver
+from unicron.train.snapshots.saving import StateSaver
 
 SIZES = {"10mb": {"width": 128, "layers": 4, "batch": 16}, "100mb": {"width": 384, "layers": 5, "batch": 32}}
 MICROBATCHES = 4
@@ -165,7 +165,7 @@ async def having(repeats: int, memory: Path) -> Figures:
     """Return how fast a state is had again."""
     protected, states, fabric = made(), SnapshotMemory(memory, 0), Fabric("", "here")
     refs: list[StateRef] = []
-    saver = Saver(memory, say)
+    saver = StateSaver(memory, say)
     location = StateLocation(node="here", worker="w", name="")
     ref = StateRef(task="t", iteration=1, place=0, location=location, size=0, checksum=b"")
     saver.begin(laid_out(1, protected), ref, refs.append, 0.0)

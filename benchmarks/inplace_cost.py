@@ -22,7 +22,7 @@ import torch
 from benchmarks.harness.command import Options, Result, main, option
 from unicron.train.scripts.instrument import NAME, instrument
 from unicron.train.scripts.loops import Loops
-from unicron.train.scripts.under_way import Record
+from unicron.train.scripts.under_way import LoopSnapshot
 
 WARM = 5  # iterations of a turn that do not count
 SCRIPT = """
@@ -95,9 +95,9 @@ def train(options: Options, *, in_place: bool) -> tuple[list[float], list[float]
     tree = instrument(SCRIPT, "script.py", "script.py") if in_place else ast.parse(SCRIPT)
     exec(compile(tree, "script.py", "exec"), vars(module))
     last = loops.records[-1] if in_place else None
-    if in_place and not isinstance(last, Record):
+    if in_place and not isinstance(last, LoopSnapshot):
         raise RuntimeError(f"no snapshot: {last}")
-    size = sum(map(len, last.snapshots)) if isinstance(last, Record) else 0
+    size = sum(map(len, last.snapshots)) if isinstance(last, LoopSnapshot) else 0
     return _steps(loops.ended), _steps(loops.spent), size
 
 

@@ -16,7 +16,7 @@ from unicron.contracts.ranges import Label, Size
 from unicron.errors import InvalidInputError
 from unicron.printable import one_line
 
-TOLD = 8
+MOST_LINES = 8
 """How many of those under way are told, the first."""
 
 LIBRARIES = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parent), "<")
@@ -35,7 +35,7 @@ Tensors = Annotated[list[Annotated[list[Size], Meta(max_length=64)]], Meta(max_l
 Types = Annotated[list[Label], Meta(max_length=10_000)]
 
 
-class Collective(msgspec.Struct, frozen=True):
+class FlightEntry(msgspec.Struct, frozen=True):
     """An entry of the recorder. What may be long is looked at only where it is told.
 
     Attributes:
@@ -72,7 +72,7 @@ class Collective(msgspec.Struct, frozen=True):
 class Recording(msgspec.Struct, frozen=True):
     """All entries, in the order in which they were begun."""
 
-    entries: Annotated[list[Collective], Meta(max_length=200_000)] = []
+    entries: Annotated[list[FlightEntry], Meta(max_length=200_000)] = []
 
 
 def parse(recorded: bytes) -> Recording:
@@ -99,7 +99,7 @@ def convert(plain: Any, kind: Any = Recording) -> Any:
         raise InvalidInputError(f"no recording of collectives: {error}") from error
 
 
-def describe(recording: Recording, begun: Callable[[Collective], Iterable[Frame]] | None = None) -> list[str]:
+def describe(recording: Recording, begun: Callable[[FlightEntry], Iterable[Frame]] | None = None) -> list[str]:
     """Return a line for each collective that is under way, the first one first; one for the last, where there is none.
 
     Args:
@@ -109,26 +109,26 @@ def describe(recording: Recording, begun: Callable[[Collective], Iterable[Frame]
     Raises:
         InvalidInputError: what is to be told of one is out of range.
     """
-    last: dict[tuple[str, str], Collective] = {each.process_group: each for each in recording.entries if each.done}
+    last: dict[tuple[str, str], FlightEntry] = {each.process_group: each for each in recording.entries if each.done}
     waiting = [each for each in recording.entries if not each.done]
     if not waiting:
         return [one_line(f"none; the last that was done: {each}{_group_text(each)}") for each in [*last.values()][-1:]]
     lines = []
-    for each in waiting[:TOLD]:
+    for each in waiting[:MOST_LINES]:
         frames = begun(each) if begun else convert(each.frames, Frames)
         before = last.get(each.process_group)
         done = f"; the last of them that was done: {before}" if before else ""
         lines.append(one_line(f"{each}{_group_text(each)}, {_size(each)}, {each.state}{_script_line(frames)}{done}"))
-    return lines + ([f"and {len(waiting) - TOLD} more"] if len(waiting) > TOLD else [])
+    return lines + ([f"and {len(waiting) - MOST_LINES} more"] if len(waiting) > MOST_LINES else [])
 
 
-def _group_text(collective: Collective) -> str:
+def _group_text(collective: FlightEntry) -> str:
     """Return its group in words, where that has a name: those of sessions have none."""
     name, description = collective.process_group
     return f" of {description or name}" if description or name else ""
 
 
-def _size(collective: Collective) -> str:
+def _size(collective: FlightEntry) -> str:
     tensors, types = convert(collective.input_sizes, Tensors), convert(collective.input_dtypes, Types)
     return f"{sum(math.prod(each) for each in tensors)} x {'+'.join(sorted({*types})) or 'nothing'}"
 

@@ -302,7 +302,7 @@ class NodeShell:
         self._memory.forget(exited.worker)
         self._handle_all(self._outputs.new_lines_of(exited.worker))
         self._outputs.forget(exited.worker)
-        lines = flight.left_behind(self._dump_prefix(exited.worker), self._clock.now())
+        lines = flight.read_dump(self._dump_prefix(exited.worker), self._clock.now())
         self._handle(dataclasses.replace(exited, collectives=lines))
 
     def _dump_prefix(self, worker: str) -> Path:
@@ -348,7 +348,7 @@ class NodeShell:
     async def _start(self, command: StartWorker) -> None:
         spec = command.spec
         try:
-            recorder = flight.variables(self._dump_prefix(command.worker), os.environ, spec.env)
+            recorder = flight.dump_variables(self._dump_prefix(command.worker), os.environ, spec.env)
             environment = {**own_checkpoint_variables(spec), **recorder, **spec.env, **self._environment_of(command)}
             pid = await self._supervisor.start_worker(command, environment)
         except (OSError, UnicronError) as error:

@@ -24,7 +24,7 @@ from unicron_simulator.policies import parameters
 from unicron_simulator.policies.parameters import Phases
 from unicron_simulator.storms.faults import CALM, FOREVER, LosePower, Scene
 from unicron_simulator.storms.links import Commits
-from unicron_simulator.storms.training import Pace, Trainer
+from unicron_simulator.storms.training import Trainer, WorkerDelays
 from unicron_simulator.storms.world import START, StormParts, World
 
 SLOTS = 8
@@ -155,7 +155,7 @@ class _Play:
         )
         self.clock = VirtualClock(START)
         self.world = World(scene, self.clock, StormParts())
-        pace = Pace(meet=self.meet_s + self.move_s, microbatch=(self.micro_s, self.micro_s))
+        pace = WorkerDelays(meet=self.meet_s + self.move_s, microbatch=(self.micro_s, self.micro_s))
         for machine in self.world.machines.values():
             machine.pace = pace
         self.world.memory.buckets["state"] = Commits(self.clock, self._wrote)

@@ -24,7 +24,7 @@ from unicron.service.intake import Input, Intake
 from unicron.service.service import Service
 from unicron.train.worker.duties import Duties
 from unicron.train.worker.iteration import WorkerCore
-from unicron.train.worker.phases import Phase
+from unicron.train.worker.phases import IterationPhase
 from unicron.train.worker.replica import Replica
 
 BATCH = 10
@@ -147,7 +147,7 @@ class Keeping(WorkerCore):
     """A worker that keeps its sum when it takes another's state."""
 
     def _drop(self):
-        if self.phase is Phase.TAKEN:
+        if self.phase is IterationPhase.TAKEN:
             self.done, self._reduced = set(), [False] * self._gradients.buckets
         else:
             super()._drop()

@@ -118,8 +118,10 @@ class Schedule:
         if torch.cuda.is_available():  # what ranks draw apart (dropout) follows from the microbatch as all else does
             tensor_parallel.model_parallel_cuda_manual_seed(torch.initial_seed())
         run = get_forward_backward_func()
-        told = run(forward_step_func=forward_step, data_iterator=batches, model=self._model, forward_only=False, **more)
-        for each in told:
+        outputs = run(
+            forward_step_func=forward_step, data_iterator=batches, model=self._model, forward_only=False, **more
+        )
+        for each in outputs:
             first = next(iter(each.values())).detach().flatten()
             losses.append(first[0] / first[1] if first.numel() == 2 else first[0])
 
@@ -173,17 +175,19 @@ class Optimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return all that it keeps, and its own copies of parameters."""
         return {
-            "parts": [[_told(each.optimizer, group) for group in each.optimizer.param_groups] for each in self._parts]
+            "parts": [
+                [_group_state(each.optimizer, group) for group in each.optimizer.param_groups] for each in self._parts
+            ]
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Undo `state_dict`, for an optimizer of the same place."""
-        for part, told in zip(self._parts, state["parts"], strict=True):
-            for group, of_group in zip(part.optimizer.param_groups, told, strict=True):
+        for part, saved in zip(self._parts, state["parts"], strict=True):
+            for group, of_group in zip(part.optimizer.param_groups, saved, strict=True):
                 _load(part.optimizer, group, of_group)
 
 
-def _told(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:
+def _group_state(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:
     """Return what an optimizer keeps of one of its groups of parameters."""
     return {
         "rates": {name: value for name, value in group.items() if name != "params"},
@@ -193,9 +197,9 @@ def _told(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, 
 
 
 @torch.no_grad()
-def _load(optimizer: torch.optim.Optimizer, group: dict[str, Any], told: dict[str, Any]) -> None:
-    group.update(told["rates"])
-    for parameter, value, moments in zip(group["params"], told["parameters"], told["moments"], strict=True):
+def _load(optimizer: torch.optim.Optimizer, group: dict[str, Any], saved: dict[str, Any]) -> None:
+    group.update(saved["rates"])
+    for parameter, value, moments in zip(group["params"], saved["parameters"], saved["moments"], strict=True):
         parameter.copy_(value)
         optimizer.state.pop(parameter, None)
         for name, moment in moments.items():

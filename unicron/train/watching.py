@@ -29,7 +29,7 @@ class watch:  # noqa: N801 scripts read it as a verb
 
     def __init__(self, model: torch.nn.Module | None = None, iteration: int = 0) -> None:
         self.iteration = iteration
-        self._line = channel.told()
+        self._line = channel.launcher_channel()
         self._model = model
         self._hooks: list[Any] = []
         self._began = self._given = self._made = 0.0

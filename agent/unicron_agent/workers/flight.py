@@ -26,7 +26,7 @@ RECENT_S = 120.0
 """Older files tell of something else: torch ends a process some seconds after it has written one."""
 
 
-def variables(prefix: Path, *environments: Mapping[str, str]) -> dict[str, str]:
+def dump_variables(prefix: Path, *environments: Mapping[str, str]) -> dict[str, str]:
     """Return where torch is to write, as variables; none where one of the environments says that already.
 
     What was written there for an earlier worker is removed.
@@ -37,11 +37,11 @@ def variables(prefix: Path, *environments: Mapping[str, str]) -> dict[str, str]:
     return {} if said else dict.fromkeys(VARIABLES, f"{prefix}.")
 
 
-def left_behind(prefix: Path, now: float) -> tuple[str, ...]:
+def read_dump(prefix: Path, now: float) -> tuple[str, ...]:
     """Return a line for each collective that was under way when torch wrote, not long ago; none where it has not.
 
     Args:
-        prefix: of the files, as for `variables`.
+        prefix: of the files, as for `dump_variables`.
         now: Unix seconds.
     """
     recent = [path for path in prefix.parent.glob(f"{prefix.name}.*") if now - path.stat().st_mtime < RECENT_S]
@@ -49,13 +49,13 @@ def left_behind(prefix: Path, now: float) -> tuple[str, ...]:
         return ()
     path = max(recent, key=lambda path: path.stat().st_mtime)
     try:
-        return tuple(describe(convert(plain(path))))
+        return tuple(describe(convert(load_plain_pickle(path))))
     except (InvalidInputError, OSError) as error:
         log.warning("%s tells of no collectives: %s", path, one_line(str(error)[:300]))
         return ()
 
 
-def plain(path: Path) -> Any:
+def load_plain_pickle(path: Path) -> Any:
     """Return what a pickle of plain data holds.
 
     Raises:

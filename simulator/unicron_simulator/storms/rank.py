@@ -16,7 +16,7 @@ LOOK_S = 0.1
 """How often whoever forms a group looks whether a newer membership has made it void."""
 
 
-class Rank:
+class SimulatedRank:
     """What a worker's shell does that concerns other ranks: see `unicron.train.worker.shell.Ranks`.
 
     Args:

@@ -29,9 +29,9 @@ from unicron.contracts.worker import (
 )
 from unicron.errors import GroupBrokenError, StateLostError, StateTransferError
 from unicron.train.worker.iteration import WorkerCore
-from unicron.train.worker.phases import FORGOTTEN, Due, Outcome, greeting
+from unicron.train.worker.phases import FORGOTTEN, Due, ReducedValues, greeting
 from unicron.train.worker.shell import Shell
-from unicron_simulator.storms.rank import Rank
+from unicron_simulator.storms.rank import SimulatedRank
 
 if TYPE_CHECKING:
     from unicron_simulator.storms.invariants import Invariants
@@ -55,7 +55,7 @@ INFINITE = b"infinite"
 """How a flaw begins that makes a gradient infinite."""
 
 
-class Pace(NamedTuple):
+class WorkerDelays(NamedTuple):
     """How long things take a worker, in seconds; a storm's are short, so that much happens in little time.
 
     Attributes:
@@ -75,7 +75,7 @@ class Pace(NamedTuple):
     microbatch: tuple[float, float] = (0.1, 0.2)
 
 
-STORM = Pace()
+STORM = WorkerDelays()
 
 Gradient = Counter[int]
 
@@ -94,7 +94,7 @@ def saves_model(spec: TaskSpec) -> bool:
     return spec.iterations % 2 == 0
 
 
-class Trainer(Rank):
+class Trainer(SimulatedRank):
     """A worker process: the shell of a core in virtual time, and a script that trains.
 
     Attributes:
@@ -119,7 +119,7 @@ class Trainer(Rank):
         host: "Machine",
         book: "Invariants",
         random: Random,
-        pace: Pace = STORM,
+        pace: WorkerDelays = STORM,
         make_core: type[WorkerCore] = WorkerCore,
     ) -> None:
         super().__init__(command.worker, command.place, host.meeting, pace.meet)
@@ -446,9 +446,9 @@ class Trainer(Rank):
         self._announces |= {due}
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ReducedValues:
         """No loss, and what others announced."""
-        return Outcome(0.0, self._announced)
+        return ReducedValues(0.0, self._announced)
 
     def publish(self, *, void: bool = False) -> None:
         """Do nothing: `update` takes what was reduced."""

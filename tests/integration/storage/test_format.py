@@ -30,7 +30,7 @@ from unicron.snapshots.storage.root import Storage, begin
 from unicron.train.snapshots.gathering import laid_out, loaded
 from unicron.train.snapshots.stored.commit import commit
 from unicron.train.snapshots.stored.parts import PieceWriter, working_folder, write_part
-from unicron.train.snapshots.stored.pieces import Taken
+from unicron.train.snapshots.stored.pieces import StatePiece
 from unicron.train.snapshots.stored.reading import gathered, read
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -202,7 +202,7 @@ def test_nothing_that_is_read_can_run_code(tmp_path):
     saving = begin(str(tmp_path), TASK, 0, ParallelLayout())
     part = write_part(saving, 0, state)
     folder = tmp_path / TASK / working_folder(storage, saving)
-    stored = commit(saving, [forged(folder, part, Taken(("model", "0.weight"), Bomb(ran), None))])
+    stored = commit(saving, [forged(folder, part, StatePiece(("model", "0.weight"), Bomb(ran), None))])
     assert catalog.newest(storage, TASK).skipped == [], "its checksums are right"
     with pytest.raises(CheckpointError, match=r"model\.0\.weight is more than tensors"):
         read(storage, stored, 0)

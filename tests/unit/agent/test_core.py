@@ -12,6 +12,7 @@ from unicron_agent.stimuli import (
     Kill,
     ObtainState,
     ProcessExited,
+    ProcessRecord,
     ProcessStarted,
     Published,
     ReadToken,
@@ -26,7 +27,6 @@ from unicron_agent.stimuli import (
     TokenRead,
     UseStorage,
     WorkerMessage,
-    WorkerRecord,
 )
 from unicron_agent.workers import activity
 from unicron_agent.workers.workers import StallLimits
@@ -93,7 +93,7 @@ class AgentHarness:
 
 
 def running(name, slot=1):
-    return WorkerRecord(worker=name, task="gpt", slot=slot, pid=41, correlation="before")
+    return ProcessRecord(worker=name, task="gpt", slot=slot, pid=41, correlation="before")
 
 
 def hello(name="gpt-1", **where):

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from unicron_agent.workers import flight
-from unicron_agent.workers.flight import MOST_BYTES, RECENT_S, VARIABLES, left_behind, plain, variables
+from unicron_agent.workers.flight import MOST_BYTES, RECENT_S, VARIABLES, dump_variables, load_plain_pickle, read_dump
 
 from unicron.errors import InvalidInputError
 
@@ -66,9 +66,9 @@ def test_who_waits_says_for_which_collective_and_who_does_not_which_was_its_last
 def test_the_file_that_torch_writes_says_the_same_as_long_as_it_is_new(hung):
     prefix = hung[0] / "gpt-3.collectives"
     now = (hung[0] / "gpt-3.collectives.0").stat().st_mtime
-    assert left_behind(prefix, now) == (WAITS,)
-    assert left_behind(prefix, now + RECENT_S + 1) == ()
-    assert left_behind(hung[0] / "gpt-33.collectives", now) == ()
+    assert read_dump(prefix, now) == (WAITS,)
+    assert read_dump(prefix, now + RECENT_S + 1) == ()
+    assert read_dump(hung[0] / "gpt-33.collectives", now) == ()
 
 
 class Runs:
@@ -107,7 +107,7 @@ def test_of_a_bad_file_one_line_says_what_is_wrong_and_nothing_is_run(tmp_path, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w.collectives.0").write_bytes(data)
     began = time.process_time()
-    assert left_behind(tmp_path / "w.collectives", time.time()) == ()
+    assert read_dump(tmp_path / "w.collectives", time.time()) == ()
     assert time.process_time() - began < 5.0
     [record] = [each for each in caplog.records if each.levelno >= logging.WARNING and each.name == flight.__name__]
     assert str(tmp_path / "w.collectives.0") in record.getMessage()
@@ -120,14 +120,14 @@ def test_a_file_that_ends_in_the_middle_is_refused_wherever_it_ends(hung, tmp_pa
     for end in range(0, len(whole), 97):
         cut.write_bytes(whole[:end])
         with pytest.raises(InvalidInputError):
-            plain(cut)
+            load_plain_pickle(cut)
 
 
 def test_of_nccls_entries_one_that_timed_out_is_told_though_torch_waits_for_it_no_more(tmp_path):
     done = ENTRY | {"state": "completed", "collective_seq_id": 6}
     sends = ENTRY | {"is_p2p": True, "p2p_seq_id": 2, "profiling_name": "nccl:send 0->1", "process_group": ("1", "")}
     (tmp_path / "w.1").write_bytes(pickle.dumps({"version": "2.10", "entries": [done, ENTRY, *[sends] * 9]}))
-    first, second, *_, more = left_behind(tmp_path / "w", time.time())
+    first, second, *_, more = read_dump(tmp_path / "w", time.time())
     assert first == "all_reduce #7 of default_pg, 22 x Float, started; the last of them that was done: all_reduce #6"
     assert second == "send 0->1 #2 of 1, 22 x Float, started"
     assert more == "and 2 more"
@@ -135,15 +135,19 @@ def test_of_nccls_entries_one_that_timed_out_is_told_though_torch_waits_for_it_n
 
 def test_names_that_would_steer_a_terminal_or_are_no_text_are_escaped(tmp_path):
     (tmp_path / "w.1").write_bytes(pickle.dumps({"entries": [ENTRY | {"process_group": ("0", "\ud800\n\x1b")}]}))
-    [line] = left_behind(tmp_path / "w", time.time())
+    [line] = read_dump(tmp_path / "w", time.time())
     assert line.startswith(r"all_reduce #7 of \ud800\n\u001b, 22 x Float")
 
 
 def test_torch_is_told_where_to_write_unless_somebody_has_said_so(tmp_path):
     old = tmp_path / "gpt-1.collectives.5"
     old.touch()
-    told = variables(tmp_path / "gpt-1.collectives", {"PATH": "/bin"}, {})
+    told = dump_variables(tmp_path / "gpt-1.collectives", {"PATH": "/bin"}, {})
     assert told == dict.fromkeys(VARIABLES, f"{tmp_path}/gpt-1.collectives.")
     assert not old.exists(), "of an earlier worker"
     for name in VARIABLES:
-        assert variables(tmp_path / "x", {}, {name: "/mine"}) == variables(tmp_path / "x", {name: "/mine"}, {}) == {}
+        assert (
+            dump_variables(tmp_path / "x", {}, {name: "/mine"})
+            == dump_variables(tmp_path / "x", {name: "/mine"}, {})
+            == {}
+        )

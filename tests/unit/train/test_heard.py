@@ -3,41 +3,41 @@
 import torch
 
 from unicron.train.scripts import heard
-from unicron.train.scripts.heard import Ended, Heard
+from unicron.train.scripts.heard import EndedCollectives, KnownResults
 
 
 def test_results_are_given_once_each_in_their_order_as_they_were():
-    first, tensor = Heard(), torch.ones(2)
+    first, tensor = KnownResults(), torch.ones(2)
     first.add([tensor])
     first.add(None)
     first.add([])
     tensor.zero_()
     assert first.over
-    later = Heard(first.saved())
+    later = KnownResults(first.saved())
     assert not later.over
     [given] = later.following()
     assert given.tolist() == [1.0, 1.0]
     assert [later.following(), later.following(), later.over, later.following()] == [None, [], True, None]
-    assert Heard(first.saved(), later).over, "this rank has had them"
+    assert KnownResults(first.saved(), later).over, "this rank has had them"
 
 
 def test_of_too_many_nothing_is_known(monkeypatch):
     monkeypatch.setattr(heard, "MOST_BYTES", 100)
-    found = Heard()
+    found = KnownResults()
     for _ in range(30):
         found.add([torch.ones(1)])
     assert found.saved() is None
-    assert not Heard(found.saved()).over
-    assert Heard(found.saved()).following() is None
+    assert not KnownResults(found.saved()).over
+    assert KnownResults(found.saved()).following() is None
     monkeypatch.setattr(heard, "MOST", 3)
-    found = Heard()
+    found = KnownResults()
     for _ in range(4):
         found.add([])
     assert found.saved() is None
 
 
 def test_a_rank_is_given_what_ended_elsewhere_from_where_it_is():
-    first, late, new = Ended(), Ended(), Ended()
+    first, late, new = EndedCollectives(), EndedCollectives(), EndedCollectives()
     for number in range(20):
         first.add([torch.tensor([number])])
         if number < 17:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unicron.train.scripts.instrument import NAME, Importing, Program, found
+from unicron.train.scripts.instrument import NAME, Importing, ScriptProgram, found
 
 FILES = {
     "train.py": "from tools import engine\nimport plain\nfor epoch in range(2):\n    engine.one_epoch(epoch)\n",
@@ -39,7 +39,7 @@ def program(tmp_path, monkeypatch):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    loops, made = Noting(), Program(tmp_path, tmp_path / "train.py")
+    loops, made = Noting(), ScriptProgram(tmp_path, tmp_path / "train.py")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", [Importing(made, loops), *sys.meta_path])
     for name in ("tools", "tools.engine", "tools.steps", "plain", "other"):
@@ -67,7 +67,7 @@ def test_files_of_other_folders_are_left_alone(program, tmp_path, monkeypatch):
 
 
 def test_a_script_that_lies_above_all_else_has_no_librarys_files():
-    program = Program(Path("/"), Path("/train.py"))
+    program = ScriptProgram(Path("/"), Path("/train.py"))
     for library in ("json", "unicron.codec", "torch"):
         assert not program.has(Path(importlib.util.find_spec(library).origin).resolve())
 
@@ -83,7 +83,7 @@ def test_a_program_that_was_installed_has_the_files_of_its_own_package(tmp_path,
     assert found("trains.deep.main") == (where, where / "trains/deep/main.py")
     assert found("trains.deep") == (where, where / "trains/deep/__main__.py")
     assert found("alone") == (where, where / "alone.py")
-    program = Program(*found("trains.deep.main"))
+    program = ScriptProgram(*found("trains.deep.main"))
     assert program.has(where / "trains/engine.py")
     assert not program.has(where / "library.py")
-    assert not Program(*found("alone")).has(where / "library.py")
+    assert not ScriptProgram(*found("alone")).has(where / "library.py")

@@ -17,7 +17,7 @@ from unicron.contracts.states import ParkedSnapshot, StateLocation, StateRef
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, TaskSpec
 from unicron.errors import GroupBrokenError, StateTransferError
 from unicron.train.worker.iteration import WorkerCore
-from unicron.train.worker.phases import MOVES, Move, Phase
+from unicron.train.worker.phases import MOVES, IterationPhase, Move
 from unicron.train.worker.shell import Shell, run
 
 SPEC = TaskSpec(name="t", command=["true"], microbatches=4, iterations=50)
@@ -255,11 +255,11 @@ def test_a_bucket_of_others_that_nobody_has_confirmed_is_not_said_to_be_had():
 @pytest.mark.parametrize(
     ("phase", "iteration", "told"),
     [
-        (Phase.OPEN, 4, True),
-        (Phase.REDUCED, 3, True),
-        (Phase.REDUCED, 4, False),
-        (Phase.BETWEEN, 4, True),
-        (Phase.BETWEEN, 5, False),
+        (IterationPhase.OPEN, 4, True),
+        (IterationPhase.REDUCED, 3, True),
+        (IterationPhase.REDUCED, 4, False),
+        (IterationPhase.BETWEEN, 4, True),
+        (IterationPhase.BETWEEN, 5, False),
     ],
 )
 def test_that_a_peer_has_left_is_told_as_long_as_something_is_to_come_of_it(phase, iteration, told):
@@ -350,40 +350,40 @@ class Recording:
         return lambda *_, **__: self.calls.append(name)
 
 
-@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("phase", IterationPhase)
 def test_only_a_whole_gradient_is_stepped_and_a_worker_that_fell_behind_skips_that(phase):
     shell = Recording()
     core = WorkerCore(Shell(*3 * [shell]), 10, 4)
     core.phase = phase
-    if phase in {Phase.REDUCED, Phase.TAKEN}:
+    if phase in {IterationPhase.REDUCED, IterationPhase.TAKEN}:
         run(core.step())
     else:
         with pytest.raises(RuntimeError, match=r"session\.step\(\) in iteration 0 without its gradient"):
             run(core.step())
-    assert ("update" in shell.calls) == (phase is Phase.REDUCED)
-    assert core.iteration == (phase is Phase.REDUCED)
+    assert ("update" in shell.calls) == (phase is IterationPhase.REDUCED)
+    assert core.iteration == (phase is IterationPhase.REDUCED)
 
 
-@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("phase", IterationPhase)
 def test_a_taken_state_is_loaded_between_two_iterations_and_then_only(phase):
     shell = Recording()
     core = WorkerCore(Shell(*3 * [shell]), 10, 4)
     core.phase = phase
     assert core.enter()
-    assert shell.calls == (["load"] if phase is Phase.TAKEN else [])
-    assert core.phase is (Phase.OPEN if phase is Phase.TAKEN else phase)
+    assert shell.calls == (["load"] if phase is IterationPhase.TAKEN else [])
+    assert core.phase is (IterationPhase.OPEN if phase is IterationPhase.TAKEN else phase)
 
 
 def test_from_every_phase_a_worker_comes_to_its_next_update_and_nothing_makes_it_new_again():
-    for phase in Phase:
+    for phase in IterationPhase:
         reached, moved = {phase}, True
         while moved:
             after = reached | {to for (start, _), to in MOVES.items() if start in reached}
             reached, moved = after, after != reached
-        assert {Phase.OPEN, Phase.REDUCED, Phase.BETWEEN, Phase.TAKEN} <= reached
-        assert (Phase.NEW in reached) == (phase is Phase.NEW)
+        assert {IterationPhase.OPEN, IterationPhase.REDUCED, IterationPhase.BETWEEN, IterationPhase.TAKEN} <= reached
+        assert (IterationPhase.NEW in reached) == (phase is IterationPhase.NEW)
     assert {move for _, move in MOVES} == set(Move)
-    assert [start for start, move in MOVES if move is Move.UPDATE] == [Phase.REDUCED]
+    assert [start for start, move in MOVES if move is Move.UPDATE] == [IterationPhase.REDUCED]
 
 
 def test_a_membership_from_before_layouts_counts_each_worker_as_a_replica():
@@ -464,7 +464,7 @@ def test_of_replicas_that_broke_on_both_sides_of_an_update_who_is_behind_ends_so
     async def script(place):
         await meet(place, 0, "abcd", PAIR)
         [a, _, c, d] = place.workers.values()
-        while c.core.phase is not Phase.REDUCED:
+        while c.core.phase is not IterationPhase.REDUCED:
             await elapse(0.01)
         d.end(None, 9)  # before the update of its replica
         while a.core.iteration == c.core.iteration:

@@ -64,7 +64,7 @@ def heard(monkeypatch):
     """Have this process speak to a launcher; return what reads all that it has said."""
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(channel, "_channel", None)
-    monkeypatch.setattr(channel, "_told", channel.Told(theirs))
+    monkeypatch.setattr(channel, "_launcher_channel", channel.LauncherChannel(theirs))
 
     def read():
         ours.setblocking(False)
@@ -138,7 +138,7 @@ def test_by_hand_nothing_is_told_and_nothing_is_in_the_way():
 def test_a_program_says_in_which_collectives_it_is_when_its_launcher_asks():
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        channel.Told(theirs)
+        channel.LauncherChannel(theirs)
         ours.sendall(wire.frame(wire.Ping()) + wire.frame(wire.Ping(collectives=True)))
         first, second = receive(ours), receive(ours)
     assert first == wire.Pong()
@@ -148,7 +148,7 @@ def test_a_program_says_in_which_collectives_it_is_when_its_launcher_asks():
 def test_a_launcher_that_is_gone_harms_nobody():
     ours, theirs = socket.socketpair()
     ours.close()
-    channel.Told(theirs).send(wire.Progress(iteration=0, phase=WorkerPhase.REDUCE, done=0))
+    channel.LauncherChannel(theirs).send(wire.Progress(iteration=0, phase=WorkerPhase.REDUCE, done=0))
     theirs.close()
 
 

@@ -9,7 +9,7 @@ from unicron.rules import load
 from unicron.train.scripts.instrument import NAME, instrument
 from unicron.train.scripts.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.scripts.loops import Loops
-from unicron.train.scripts.under_way import Record
+from unicron.train.scripts.under_way import LoopSnapshot
 
 SCRIPT = """
 import torch
@@ -213,7 +213,7 @@ def test_while_a_rank_is_where_nobody_could_come_there_is_no_record():
         "\nfor number in range(3):\n    note()\n    backward()\n    reduced(); mark(); note(); reduced(); updated()\n"
     )
     _, there = noted(text, backward=int)
-    assert isinstance(there[0][1], Record)
+    assert isinstance(there[0][1], LoopSnapshot)
     assert "a statement in the body of the loop at x.py:2 makes more than one update" in str(there[1][1])
     assert [there[1][2] == str(there[1][1]), *(each[2] != "" for each in there)] == [True, *[False, True] * 3]
 

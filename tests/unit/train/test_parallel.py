@@ -14,7 +14,7 @@ from unicron.train.scripts.parallel import parallel
 from unicron.train.scripts.piggyback import Buffers, Piggyback
 
 
-class Rank:
+class ScriptRank:
     """One rank of a script. What ranks say to each other is summed by `reduce`."""
 
     size = 2
@@ -37,7 +37,7 @@ class Rank:
 
 def ranks(make, count=2, **named):
     """Return ranks that have made a model and are in their loops."""
-    found = [Rank() for _ in range(count)]
+    found = [ScriptRank() for _ in range(count)]
     for number, each in enumerate(found):
         torch.manual_seed(0)
         each.make(make(), **named)
@@ -264,7 +264,7 @@ class Half:
 def test_what_reduces_gradients_otherwise_is_refused(named, told, monkeypatch):
     monkeypatch.setattr("torch.distributed.get_world_size", lambda group: group.size())
     with pytest.raises(InvalidInputError, match=rf"DistributedDataParallel with {told}.*, or set `heal: restart`"):
-        Rank().make(nn.Linear(1, 1), **named)
+        ScriptRank().make(nn.Linear(1, 1), **named)
 
 
 @pytest.mark.parametrize(
@@ -279,16 +279,16 @@ def test_what_reduces_gradients_otherwise_is_refused(named, told, monkeypatch):
 )
 def test_calls_that_change_how_gradients_are_reduced_are_refused(call):
     with pytest.raises(InvalidInputError, match=r"or set `heal: restart`"):
-        call(Rank().make(nn.Linear(1, 1)))
+        call(ScriptRank().make(nn.Linear(1, 1)))
 
 
 def test_names_to_ignore_and_models_that_do_not_train_are_refused():
     model = nn.BatchNorm1d(2)
     model._ddp_params_and_buffers_to_ignore = ["running_mean"]
     with pytest.raises(InvalidInputError, match=r"_ddp_params_and_buffers_to_ignore \(running_mean\)"):
-        Rank().make(model)
+        ScriptRank().make(model)
     with pytest.raises(RuntimeError, match="is not needed"):
-        Rank().make(nn.Linear(1, 1).requires_grad_(False))
+        ScriptRank().make(nn.Linear(1, 1).requires_grad_(False))
 
 
 def test_it_can_be_copied_and_passes_for_torch_s_own():

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from unicron.train.scripts.peers import Position, Wait, Waiting
+from unicron.train.scripts.peers import RankPosition, Wait, Waiting
 
 SETUP, LOOP = Waiting(Wait.SETUP, 3), Waiting(Wait.LOOP)
 COLLECTIVE, GRADIENT = Waiting(Wait.COLLECTIVE, 5), Waiting(Wait.GRADIENT, 9)
@@ -12,7 +12,7 @@ COLLECTIVE, GRADIENT = Waiting(Wait.COLLECTIVE, 5), Waiting(Wait.GRADIENT, 9)
 def at(waits=None, **begun):
     """Return the position of a rank that has begun all that the others have, but for what is given."""
     has = {"setup": 3, "begun": True, "collectives": 5, "iterations": 10}
-    return Position(rank=0, where="x.py:1", waits=waits, **{**has, **begun})
+    return RankPosition(rank=0, where="x.py:1", waits=waits, **{**has, **begun})
 
 
 LACKING = [
@@ -42,7 +42,7 @@ def test_two_that_wait_for_each_other_do_so_where_neither_has_begun_what_the_oth
 
 def test_a_position_is_read_as_it_was_told():
     position = at(COLLECTIVE)
-    assert msgspec.json.decode(msgspec.json.encode(position), type=Position) == position
+    assert msgspec.json.decode(msgspec.json.encode(position), type=RankPosition) == position
     assert f"{position.waits}, {GRADIENT}, {LOOP}" == (
         "collective 5 since the training loop began, the gradient of iteration 9, the beginning of the training loop"
     )

@@ -10,7 +10,7 @@ from unicron.contracts.states import StateLocation, StateRef, label, read_label
 from unicron.errors import InvalidInputError, StateTransferError
 from unicron.train.snapshots.gathering import Gathering, laid_out, loaded
 from unicron.train.snapshots.packed import Packing, mapped, unpack
-from unicron.train.snapshots.saving import Saver, set_aside
+from unicron.train.snapshots.saving import StateSaver, set_aside
 
 HERE = StateLocation(node="n1", worker="t-1", name="", address="n1:1")
 REF = StateRef(task="t", iteration=7, place=0, location=HERE, size=0, checksum=b"")
@@ -75,7 +75,7 @@ def test_a_label_that_is_not_whole_is_none(cut):
 @pytest.fixture
 def saver(tmp_path):
     saved, failed = [], []
-    saver = Saver(tmp_path, failed.append)
+    saver = StateSaver(tmp_path, failed.append)
     saver.of, saver.why, saver.at = saved, failed, tmp_path
     saver.save = lambda state: saver.begin(state, REF, saved.append, 0.5)
     saver.through = lambda state: (saver.save(state), saver.wait())[0]

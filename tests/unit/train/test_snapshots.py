@@ -13,7 +13,7 @@ from unicron.train.scripts.kinds import NotCarriedError
 from unicron.train.scripts.loops import Loops
 from unicron.train.scripts.own_snapshot import Heap
 from unicron.train.scripts.records import checked, signed
-from unicron.train.scripts.under_way import Record
+from unicron.train.scripts.under_way import LoopSnapshot
 from unicron.train.scripts.variables import Variables
 
 MODULE = "script_of_a_test"
@@ -261,7 +261,7 @@ def test_whatever_goes_wrong_in_a_snapshot_the_script_goes_on(monkeypatch):
 
 def test_variables_that_are_set_before_they_are_read_or_can_not_be_carried_are_left_out():
     record = last("keep = 1", "log = threading.Lock(); big = torch.zeros(3 << 20); keep += 1")
-    assert isinstance(record, Record)
+    assert isinstance(record, LoopSnapshot)
     later = LOOP.replace("BEFORE", "kept = 0").replace(
         "BODY", "kept = lock if step > 1 else 0; lock = threading.Lock()"
     )

@@ -10,7 +10,7 @@ import torch
 from unicron.contracts.timings import MOST_OPS, OPERATIONS, period_of
 from unicron.contracts.worker import LENGTH, Finished, Hello, Ping, Pong, Sample, frame, length_of, to_agent
 from unicron.train import Session
-from unicron.train.worker.channel import Channel
+from unicron.train.worker.channel import AgentChannel
 from unicron.train.worker.timing import BACKWARD, FORWARD, OPTIMIZER, REDUCE, PlannedCollection, Recorder
 
 
@@ -79,7 +79,7 @@ def test_records_are_forgotten_while_the_agent_is_away_and_it_says_what_to_recor
     record(recorder)
     timed = recorder.end(0, 0, 0, 1)
     path = str(tmp_path / "agent.sock")
-    channel = Channel(path, "gpt-1")
+    channel = AgentChannel(path, "gpt-1")
     assert channel.period == 10
     channel.send(timed)
     channel.send(Finished(iterations=5))

@@ -45,7 +45,7 @@ class Drill:
         size: how many ranks there are.
     """
 
-    def __init__(self, line: channel.Channel, rank: int, size: int) -> None:
+    def __init__(self, line: channel.AgentChannel, rank: int, size: int) -> None:
         self._line, self._rank = line, rank
         self._due = os.environ.get(DRILL) == "due" and rank == size - 1 > 0
 

@@ -153,7 +153,7 @@ def _end(opened: Any, number: int | None) -> None:
         os.ftruncate(opened.fileno(), position)
 
 
-class _File(Kind):
+class _OpenFile(Kind):
     """Open files of this machine, by their position."""
 
     exact = False
@@ -216,4 +216,4 @@ def is_file(thing: Any) -> bool:
     return False
 
 
-FILE = _File()
+FILE = _OpenFile()

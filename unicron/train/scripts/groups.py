@@ -14,7 +14,7 @@ import torch
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.groups.inner import COLLECTIVES, TRANSFERS, InnerGroups, Switched, Work
-from unicron.train.scripts.heard import MOST_BYTES, Ended, Heard, Results
+from unicron.train.scripts.heard import MOST_BYTES, EndedCollectives, KnownResults, Results
 from unicron.train.scripts.loops import Loops
 from unicron.train.scripts.peers import Peers, Wait, Waiting
 from unicron.train.snapshots.shards import local
@@ -66,12 +66,12 @@ class ScriptGroups(InnerGroups):
     ) -> None:
         self._loops, self._go_on, self._peers = loops, go_on, peers
         self._set_up = 0
-        self._under_way: list[Collective] = []
-        self._setup, self._late, self.heeded, self.in_parts = Heard(), False, True, False
+        self._under_way: list[ScriptCollective] = []
+        self._setup, self._late, self.heeded, self.in_parts = KnownResults(), False, True, False
         self.again = False
         self.share: Callable[[Results], None] = lambda _: None
         self._large: Results = []
-        self.ended = Ended()
+        self.ended = EndedCollectives()
         super().__init__(layout, rank, device)
 
     @property
@@ -112,7 +112,7 @@ class ScriptGroups(InnerGroups):
         Raises:
             InvalidInputError: that was not told so.
         """
-        self._setup, self._late = Heard(unpacked(setup)), True
+        self._setup, self._late = KnownResults(unpacked(setup)), True
 
     def know(self, parameters: Iterable[torch.Tensor]) -> None:
         """See whether what was too large to be kept is part of a model, which a new rank has anyway."""
@@ -150,7 +150,7 @@ class ScriptGroups(InnerGroups):
             if begun or results != [] or _nbytes(outputs) <= LARGE_BYTES:  # else it is a parameter
                 give(results)
             return Work()
-        collective = Collective(partial(self._begin_or_have, begin, give, tell, of_all), outputs, of_all)
+        collective = ScriptCollective(partial(self._begin_or_have, begin, give, tell, of_all), outputs, of_all)
         if self._under_way:  # which of them ends first is not told to whoever comes later
             for each in (*self._under_way, collective):
                 each.known = False
@@ -220,7 +220,7 @@ class ScriptGroups(InnerGroups):
         give(results)
         return Work(), partial(_same, results)
 
-    def _finish_it(self, collective: "Collective") -> None:
+    def _finish_it(self, collective: "ScriptCollective") -> None:
         try:
             collective.finish(self._go_on)
         finally:
@@ -237,7 +237,7 @@ class ScriptGroups(InnerGroups):
             self._setup.add(results)
 
 
-class Collective:
+class ScriptCollective:
     """One that is under way.
 
     Args:

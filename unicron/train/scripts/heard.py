@@ -17,7 +17,7 @@ RECENT = 16
 Results = list[torch.Tensor]
 
 
-class Ended:
+class EndedCollectives:
     """The collectives of all ranks that have ended on this one since its loops began.
 
     One may have ended here and broken on another rank, which then is given what it gave instead of waiting for it.
@@ -58,7 +58,7 @@ class Ended:
         self.ahead = deque(self._most[max(count - self._fewest, 0) :])
 
 
-class Heard:
+class KnownResults:
     """Results of collectives that gave all ranks the same, in their order.
 
     Args:
@@ -66,7 +66,7 @@ class Heard:
         taken: those that this rank has had already.
     """
 
-    def __init__(self, saved: Sequence[Results | None] | None = (), taken: "Heard | None" = None) -> None:
+    def __init__(self, saved: Sequence[Results | None] | None = (), taken: "KnownResults | None" = None) -> None:
         self._results: list[Results | None] | None = None if saved is None else list(saved)
         self._next, self._nbytes = len(taken.saved() or ()) if taken is not None else 0, 0
 

@@ -32,17 +32,17 @@ from unicron.train.scripts.loops import Loops
 from unicron.train.scripts.meeting import ScriptMeeting
 from unicron.train.scripts.objects import LARGE_BYTES
 from unicron.train.scripts.parallel import Parallel
-from unicron.train.scripts.peers import Peers, Position, Wait, Waiting, script_line
+from unicron.train.scripts.peers import Peers, RankPosition, Wait, Waiting, script_line
 from unicron.train.scripts.piggyback import Piggyback
 from unicron.train.scripts.records import Records
 from unicron.train.scripts.shell import ScriptStates, SpreadCore, WholeCore, WholeGradients, WholeRanks
-from unicron.train.scripts.under_way import Record
+from unicron.train.scripts.under_way import LoopSnapshot
 from unicron.train.session.gradients import TorchGradients
 from unicron.train.session.ranks import TorchRanks
 from unicron.train.snapshots.shards import local
-from unicron.train.worker.channel import Channel
+from unicron.train.worker.channel import AgentChannel
 from unicron.train.worker.iteration import WorkerCore
-from unicron.train.worker.phases import Phase
+from unicron.train.worker.phases import IterationPhase
 from unicron.train.worker.shell import Shell, run
 from unicron.train.worker.timing import PlannedCollection
 
@@ -62,7 +62,7 @@ class InPlace:
     _gradients: TorchGradients
     _core: WorkerCore
 
-    def __init__(self, channel: Channel, files: Files) -> None:
+    def __init__(self, channel: AgentChannel, files: Files) -> None:
         layout = msgspec.json.decode(os.environ["UNICRON_LAYOUT"], type=ParallelLayout)
         self.rank, self.size = int(os.environ["UNICRON_PLACE"]), layout.replica_workers
         self._channel, self._layout, self._files = channel, layout, files
@@ -226,7 +226,7 @@ class InPlace:
         self._channel.interrupt = self._meeting.interrupt
         with self._peers.waiting(Waiting(Wait.LOOP)):
             run(self._core.join_first())
-        if self._core.phase is Phase.TAKEN:
+        if self._core.phase is IterationPhase.TAKEN:
             self._core.enter()
         if self.loops.chains:
             self._become()
@@ -236,7 +236,7 @@ class InPlace:
         if self._inner is not None:
             self._inner.ended.joined = True
 
-    def _leave(self, record: Record | NotCarriedError) -> None:
+    def _leave(self, record: LoopSnapshot | NotCarriedError) -> None:
         self._records.leave(record)
         if isinstance(record, NotCarriedError) and self.loops.chains:
             self._give_up(record)
@@ -275,7 +275,7 @@ class InPlace:
                 "the file that is run and in those beside it (of a package, in all of it, if it is run by `-m`), and "
                 "knows those of transformers.Trainer and Lightning; else set `heal: restart`"
             )
-        if self._core.phase is Phase.REDUCED:  # an update that a scaler of the loss left out
+        if self._core.phase is IterationPhase.REDUCED:  # an update that a scaler of the loss left out
             run(self._core.step())
         self.loops.mark()
         self._empty = False
@@ -285,7 +285,7 @@ class InPlace:
         while not self._computing:
             self._core.enter()
             self._computing = self._next_microbatch() is not None
-            if not self._computing and self._core.phase is not Phase.TAKEN:
+            if not self._computing and self._core.phase is not IterationPhase.TAKEN:
                 raise GroupBrokenError("this iteration was finished without this rank")
 
     def _next_microbatch(self) -> int | None:
@@ -337,11 +337,11 @@ class InPlace:
 
     def _go_on(self, error: GroupBrokenError) -> bool:
         """Go to the next membership from a collective of the script; return whether a new rank comes there, too."""
-        among = self._begun and not self._spread and self._core.phase in {Phase.BETWEEN, Phase.OPEN}
+        among = self._begun and not self._spread and self._core.phase in {IterationPhase.BETWEEN, IterationPhase.OPEN}
         if not among or not (self._computing or self.loops.open):
             return False
         run(self._core.rejoin(error))
-        return self._core.phase is Phase.OPEN or not self._computing
+        return self._core.phase is IterationPhase.OPEN or not self._computing
 
     def updates(self, optimizer: torch.optim.Optimizer) -> None:
         """Have all ranks agree that they go on, before any of them updates its part of a model that is spread."""
@@ -389,7 +389,7 @@ class InPlace:
 
     def updated(self, optimizer: torch.optim.Optimizer) -> None:
         """End the iteration."""
-        if self._begun and self._core.phase is Phase.REDUCED and optimizer in self._optimizers:
+        if self._begun and self._core.phase is IterationPhase.REDUCED and optimizer in self._optimizers:
             run(self._core.step())
             self.loops.updated()
 
@@ -450,13 +450,13 @@ class InPlace:
     def _membership(self) -> Membership:
         return self._core.membership if self._begun else self._meeting.membership
 
-    def _position(self, waits: Waiting | None, where: str) -> Position:
+    def _position(self, waits: Waiting | None, where: str) -> RankPosition:
         """Return what this rank has begun, by now."""
         setup, collectives = self._inner.began if self._inner is not None else (0, 0)
-        iterations = self._core.iteration + (self._core.phase is Phase.REDUCED) if self._begun else 0
+        iterations = self._core.iteration + (self._core.phase is IterationPhase.REDUCED) if self._begun else 0
         if waits is not None and waits.wait is Wait.GRADIENT:
             iterations = waits.number + 1
-        return Position(
+        return RankPosition(
             rank=self.rank,
             where=where,
             waits=waits,

@@ -34,7 +34,7 @@ FOREIGN.append(Path(__file__).resolve().parents[2])
 SEVERAL = 2
 """Statements of a function that train: from one call to the next it makes more than one update."""
 
-Told = ast.For | ast.While | ast.FunctionDef
+Recorded = ast.For | ast.While | ast.FunctionDef
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 LIGHTNING_TRAINS = {
@@ -49,7 +49,7 @@ LIBRARIES: dict[str, frozenset[str] | None] = {
 """Modules whose loops train for a script; with the functions that do, where their own files don't show it."""
 
 
-class Program:
+class ScriptProgram:
     """The files of a program: its first one, and those in the same folder that it imports, or these do.
 
     Of a program that was installed, as a library is, only the files of its own package are.
@@ -252,7 +252,7 @@ class _Instrument(ast.NodeTransformer):
         if len(trains) < SEVERAL or node.name not in self._repeated or _yields(node):
             return self._within(node)
         self._scopes.append(Liveness(node))
-        told = self._told(node, body, ast.Constant(node.end_lineno), set())
+        told = self._instrumented(node, body, ast.Constant(node.end_lineno), set())
         self.generic_visit(node)
         node.body = [*begins, *told(body), *ending]
         self._scopes.pop()
@@ -278,7 +278,7 @@ class _Instrument(ast.NodeTransformer):
             if isinstance(over, ast.Call) and getattr(over.func, "id", "") == "enumerate" and len(over.args) == 1:
                 numbered, over = not over.keywords, over.args[0] if not over.keywords else over
             names = {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
-            body = self._told(node, node.body, ast.Constant(None), names)
+            body = self._instrumented(node, node.body, ast.Constant(None), names)
             node.iter = self._call("over", node, over, ast.Constant(numbered))
             self.generic_visit(node)
             node.body = body(node.body)
@@ -289,7 +289,7 @@ class _Instrument(ast.NodeTransformer):
     def visit_While(self, node: ast.While) -> ast.While:
         """Have a loop say where it is."""
         if called(node.body) & self._training:
-            body = self._told(node, node.body, ast.Constant(node.end_lineno), set())
+            body = self._instrumented(node, node.body, ast.Constant(node.end_lineno), set())
             self.generic_visit(node)
             node.body = body(node.body)
             entered = ast.BoolOp(ast.Or(), [self._call("enters", node), node.test])
@@ -298,8 +298,8 @@ class _Instrument(ast.NodeTransformer):
         self.generic_visit(node)
         return node
 
-    def _told(
-        self, node: Told, whole: list[ast.stmt], last: ast.Constant, targets: set[str]
+    def _instrumented(
+        self, node: Recorded, whole: list[ast.stmt], last: ast.Constant, targets: set[str]
     ) -> Callable[[list[ast.stmt]], list[ast.stmt]]:
         """Return what makes of a body one that tells where it is, and can be begun behind an update.
 
@@ -310,7 +310,7 @@ class _Instrument(ast.NodeTransformer):
             targets: variables that it sets as it begins.
         """
         dead = self._scopes[-1].dead
-        begins = self._tells("head", node, [last], targets | dead(node, 0))
+        begins = self._instrument("head", node, [last], targets | dead(node, 0))
         points = list[tuple[int, ast.stmt]]()
         for count, each in enumerate(whole, 1):
             ends, rest = count == len(whole), whole[count:]
@@ -318,7 +318,9 @@ class _Instrument(ast.NodeTransformer):
             if ends or (updates and not self._look_back(rest)):
                 same = targets - {one.id for one in _names(whole[:count])}
                 how, long = ("end", []) if ends else ("behind_update", [ast.Constant(self._takes_long(rest))])
-                points.append((count, self._tells(how, node, [ast.Constant(count), *long], same | dead(node, count))))
+                points.append(
+                    (count, self._instrument(how, node, [ast.Constant(count), *long], same | dead(node, count)))
+                )
 
         def body(statements: list[ast.stmt]) -> list[ast.stmt]:
             found, done = [begins], 0
@@ -341,11 +343,11 @@ class _Instrument(ast.NodeTransformer):
         looks = itertools.takewhile(lambda each: not called([each]) & self._training, rest)
         return any(_has_gradients(each) or called([each]) & self._gradients for each in looks)
 
-    def _tells(self, how: str, node: Told, first: list[ast.Constant], dead: Iterable[str]) -> ast.stmt:
+    def _instrument(self, how: str, node: Recorded, first: list[ast.Constant], dead: Iterable[str]) -> ast.stmt:
         names = [ast.Constant(each) for each in sorted(dead)]
         return ast.copy_location(ast.Expr(self._call(how, node, *first, *names)), node)
 
-    def _call(self, name: str, loop: Told, *arguments: ast.expr) -> ast.expr:
+    def _call(self, name: str, loop: Recorded, *arguments: ast.expr) -> ast.expr:
         function = ast.Attribute(ast.Name(NAME, ast.Load()), name, ast.Load())
         place = ast.Constant(f"{self._name}:{loop.lineno}")
         return ast.copy_location(ast.Call(function, [place, *arguments], []), loop)
@@ -365,7 +367,7 @@ class Importing(MetaPathFinder):
         loops: what they are methods of.
     """
 
-    def __init__(self, program: Program, loops: Any) -> None:
+    def __init__(self, program: ScriptProgram, loops: Any) -> None:
         self._program, self._loops = program, loops
 
     def find_spec(
@@ -385,7 +387,7 @@ class Importing(MetaPathFinder):
 
 
 class _Loader(SourceFileLoader):
-    def __init__(self, name: str, path: str, program: Program | None, loops: Any) -> None:
+    def __init__(self, name: str, path: str, program: ScriptProgram | None, loops: Any) -> None:
         super().__init__(name, path)
         self._program, self._loops = program, loops
 

@@ -93,16 +93,16 @@ class Launcher:
         program: runs the program in this process and returns its exit code.
     """
 
-    def __init__(self, channel: channels.Channel, program: Callable[[], int]) -> None:
+    def __init__(self, channel: channels.AgentChannel, program: Callable[[], int]) -> None:
         self._channel, self._program = channel, program
         self._rendezvous: Rendezvous | None = None
         self._epoch = -1
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._starts = 0
         self._echo: Raised | None = None
-        self._told: socket.socket | None = None
+        self._connection: socket.socket | None = None
         self._store: TCPStore | None = None
-        channel.interrupt, channel.asked = self._interrupt, self._asked
+        channel.interrupt, channel.asked = self._interrupt, self._on_ping
 
     def run(self) -> int:
         """Run the program until it has ended by itself; return its exit code, or end as it did."""
@@ -111,11 +111,11 @@ class Launcher:
             membership = self._channel.await_membership(self._epoch)
             self._epoch, began = membership.epoch, time.monotonic()
             try:
-                variables = self._meet(membership)
+                variables = self._exchange_places(membership)
             except GroupBrokenError as error:
-                self._broken(str(error))
+                self._report_broken(str(error))
                 continue
-            child, told = self._launch(variables)
+            child, connection = self._launch(variables)
             self._starts, self._echo = self._starts + 1, None
             self._channel.send(
                 Joined(
@@ -129,17 +129,17 @@ class Launcher:
                     seconds=time.monotonic() - began,
                 )
             )
-            status = self._attend(child, told)
+            status = self._attend(child, connection)
             if self._channel.newest.epoch > self._epoch:
                 continue
             if self._echo is not None:
-                self._broken(f"{self._echo.exception}: {self._echo.text}")
+                self._report_broken(f"{self._echo.exception}: {self._echo.text}")
                 continue
             if status == 0 and not self._all_are_done(membership):
                 continue
-            return self._ended(status)
+            return self._end_like_program(status)
 
-    def _ended(self, status: int) -> int:
+    def _end_like_program(self, status: int) -> int:
         """Say that all is done, or end as the program did."""
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
@@ -151,7 +151,7 @@ class Launcher:
             self._channel.send(Finished(iterations=int(os.environ["UNICRON_ITERATIONS"])))
         return code
 
-    def _broken(self, why: str) -> None:
+    def _report_broken(self, why: str) -> None:
         """Tell the agent why this membership can't go on, unless there is a newer one already."""
         if self._channel.newest.epoch == self._epoch:
             iteration = max(0, self._channel.iteration)
@@ -165,17 +165,17 @@ class Launcher:
                 self._rendezvous.cut()
         return False
 
-    def _asked(self, ping: Ping) -> None:
+    def _on_ping(self, ping: Ping) -> None:
         """Answer for the program, which is asked for its collectives; one that is no Python may not hear that."""
         self._channel.send(Pong())
-        told = self._told
-        if ping.collectives and told is not None:
+        connection = self._connection
+        if ping.collectives and connection is not None:
             with contextlib.suppress(OSError):
-                told.send(frame(ping), socket.MSG_DONTWAIT)
+                connection.send(frame(ping), socket.MSG_DONTWAIT)
 
     # --- who else is there -------------------------------------------------------------------------------------------
 
-    def _meet(self, membership: Membership) -> dict[str, str]:
+    def _exchange_places(self, membership: Membership) -> dict[str, str]:
         """Tell the other ranks where this one is; return what the program is to be told."""
         mine = Place(os.environ["UNICRON_NODE"], os.environ["CUDA_VISIBLE_DEVICES"], self._starts)
         self._store = None  # programs of an earlier membership meet nobody there any more
@@ -187,8 +187,8 @@ class Launcher:
             mine = msgspec.structs.replace(mine, host=host, store=self._store.port, coordinator=free_port(host))
         found = self._exchange(membership, "place", msgspec.json.encode(mine))
         places = [msgspec.json.decode(each, type=Place) for each in found]
-        told = variables_of(membership.rank, places, os.environ["UNICRON_TASK"])
-        return {**told, CAUSE: printable_cause(membership.cause)}
+        connection = variables_of(membership.rank, places, os.environ["UNICRON_TASK"])
+        return {**connection, CAUSE: printable_cause(membership.cause)}
 
     def _all_are_done(self, membership: Membership) -> bool:
         """Wait until the program has ended well on all ranks; False: on one it has not, and all begin again."""
@@ -222,12 +222,12 @@ class Launcher:
         child = os.fork()
         if child == 0:
             ours.close()
-            self._become(us, theirs, variables)
+            self._exec_program(us, theirs, variables)
         theirs.close()
-        self._told = ours
+        self._connection = ours
         return child, ours
 
-    def _become(self, launcher: int, told: socket.socket, variables: dict[str, str]) -> NoReturn:
+    def _exec_program(self, launcher: int, connection: socket.socket, variables: dict[str, str]) -> NoReturn:
         """Be the program."""
         code = 1
         try:
@@ -238,20 +238,20 @@ class Launcher:
                 os._exit(1)
             os.environ.update(variables)
             os.environ.pop(channels.SOCKET_VARIABLE, None)
-            told.set_inheritable(True)  # programs that are no Python are executed
-            os.environ[channels.TELL] = str(told.fileno())
-            channels.speak_through(told)
+            connection.set_inheritable(True)  # programs that are no Python are executed
+            os.environ[channels.TELL] = str(connection.fileno())
+            channels.use_launcher(connection)
             code = self._program()
             ending.end()
         finally:
             ending.flush()
             os._exit(code)
 
-    def _attend(self, child: int, told: socket.socket) -> int:
+    def _attend(self, child: int, connection: socket.socket) -> int:
         """Pass on what the program tells until it has ended, which it is to do where there is a newer membership."""
         descriptor = os.pidfd_open(child)
         poll = select.poll()
-        for each in (descriptor, told.fileno(), self._wake):
+        for each in (descriptor, connection.fileno(), self._wake):
             poll.register(each, select.POLLIN)
         kill_at: float | None = None
         try:
@@ -265,20 +265,20 @@ class Launcher:
                 if self._wake in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake, 4096)
-                if told.fileno() in ready and not self._pass_on(told):
-                    poll.unregister(told.fileno())
+                if connection.fileno() in ready and not self._forward_message(connection):
+                    poll.unregister(connection.fileno())
                 elif descriptor in ready:
                     break
         finally:
             _signal(child, signal.SIGKILL)  # what it has started and left behind
             os.close(descriptor)
-            told.close()
+            connection.close()
         return os.waitpid(child, 0)[1]
 
-    def _pass_on(self, told: socket.socket) -> bool:
+    def _forward_message(self, connection: socket.socket) -> bool:
         """Pass one message on; return whether more may come."""
         try:
-            message = to_agent(channels.receive(told, length_of(channels.receive(told, LENGTH.size))))
+            message = to_agent(channels.receive(connection, length_of(channels.receive(connection, LENGTH.size))))
         except (OSError, EOFError):
             return False
         except InvalidInputError as error:

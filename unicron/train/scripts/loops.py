@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from unicron.train.scripts.heard import Heard, Results
+from unicron.train.scripts.heard import KnownResults, Results
 from unicron.train.scripts.instrument import LIBRARIES, NAME
 from unicron.train.scripts.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.scripts.limit import TimeLimit
@@ -21,7 +21,7 @@ from unicron.train.scripts.own_snapshot import Heap
 from unicron.train.scripts.points import Point, Points, known
 from unicron.train.scripts.positions import RUNNING, Counted
 from unicron.train.scripts.randomness import seed
-from unicron.train.scripts.under_way import At, Chain, Record
+from unicron.train.scripts.under_way import Chain, LoopSnapshot, LoopUnderWay
 from unicron.train.scripts.variables import Variables, spaces_of
 from unicron.train.worker.injected import InjectedFault
 
@@ -51,20 +51,20 @@ class Loops:
         rank: int,
         prepare: Callable[[], tuple[Iterable[Any], Iterable[Any]]],
         meet: Callable[[], None],
-        leave: Callable[[Record | NotCarriedError], None],
+        leave: Callable[[LoopSnapshot | NotCarriedError], None],
     ) -> None:
         self._prepare, self._meet, self._leave_record = prepare, meet, leave
         self._begun = False
-        self._under_way: list[At] = []
+        self._under_way: list[LoopUnderWay] = []
         self._indices = [0]
         self._nested: dict[str, bool] = {}
         self._modules: dict[str, dict[str, Any]] = {}
         self._heap: Heap | None = None
         self._to: list[list[Any]] = []
-        self._record: Record | None = None
+        self._record: LoopSnapshot | None = None
         self._arrive: Callable[[], None] = lambda: None
         self._reached = 0
-        self._outside = Heard()
+        self._outside = KnownResults()
         self._points = Points()
         self._within = self._reduced = self._pending = False
         self._updates = self._seen = self._ended = 0
@@ -90,7 +90,7 @@ class Loops:
             if to is not None and to[:2] != [place, at.index]:
                 return  # the others have it behind them
             if to is not None:
-                at.drawn = Heard(to[5])
+                at.drawn = KnownResults(to[5])
             at.draws = True
             position = at.position = Counted(iterable, [])  # what it is given is noted as `drawn`
             if to is not None:
@@ -110,7 +110,7 @@ class Loops:
             self._leave(depth)
 
     def _first(
-        self, at: At, to: list[Any], position: Counted, numbered: bool, iterable: Iterable[Any]
+        self, at: LoopUnderWay, to: list[Any], position: Counted, numbered: bool, iterable: Iterable[Any]
     ) -> Iterator[Any]:
         """Hand out what the others' bodies are about."""
         count, number = to[2], to[4]
@@ -225,7 +225,7 @@ class Loops:
         elif len(self._under_way) - 1 == self._reached and self._to[self._reached][3] == point:
             self._become(at, caller)
 
-    def _become(self, at: At, caller: FrameType) -> None:
+    def _become(self, at: LoopUnderWay, caller: FrameType) -> None:
         """Be as the rank was that this one replaces, at a point of this loop's body.
 
         Raises:
@@ -244,7 +244,7 @@ class Loops:
             self._leave_record(error)
             raise
         at.note(point)
-        at.snapshot, at.heard = self._record.snapshots[depth], Heard(heard)
+        at.snapshot, at.heard = self._record.snapshots[depth], KnownResults(heard)
         self._reached = depth + 1
         self._indices[depth + 1 :] = [0]
         if self._reached == len(self._to):
@@ -255,7 +255,7 @@ class Loops:
             self._arrive()
 
     def _take(
-        self, at: At, caller: FrameType, point: int, dead: Iterable[str], *, leaves: bool, needed: bool = True
+        self, at: LoopUnderWay, caller: FrameType, point: int, dead: Iterable[str], *, leaves: bool, needed: bool = True
     ) -> None:
         """Take this rank's snapshot at a point of a loop's body.
 
@@ -298,7 +298,7 @@ class Loops:
             if self._heap is not None:
                 self._leave_record(self._made())
 
-    def _made(self) -> Record | NotCarriedError:
+    def _made(self) -> LoopSnapshot | NotCarriedError:
         """Return a record of where this rank is, or why there is none."""
         if refused := next((each.refused for each in self._under_way if each.refused is not None), None):
             return refused
@@ -307,7 +307,7 @@ class Loops:
             positions = [self._packed(each.position) for each in self._under_way]
         except NotCarriedError as error:
             return error
-        return Record(chain, positions, [each.snapshot for each in self._under_way])
+        return LoopSnapshot(chain, positions, [each.snapshot for each in self._under_way])
 
     def _packed(self, position: Counted | None) -> bytes:
         if position is None or self._heap is None:
@@ -425,7 +425,7 @@ class Loops:
             each.add(results)
 
     @property
-    def _heard(self) -> Heard:
+    def _heard(self) -> KnownResults:
         if not self._under_way:
             return self._outside
         at = self._under_way[-1]
@@ -451,10 +451,10 @@ class Loops:
     def _spaces(self, caller: FrameType) -> Mapping[str, Variables]:
         return spaces_of(caller, self._modules)
 
-    def _enter(self, place: str, caller: FrameType, last: int | None) -> At:
+    def _enter(self, place: str, caller: FrameType, last: int | None) -> LoopUnderWay:
         """Begin a loop; what was made on the way to it a new rank makes, too."""
         depth = len(self._under_way)
-        at = At(place, self._indices[depth], caller, last)
+        at = LoopUnderWay(place, self._indices[depth], caller, last)
         self._indices[depth] += 1
         if self._heap is not None and (depth or at.index):
             self._heap.number(self._spaces(caller), f"{depth}.{at.index}")
@@ -507,8 +507,8 @@ class Loops:
             self._go_to(state["points"][0])
 
     def _go_to(self, point: Point) -> None:
-        self._to, self._outside = point["loops"], Heard(point["outside"])
-        self._points.begin_at({}, Heard(point["since"]))
+        self._to, self._outside = point["loops"], KnownResults(point["outside"])
+        self._points.begin_at({}, KnownResults(point["since"]))
         self.behind = bool(self._to)
 
     @property
@@ -516,7 +516,7 @@ class Loops:
         """Of the loops at which this rank can begin, the best first; none where it begins at the top."""
         return list(self._points.chains()) if self._to else []
 
-    def become(self, record: Record, arrive: Callable[[], None] = lambda: None) -> None:
+    def become(self, record: LoopSnapshot, arrive: Callable[[], None] = lambda: None) -> None:
         """Be the rank that has left this, once this script comes to where that was; then call `arrive`."""
         self._record, self._arrive = record, arrive
         self._go_to(self._points.choice(record.chain))

@@ -7,7 +7,7 @@ from unicron.train.groups.rendezvous import Rendezvous
 from unicron.train.scripts.files import Files
 from unicron.train.scripts.groups import ScriptGroups, packed
 from unicron.train.snapshots.state import Fetcher
-from unicron.train.worker.channel import Channel
+from unicron.train.worker.channel import AgentChannel
 
 STANDS, NEW, GOES_ON, AGAIN = "-stands", b"new", b"goes on", b"again"
 """What ranks of a membership tell those that have just been started."""
@@ -25,7 +25,7 @@ class ScriptMeeting:
         group: over which gradients are summed; None before the loops.
     """
 
-    def __init__(self, channel: Channel, files: Files) -> None:
+    def __init__(self, channel: AgentChannel, files: Files) -> None:
         self.membership = NOWHERE
         self.group: Group | None = None
         self._channel, self._files = channel, files

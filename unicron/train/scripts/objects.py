@@ -102,7 +102,7 @@ class _ByValue(Kind):
         self._put(thing, state)
 
 
-class Position:
+class Resumable:
     """What knows how far it is, and can go to where another one is."""
 
     count: int
@@ -307,7 +307,7 @@ POSITION = _ByValue(lambda thing: thing.saved(), lambda thing, saved: thing.go_t
 LOADING = _ByValue(lambda thing: thing._num_yielded, _load_on)  # noqa: SLF001
 
 _BY_CLASS: dict[Any, Kind] = {
-    Position: POSITION,
+    Resumable: POSITION,
     Call: ATTRIBUTES,
     (io.BytesIO, io.StringIO): IN_MEMORY,
     _SingleProcessDataLoaderIter: LOADING,

@@ -36,7 +36,7 @@ REFUSED_METHODS = {
 """By the name of a method, what to do instead of calling it."""
 
 
-class Rank(Protocol):
+class ScriptRank(Protocol):
     """What a model is told to: one rank of a script."""
 
     size: int
@@ -70,7 +70,7 @@ class Parallel(DistributedDataParallel):
         reduced: parameters whose gradients are: those that required one as it was made, though they be frozen later.
     """
 
-    rank: Rank
+    rank: ScriptRank
 
     def __init__(self, module: torch.nn.Module, *arguments: Any, **named: Any) -> None:
         given = ARGUMENTS.bind(self, module, *arguments, **named).arguments
@@ -131,7 +131,7 @@ def digest_of_buffers(module: torch.nn.Module) -> int:
     return found
 
 
-def parallel(rank: Rank) -> type[Parallel]:
+def parallel(rank: ScriptRank) -> type[Parallel]:
     """Return what scripts make instead of torch's own, by whose name they may look for it."""
     name, module = DistributedDataParallel.__name__, DistributedDataParallel.__module__
     return type(name, (Parallel,), {"rank": rank, "__module__": module})

@@ -23,7 +23,7 @@ from unicron.contracts.worker import Membership, Raised
 from unicron.errors import GroupBrokenError, RankEndedError
 from unicron.train.groups.rendezvous import Rendezvous
 from unicron.train.scripts import ending
-from unicron.train.worker.channel import Channel
+from unicron.train.worker.channel import AgentChannel
 
 LOOK_S, RARELY_S = 1.0, 30.0
 """Who waits is looked at that often; the longer it lasts, the more rarely the others' positions."""
@@ -57,7 +57,7 @@ class Waiting(NamedTuple):
         return self.wait.format(self.number)
 
 
-class Position(msgspec.Struct, frozen=True, kw_only=True):
+class RankPosition(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank has begun of what all ranks do together, and why it does no more.
 
     Attributes:
@@ -89,7 +89,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
                 return self.collectives < waiting.number
         return self.iterations <= waiting.number
 
-    def is_in_vain(self, other: "Position") -> bool:
+    def is_in_vain(self, other: "RankPosition") -> bool:
         """Return whether it waits for another rank that never comes.
 
         The position of one that waits may be out of date: then its wait is over, which took this rank, too.
@@ -113,9 +113,9 @@ class Peers:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: AgentChannel,
         membership: Callable[[], Membership],
-        position: Callable[[Waiting | None, str], Position],
+        position: Callable[[Waiting | None, str], RankPosition],
     ) -> None:
         self._channel, self._membership, self._position = channel, membership, position
         self._waiting: Waiting | None = None
@@ -135,7 +135,7 @@ class Peers:
             if not stays:
                 self._waiting = before
 
-    def tell(self, position: Position) -> None:
+    def tell(self, position: RankPosition) -> None:
         """Tell the others where this rank is.
 
         Raises:
@@ -171,12 +171,12 @@ class Peers:
         with self._meeting(membership) as store:
             store.set(f"{own.rank}", msgspec.json.encode(own))
             found = store.look([f"{rank}" for rank in range(membership.world_size) if rank != own.rank])
-        others = [msgspec.json.decode(each, type=Position) for each in found if each]
+        others = [msgspec.json.decode(each, type=RankPosition) for each in found if each]
         other = next((each for each in others if own.is_in_vain(each)), None)
         if other is not None and self._waiting is waiting and self._membership().epoch == membership.epoch:
             self._end(own, other, stack)
 
-    def _end(self, own: Position, other: Position, stack: traceback.StackSummary) -> None:
+    def _end(self, own: RankPosition, other: RankPosition, stack: traceback.StackSummary) -> None:
         """Say who waits for whom, and end: the script's own thread can't."""
         does = f"waits at {other.where} for {other.waits}" if other.waits else f"has ended its script {other.where}"
         text = (

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from unicron.train.scripts.heard import Heard, Results
+from unicron.train.scripts.heard import KnownResults, Results
 from unicron.train.scripts.under_way import KEPT, Chain
 
 Point = dict[str, Any]
@@ -23,11 +23,13 @@ class Points:
     """
 
     def __init__(self) -> None:
-        self._points: deque[tuple[Point, Heard]] = deque([({"loops": [], "outside": []}, Heard())], maxlen=KEPT)
+        self._points: deque[tuple[Point, KnownResults]] = deque(
+            [({"loops": [], "outside": []}, KnownResults())], maxlen=KEPT
+        )
         self.choices: list[Point] = []
 
     @property
-    def since(self) -> Heard:
+    def since(self) -> KnownResults:
         """What collectives have given since the last one."""
         return self._points[-1][1]
 
@@ -38,7 +40,7 @@ class Points:
             where: it is.
             alone: nobody can go to those before it any more.
         """
-        left = Heard(self.since.left)
+        left = KnownResults(self.since.left)
         if alone:
             self._points.clear()
         self._points.append((where, left))
@@ -48,7 +50,7 @@ class Points:
         for _, since in self._points:
             since.add(results)
 
-    def begin_at(self, where: Point, since: Heard) -> None:
+    def begin_at(self, where: Point, since: KnownResults) -> None:
         """Be at one of another rank."""
         self._points = deque([(where, since)], maxlen=KEPT)
 

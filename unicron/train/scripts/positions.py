@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
-from unicron.train.scripts.heard import Heard
+from unicron.train.scripts.heard import KnownResults
 from unicron.train.scripts.kinds import ATTRIBUTES, LIST, NotCarriedError
 from unicron.train.scripts.objects import (
     BARE_ITERATORS,
@@ -21,7 +21,7 @@ from unicron.train.scripts.objects import (
     NUMPY_GENERATOR,
     PYTHON_GENERATOR,
     TORCH_GENERATOR,
-    Position,
+    Resumable,
     kind_of,
     raw,
 )
@@ -39,7 +39,7 @@ RUNNING: "list[Counted]" = []
 """Those of the script that are just finding their next item."""
 
 
-class Counted(Position, Iterator[Any]):
+class Counted(Resumable, Iterator[Any]):
     """An iterator that knows how far it is.
 
     Args:
@@ -58,7 +58,7 @@ class Counted(Position, Iterator[Any]):
         before = generators()
         self._first = self._last = _own(over)
         self.within, self._iterator, self._running = over, iter(over), RUNNING if running is None else running
-        self.count, self.over, self.heard, self.goes = 0, False, Heard(), False
+        self.count, self.over, self.heard, self.goes = 0, False, KnownResults(), False
         self._drawn: dict[int, bytes] | None = {}
         self._note(before)
 
@@ -123,7 +123,7 @@ class Counted(Position, Iterator[Any]):
         """Be as far as another one is; return the last item that it has handed out, None where there is none."""
         if saved["over"]:
             self._iterator, self.count, self.over = iter(()), saved["count"], True
-        self.heard, self.goes, item = Heard(saved["heard"], self.heard), True, None
+        self.heard, self.goes, item = KnownResults(saved["heard"], self.heard), True, None
         while self.count < saved["count"]:
             left = saved["count"] - self.count
             if (states := saved["drawn"].get(self.count + 1)) is not None:

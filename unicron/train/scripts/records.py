@@ -19,7 +19,7 @@ from unicron.errors import GroupBrokenError
 from unicron.train.groups.rendezvous import Rendezvous
 from unicron.train.scripts.drill import Prints
 from unicron.train.scripts.kinds import NotCarriedError
-from unicron.train.scripts.under_way import KEPT, Chain, Record
+from unicron.train.scripts.under_way import KEPT, Chain, LoopSnapshot
 
 PART = "-records"
 REFUSED, GRADIENT = "refused", "gradient"
@@ -61,7 +61,7 @@ class Records:
         for rank, each in enumerate(saved):
             self._put(rank, dict(enumerate([bytes(each["last"]), *[b""] * (KEPT - 1)])))
 
-    def leave(self, record: Record | NotCarriedError) -> None:
+    def leave(self, record: LoopSnapshot | NotCarriedError) -> None:
         """Leave a record, or say once why there is none."""
         if why := distrust(self._membership) or os.environ.get(UNCARRIED):
             record = NotCarriedError(why)
@@ -137,7 +137,7 @@ class Records:
             with contextlib.suppress(GroupBrokenError):
                 self._store.set(key, signed(data, self._membership.secrets))
 
-    def begin(self, membership: Membership, chains: Iterable[Chain]) -> Record:
+    def begin(self, membership: Membership, chains: Iterable[Chain]) -> LoopSnapshot:
         """Return what the rank that this one replaces has left of where the others are.
 
         Args:
@@ -157,7 +157,7 @@ class Records:
         else:
             found_there = self._store.take([f"{membership.rank}-{number}" for number in range(KEPT)])
             self._last = [checked(each, membership.secrets) for each in found_there]
-        left_there = {each: Record(*pickle.loads(each)) for each in self._last if each}  # noqa: S301 likewise
+        left_there = {each: LoopSnapshot(*pickle.loads(each)) for each in self._last if each}  # noqa: S301 likewise
         for chain in chains:
             for data, record in left_there.items():
                 if record.chain == chain:

@@ -16,16 +16,16 @@ from unicron.train.groups.inner import NAME
 from unicron.train.scripts.files import Files
 from unicron.train.scripts.inplace import InPlace, also
 from unicron.train.scripts.instrument import NAME as LOOPS
-from unicron.train.scripts.instrument import Importing, Program, found
+from unicron.train.scripts.instrument import Importing, ScriptProgram, found
 from unicron.train.scripts.launcher import Place, variables_of
 from unicron.train.scripts.parallel import parallel
-from unicron.train.worker.channel import Channel
+from unicron.train.worker.channel import AgentChannel
 
 BESIDE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
 """What its agent tells a rank of those on its node: a script reads it before there is a membership."""
 
 
-def install(channel: Channel) -> InPlace:
+def install(channel: AgentChannel) -> InPlace:
     """Exchange what scripts call; return what is behind it."""
     files = Files(first=not os.environ.get(CAUSE))
     if files.apart:
@@ -84,10 +84,10 @@ def install(channel: Channel) -> InPlace:
     return mine
 
 
-def execute(channel: Channel, script: str) -> dict[str, Any]:
+def execute(channel: AgentChannel, script: str) -> dict[str, Any]:
     """Run a script as `python script.py` would, in place; return its variables."""
     path = Path(script)
-    mine, program = install(channel), Program(path.parent, path)
+    mine, program = install(channel), ScriptProgram(path.parent, path)
     sys.meta_path.insert(0, Importing(program, mine.loops))
     main = ModuleType("__main__")
     main.__dict__.update({"__file__": str(path), LOOPS: mine.loops})
@@ -97,9 +97,9 @@ def execute(channel: Channel, script: str) -> dict[str, Any]:
     return main.__dict__
 
 
-def execute_module(channel: Channel, name: str) -> dict[str, Any]:
+def execute_module(channel: AgentChannel, name: str) -> dict[str, Any]:
     """Run a module as `python -m` would, likewise."""
     mine = install(channel)
-    sys.meta_path.insert(0, Importing(Program(*found(name)), mine.loops))
+    sys.meta_path.insert(0, Importing(ScriptProgram(*found(name)), mine.loops))
     with mine.to_its_end():
         return runpy.run_module(name, {LOOPS: mine.loops}, run_name="__main__", alter_sys=True)

@@ -25,9 +25,9 @@ from unicron.train.session.gradients import TorchGradients
 from unicron.train.session.ranks import TorchRanks
 from unicron.train.session.states import TorchStates
 from unicron.train.snapshots.state import Fetcher
-from unicron.train.worker.channel import Channel
+from unicron.train.worker.channel import AgentChannel
 from unicron.train.worker.iteration import WorkerCore
-from unicron.train.worker.phases import Due, Phase
+from unicron.train.worker.phases import Due, IterationPhase
 from unicron.train.worker.redistribute import Resumption, Standing
 from unicron.train.worker.timing import PlannedCollection
 
@@ -63,7 +63,7 @@ class SpreadCore(WorkerCore):
     """A worker whose replica is all ranks. It goes to one membership only."""
 
     async def _regroup(self, broke: float) -> None:
-        if self.phase is not Phase.NEW:
+        if self.phase is not IterationPhase.NEW:
             raise ConnectionAbortedError(GONE)
         await super()._regroup(broke)
 
@@ -86,7 +86,7 @@ class WholeRanks(TorchRanks):
         joined: ranks of the membership that were in their loops before it.
     """
 
-    def __init__(self, channel: Channel, groups: ScriptGroups, loops: Loops, records: Records) -> None:
+    def __init__(self, channel: AgentChannel, groups: ScriptGroups, loops: Loops, records: Records) -> None:
         super().__init__(channel, 0)
         self.joined = frozenset[int]()
         self._script_groups, self._loops, self._records = groups, loops, records
@@ -167,7 +167,7 @@ class ScriptStates(TorchStates):
     """
 
     def __init__(
-        self, channel: Channel, ranks: TorchRanks, groups: ScriptGroups, loops: Loops, records: Records
+        self, channel: AgentChannel, ranks: TorchRanks, groups: ScriptGroups, loops: Loops, records: Records
     ) -> None:
         super().__init__(channel, ranks)
         self._script_groups, self._loops, self._records = groups, loops, records

@@ -3,7 +3,7 @@
 from types import FrameType
 from typing import Any
 
-from unicron.train.scripts.heard import Heard, Results
+from unicron.train.scripts.heard import KnownResults, Results
 from unicron.train.scripts.kinds import NotCarriedError
 from unicron.train.scripts.positions import Counted
 
@@ -18,7 +18,7 @@ KEPT = 6
 """Snapshots of a rank: of the end of the iteration before, behind an update, at the ends and heads of bodies since."""
 
 
-class Record:
+class LoopSnapshot:
     """A rank's own snapshot, of one point.
 
     Attributes:
@@ -31,7 +31,7 @@ class Record:
         self.chain, self.positions, self.snapshots = chain, positions, snapshots
 
 
-class At:
+class LoopUnderWay:
     """A loop that is under way.
 
     Attributes:
@@ -57,14 +57,14 @@ class At:
         self.item: int | None = None
         self.snapshot, self.refused = b"", None
         self.saved: tuple[int, int | None, list[Results | None] | None] = (0, None, [])
-        self.drawn, self.heard, self.draws = Heard(), Heard(), False
+        self.drawn, self.heard, self.draws = KnownResults(), KnownResults(), False
         self.inner = self.begun = False
 
     refused: NotCarriedError | None
 
     def note(self, point: int) -> None:
         """Note how far it is, as a snapshot is taken."""
-        self.point, self.heard = point, Heard()
+        self.point, self.heard = point, KnownResults()
         self.saved = (self.count, self.item, self.drawn.saved())
 
     @property

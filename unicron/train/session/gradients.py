@@ -24,7 +24,7 @@ from unicron.train.groups import nccl
 from unicron.train.session.overlap import Overlap
 from unicron.train.session.ranks import TorchRanks
 from unicron.train.snapshots.shards import as_shard_of, is_spread, local, spread_as
-from unicron.train.worker.phases import ANNOUNCED, Due, Outcome
+from unicron.train.worker.phases import ANNOUNCED, Due, ReducedValues
 from unicron.train.worker.timing import GC, OPTIMIZER, REDUCE, PlannedCollection
 
 BUCKETS = 16
@@ -266,11 +266,11 @@ class TorchGradients:
         self._ranks.group.broadcast(self._reduced[self._slices[bucket]], replica)
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ReducedValues:
         """What was reduced besides gradients; it is read in one go, which waits for the GPU."""
         total, count, *said = self._reduced[-LOSS:].tolist()
         announced = frozenset(due for due, replicas in zip(ANNOUNCED, said, strict=True) if replicas > 0)
-        return Outcome(total / count if count else math.nan, announced)
+        return ReducedValues(total / count if count else math.nan, announced)
 
     def summed_of(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         """Return what was reduced of a parameter's gradient: the sum over the microbatches."""

@@ -16,7 +16,7 @@ from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.groups.group import Group
 from unicron.train.groups.rendezvous import Rendezvous
 from unicron.train.snapshots import state
-from unicron.train.worker.channel import Channel
+from unicron.train.worker.channel import AgentChannel
 from unicron.train.worker.timing import Recorder
 from unicron.train.worker.traffic import Traffic
 
@@ -43,7 +43,7 @@ class TorchRanks:
     group: Group
     recorder: Recorder
 
-    def __init__(self, channel: Channel | None, place: int, inner: "InnerGroups | None" = None) -> None:
+    def __init__(self, channel: AgentChannel | None, place: int, inner: "InnerGroups | None" = None) -> None:
         self.place, self.membership = place, NOWHERE
         self.peer_left: Callable[[int], None] = lambda _: None
         self._channel, self._inner = channel, inner

@@ -35,7 +35,7 @@ from unicron.train.worker import channel as channels
 from unicron.train.worker.finite import Rule
 from unicron.train.worker.injected import Injected
 from unicron.train.worker.iteration import WorkerCore
-from unicron.train.worker.phases import Phase
+from unicron.train.worker.phases import IterationPhase
 from unicron.train.worker.shell import Shell, run
 from unicron.train.worker.timing import BACKWARD, FORWARD, PlannedCollection
 
@@ -117,7 +117,7 @@ class Session:
     @property
     def reduced(self) -> bool:
         """Whether the gradients are those of the global batch, for `step` to use; not on a rank that fell behind."""
-        return self._core.phase is Phase.REDUCED
+        return self._core.phase is IterationPhase.REDUCED
 
     @property
     def rank(self) -> int:
@@ -176,10 +176,10 @@ class Session:
                 if run(self._core.finish()):
                     break
                 continue
-            if self._core.phase is Phase.BETWEEN:  # one that was joined in the middle is not recorded
+            if self._core.phase is IterationPhase.BETWEEN:  # one that was joined in the middle is not recorded
                 self._ranks.recorder.begin(self.iteration, self._channel.period if self._channel else 0)
             yield self.iteration
-            if not self._core.stepped and self._core.phase in {Phase.OPEN, Phase.REDUCED}:
+            if not self._core.stepped and self._core.phase in {IterationPhase.OPEN, IterationPhase.REDUCED}:
                 raise RuntimeError(f"iteration {self.iteration} ended without session.step()")
         self._collection.hand_back()
 

@@ -17,7 +17,7 @@ from unicron.train.session.ranks import TorchRanks
 from unicron.train.snapshots import saving, state, whole
 from unicron.train.snapshots.digest import digest, of_state
 from unicron.train.snapshots.gathering import Gathering, assembled, laid_out, loaded
-from unicron.train.worker.channel import Channel
+from unicron.train.worker.channel import AgentChannel
 
 
 class TorchStates:
@@ -32,7 +32,7 @@ class TorchStates:
         model_file: that the model is to be in at the end, if it is.
     """
 
-    def __init__(self, channel: Channel | None, ranks: TorchRanks) -> None:
+    def __init__(self, channel: AgentChannel | None, ranks: TorchRanks) -> None:
         self.protected: Mapping[str, Any] = {}
         self.model_file: Path | None = None
         self._channel, self._ranks = channel, ranks
@@ -41,7 +41,7 @@ class TorchStates:
         self._fetcher = state.Fetcher(channel)
         self._remembered: dict[str, Any] = {}
         self._rates: list[dict[str, Any]] = []
-        self._saver: saving.Saver | None = None
+        self._saver: saving.StateSaver | None = None
         self._unsecured: tuple[str, int] | None = None
         self._saved: Saved | None = None
         self._unprotected = ""
@@ -87,7 +87,7 @@ class TorchStates:
         """Have a thread save the state."""
         began = time.thread_time()
         if self._saver is None:
-            self._saver = saving.Saver(state.directory(), self._report_unprotected)
+            self._saver = saving.StateSaver(state.directory(), self._report_unprotected)
         found = saving.set_aside(laid_out(iteration, self._own), self._own)
         ref = self.described(iteration)
         if self._channel is not None:

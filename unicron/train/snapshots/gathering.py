@@ -22,7 +22,7 @@ EXTRA = "_extra_state"
 def laid_out(iteration: int, protected: Protected) -> dict[str, Any]:
     """Return what this rank has of the state from before the update of `iteration`: plain values and tensors."""
     names = _names(protected)
-    objects = {name: _told(each, names) for name, each in protected.items()}
+    objects = {name: _named_state(each, names) for name, each in protected.items()}
     if any(is_spread(parameter) for _, parameter in names.values()):
         objects = {name: _mapped(each) for name, each in objects.items()}
     return {"iteration": iteration, "objects": objects}
@@ -36,7 +36,7 @@ def loaded(found: dict[str, Any], protected: Protected) -> None:
     """
     names = _names(protected)
     for name, thing in protected.items():
-        like = _told(thing, names)
+        like = _named_state(thing, names)
         whole = _joined(found["objects"][name], _as_parameters(thing, like, names))
         if isinstance(thing, torch.optim.Optimizer):
             _load_optimizer(thing, _by_number(thing, whole))
@@ -53,7 +53,7 @@ class Gathering:
 
     def __init__(self, protected: Protected) -> None:
         self._protected, self._names = protected, _names(protected)
-        self._like = {name: _told(each, self._names) for name, each in protected.items()}
+        self._like = {name: _named_state(each, self._names) for name, each in protected.items()}
         self._found: dict[str, Any] = {}
         self._unlisted: dict[str, set[str]] = {}
 
@@ -227,7 +227,7 @@ def _names(protected: Protected) -> dict[int, tuple[str, torch.Tensor]]:
     return found
 
 
-def _told(thing: Any, names: Mapping[int, tuple[str, torch.Tensor]]) -> Any:
+def _named_state(thing: Any, names: Mapping[int, tuple[str, torch.Tensor]]) -> Any:
     """Return the state of an object; an optimizer's by the names of its parameters."""
     state = thing.state_dict()
     if not isinstance(thing, torch.optim.Optimizer):
@@ -242,14 +242,14 @@ def _told(thing: Any, names: Mapping[int, tuple[str, torch.Tensor]]) -> Any:
     }
 
 
-def _by_number(optimizer: torch.optim.Optimizer, told: dict[str, Any]) -> dict[str, Any]:
-    """Undo `_told` for an optimizer."""
-    numbers = {name: number for number, name in enumerate(_listed(told))}
+def _by_number(optimizer: torch.optim.Optimizer, named: dict[str, Any]) -> dict[str, Any]:
+    """Undo `_named_state` for an optimizer."""
+    numbers = {name: number for number, name in enumerate(_listed(named))}
     packed = optimizer.state_dict()["param_groups"]
     return {
-        "state": {numbers.get(name, name): each for name, each in told["state"].items()},
+        "state": {numbers.get(name, name): each for name, each in named["state"].items()},
         "param_groups": [
-            {**group, "params": own["params"]} for group, own in zip(told["param_groups"], packed, strict=True)
+            {**group, "params": own["params"]} for group, own in zip(named["param_groups"], packed, strict=True)
         ],
     }
 
@@ -273,8 +273,8 @@ def _typed(own: Any, saved: Any) -> Any:
     return own
 
 
-def _listed(told: Mapping[str, Any]) -> list[str]:
-    return [name for group in told["param_groups"] for name in group["params"]]
+def _listed(named: Mapping[str, Any]) -> list[str]:
+    return [name for group in named["param_groups"] for name in group["params"]]
 
 
 def _as_parameters(thing: Any, like: Any, names: Mapping[int, tuple[str, torch.Tensor]]) -> Any:
@@ -298,10 +298,10 @@ class _Everything(dict[str, torch.Tensor]):
 
 def _check_shapes(name: str, value: Mapping[str, Any], like: Mapping[str, Any]) -> None:
     for key, each in value.items():
-        told = read(each)
-        if told is not None and isinstance(like[key], torch.Tensor) and told[0].whole != tuple(like[key].shape):
+        piece = read(each)
+        if piece is not None and isinstance(like[key], torch.Tensor) and piece[0].whole != tuple(like[key].shape):
             raise StateTransferError(
-                f"{name} {key} has the shape {tuple(like[key].shape)} here and {told[0].whole} in the state: all "
+                f"{name} {key} has the shape {tuple(like[key].shape)} here and {piece[0].whole} in the state: all "
                 "workers of a task run the same script with the same arguments"
             )
 
@@ -352,10 +352,10 @@ def _merged(found: Any, like: Any, value: Any, *, borrow: bool = False) -> Any:
         if isinstance(value, Mapping) and isinstance(found, Mapping):
             return {**found, **dict(new)}
         return _rebuilt(value, new)
-    told = read(value)
-    if told is None:
+    named = read(value)
+    if named is None:
         return value if found is None else found
-    box, shard = told
+    box, shard = named
     if not isinstance(found, _Part):
         spread = is_spread(like) and tuple(like.shape) == box.whole
         found = _Part(
@@ -384,5 +384,5 @@ def _taken(found: Any) -> Any:
 def _joined(value: Any, like: Any) -> Any:
     if not _is_leaf(value):
         return _rebuilt(value, [(key, _joined(each, _within(like, key))) for key, each in _items(value)])
-    told = read(value) if isinstance(value, dict) else None
-    return value if told is None else as_shard_of(told[1], like)
+    named = read(value) if isinstance(value, dict) else None
+    return value if named is None else as_shard_of(named[1], like)

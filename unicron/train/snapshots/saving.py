@@ -50,7 +50,7 @@ def _set_aside(value: Any, steady: set[int]) -> Any:
     return type(value)(_set_aside(each, steady) for each in value) if type(value) in {list, tuple} else value
 
 
-class Saver:
+class StateSaver:
     """Writes states to two files in turn: one is whole while the other is written.
 
     Args:
@@ -61,9 +61,9 @@ class Saver:
         failed: the last one could not be saved.
     """
 
-    def __init__(self, directory: Path, told: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, on_failure: Callable[[str], None]) -> None:
         self.failed = False
-        self._directory, self._told = directory, told
+        self._directory, self._on_failure = directory, on_failure
         self._whole = 0
         self._files: dict[str, mmap.mmap] = {}
         self._targets: dict[str, Targets] = {}
@@ -113,7 +113,7 @@ class Saver:
             (self._directory / ref.location.name).unlink(missing_ok=True)
             self.failed = True
             why = f"{error.strerror}; make room there" if isinstance(error, OSError) else repr(error)
-            self._told(f"{ref.location.name} in {self._directory}: {why}")
+            self._on_failure(f"{ref.location.name} in {self._directory}: {why}")
         else:
             self._whole = turn
             self._costs.append(cost_s + time.thread_time() - began)

@@ -16,7 +16,7 @@ from unicron.contracts.states import KEPT, LENT, StateLocation, StateRef
 from unicron.contracts.worker import FetchState, Membership
 from unicron.errors import StateTransferError
 from unicron.train.snapshots.packed import Packing, mapped, unpack
-from unicron.train.worker.channel import Channel
+from unicron.train.worker.channel import AgentChannel
 
 
 def directory() -> Path:
@@ -89,7 +89,7 @@ class Fetcher:
         channel: to the agent; None outside a cluster.
     """
 
-    def __init__(self, channel: Channel | None) -> None:
+    def __init__(self, channel: AgentChannel | None) -> None:
         self._channel = channel
         self._files: list[Path] = []
 
@@ -115,7 +115,7 @@ class Fetcher:
         while self._files:
             self._files.pop().unlink(missing_ok=True)
 
-    def _fetch(self, channel: Channel, ref: StateRef, epoch: int) -> dict[str, Any]:
+    def _fetch(self, channel: AgentChannel, ref: StateRef, epoch: int) -> dict[str, Any]:
         channel.send(FetchState(ref=ref))
         fetched = channel.await_state(ref.location.name, epoch)
         if fetched.error:

@@ -1,7 +1,7 @@
-"""A worker's line to its agent: a unix socket, read by one thread of the process.
+"""A worker's connection to its agent: a unix socket, read by one thread of the process.
 
-The thread also interrupts the main thread: when a newer membership arrives it wakes whatever collective blocks. When
-the agent dies the worker goes on computing, and the thread knocks until an agent is back.
+The thread also interrupts the main thread: when a newer membership arrives, it breaks the collective that blocks. When
+the agent dies, the worker goes on computing, and the thread tries to connect until an agent is back.
 """
 
 import contextlib
@@ -46,11 +46,11 @@ from unicron.train.worker.phases import FORGOTTEN, greeting
 
 SOCKET_VARIABLE = "UNICRON_WORKER_SOCKET"
 TELL = "UNICRON_TELL"
-"""Names the descriptor of the socket on which a program tells its launcher something."""
+"""Variable with the descriptor of the socket on which a program sends messages to its launcher."""
 
 
-class Channel:
-    """The connection, and what the agent last said over it."""
+class AgentChannel:
+    """The connection, and the last messages of the agent."""
 
     def __init__(self, path: str, worker: str) -> None:
         self._path = path
@@ -74,7 +74,7 @@ class Channel:
 
     @property
     def iteration(self) -> int:
-        """The iteration that the agent was last told of; -1 before the first."""
+        """The iteration in the last message to the agent; -1 before the first."""
         return self._hello.iteration
 
     @property
@@ -83,7 +83,7 @@ class Channel:
         return self._membership
 
     def send(self, message: ToAgent) -> None:
-        """Tell the agent. While it is away, progress and timings are forgotten and everything else is kept."""
+        """Send a message to the agent. While it is away, progress and timings are dropped, and all else is queued."""
         data = frame(message)
         with self._lock:
             self._hello = greeting(self._hello, message)
@@ -104,7 +104,7 @@ class Channel:
             return self._membership
 
     def await_state(self, name: str, epoch: int) -> StateFetched:
-        """Block until the agent has fetched the state `name`, or could not.
+        """Block until the agent has fetched the state `name`, or has failed to.
 
         Raises:
             GroupBrokenError: a membership newer than `epoch` came meanwhile.
@@ -147,9 +147,9 @@ class Channel:
             busy = self.interrupt(self._membership)
             if select.select([connection], [], [], 0.05 if busy else None)[0]:
                 length = length_of(receive(connection, LENGTH.size))
-                self._take(to_worker(receive(connection, length)))
+                self._handle(to_worker(receive(connection, length)))
 
-    def _take(self, message: ToWorker) -> None:
+    def _handle(self, message: ToWorker) -> None:
         match message:
             case Membership():
                 with self._changed:
@@ -170,9 +170,9 @@ class Channel:
             case Ping():
                 self.asked(message)
             case _:
-                self._break(message)
+                self._inject(message)
 
-    def _break(self, message: ToWorker) -> None:
+    def _inject(self, message: ToWorker) -> None:
         match message:
             case RaiseFault():
                 if message.exception:
@@ -208,8 +208,8 @@ def pong(ping: Ping) -> Pong:
     return Pong(collectives=collectives() if ping.collectives else None)
 
 
-class Told:
-    """Messages of a program that a launcher runs: they go to the launcher, which passes them on to the agent."""
+class LauncherChannel:
+    """The connection of a program to the launcher that runs it, which forwards its messages to the agent."""
 
     iteration = -1
 
@@ -218,12 +218,12 @@ class Told:
         threading.Thread(target=self._answer, name="unicron-told", daemon=True).start()
 
     def send(self, message: ToAgent) -> None:
-        """Tell the launcher; nothing where it is gone, as this process is about to be."""
+        """Send a message to the launcher; if that has ended, this process is about to be killed, too."""
         with contextlib.suppress(OSError), self._lock:
             self._socket.sendall(frame(message))
 
     def _answer(self) -> None:
-        """Say what the launcher asks, whatever the program is doing."""
+        """Answer the launcher's pings, whatever the program is doing."""
         with contextlib.suppress(OSError, EOFError, InvalidInputError):
             while True:
                 asked = to_worker(receive(self._socket, length_of(receive(self._socket, LENGTH.size))))
@@ -231,37 +231,37 @@ class Told:
                     self.send(pong(asked))
 
 
-_channel: Channel | None = None
-_told: Told | None = None
+_channel: AgentChannel | None = None
+_launcher_channel: LauncherChannel | None = None
 
 
-def connect() -> Channel | None:
+def connect() -> AgentChannel | None:
     """Return this process's channel, or None where no agent started it (a plain run of the script)."""
     global _channel  # noqa: PLW0603 one a process, made before or by the script
     path = os.environ.get(SOCKET_VARIABLE)
     if _channel is None and path:
-        _channel = Channel(path, os.environ["UNICRON_WORKER"])
+        _channel = AgentChannel(path, os.environ["UNICRON_WORKER"])
         sys.excepthook = report_exception
     return _channel
 
 
-def speak_through(connection: socket.socket) -> Told:
-    """Have this process speak to its launcher from now on, and not to an agent."""
-    global _channel, _told
-    _channel, _told = None, Told(connection)
+def use_launcher(connection: socket.socket) -> LauncherChannel:
+    """Connect this process to its launcher instead of an agent."""
+    global _channel, _launcher_channel
+    _channel, _launcher_channel = None, LauncherChannel(connection)
     sys.excepthook = report_exception
-    return _told
+    return _launcher_channel
 
 
-def told() -> Told | None:
-    """Return the line to this process's launcher, None where it has none."""
+def launcher_channel() -> LauncherChannel | None:
+    """Return the connection to this process's launcher, None if it has none."""
     number = os.environ.get(TELL)
-    return _told or (speak_through(socket.socket(fileno=int(number))) if number else None)
+    return _launcher_channel or (use_launcher(socket.socket(fileno=int(number))) if number else None)
 
 
 def report_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Tell the agent about an exception that leaves the script, then print it as usual."""
-    line = _told or _channel
+    """Report an exception that leaves the script to the agent, then print it as usual."""
+    line = _launcher_channel or _channel
     if line is not None and issubclass(kind, Exception):
         text = "".join(traceback.format_exception(kind, error, trace))
         name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")

@@ -1,4 +1,4 @@
-"""What ranks do with a state before they update it: compare it among replicas, try it, and have it stored."""
+"""Duties of ranks before an update: compare the state among replicas, check that it is usable, save and store it."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,39 +14,39 @@ from unicron.train.worker.shell import Gradients, Ranks, States
 BITS = (1 << 64) - 1
 
 SAVE_S, SAVE_SHARE, CHEAP_S = 1.0, 0.004, 0.002
-"""Iterations that take at least so many seconds have their states saved each; shorter ones too, as long as that takes
-no more than this share of their time or next to nothing, else once in a while that makes it so."""
+"""The state is saved in each iteration of at least SAVE_S seconds. In shorter ones it is saved as often as takes
+at most this share of the time, or each time if a save takes less than CHEAP_S."""
 
 
 class Vote(NamedTuple):
-    """What a replica has of a place's state; who has taken it from another since they compared says nothing new."""
+    """The digest of a replica's state of a place; a state that was taken from another replica is no vote of its own."""
 
     digest: int
     taken: bool
 
 
-class Verdict(NamedTuple):
-    """What came of a comparison.
+class Comparison(NamedTuple):
+    """The result of comparing states.
 
     Attributes:
-        wrong: replicas whose state is not the one that counts.
-        undecided: it is not that of most, only that of as many as any other has, and the lowest rank.
+        wrong: replicas whose state differs from the one that counts.
+        undecided: no state has a majority; the one of the lowest rank counts.
     """
 
     wrong: frozenset[int]
     undecided: bool
 
 
-def judge(votes: Sequence[Vote]) -> Verdict:
-    """Return which replicas have another state than most of those that have it of themselves."""
+def judge(votes: Sequence[Vote]) -> Comparison:
+    """Return the replicas whose state differs from the majority's; states that were taken from others don't vote."""
     heard = [vote.digest for vote in votes if not vote.taken] or [vote.digest for vote in votes]
     [(right, count)] = Counter(heard).most_common(1)  # of equals the first
     wrong = frozenset(replica for replica, vote in enumerate(votes) if vote.digest != right)
-    return Verdict(wrong, bool(wrong) and 2 * count <= len(heard))
+    return Comparison(wrong, bool(wrong) and 2 * count <= len(heard))
 
 
-def _source(shelf: ParkedSnapshot) -> str:
-    """Return where copies of a state were had from; empty where workers left it behind who had gone on from it."""
+def _origin(shelf: ParkedSnapshot) -> str:
+    """Return where a state was restored from; empty if workers left it behind after they had computed on it."""
     if shelf.stored is not None:
         return f"{shelf.stored.root}/{shelf.stored.folder}"
     nodes = sorted({ref.location.node for ref in shelf.states if ref.location.name.endswith(SAVED)})
@@ -54,7 +54,7 @@ def _source(shelf: ParkedSnapshot) -> str:
 
 
 class Duties:
-    """One rank's part in it; all ranks of a membership have the same duties.
+    """One rank's duties; all ranks of a membership have the same.
 
     Args:
         ranks, states, gradients: the shell of the rank.
@@ -67,21 +67,21 @@ class Duties:
         self.due: frozenset[Due] = frozenset()
         self._ranks, self._states, self._gradients = ranks, states, gradients
         self._taken = False
-        self._source = "copies"
+        self._origin = "copies"
         self._saved_at = self._stored_at = 0.0
         self._asked = 0
 
     def join(self, plan: Resumption, standings: Sequence[Standing], *, taken: bool = False) -> None:
-        """Have the duties of all members; where one of them took a state, states are to be compared."""
+        """Take on the duties of all members; if any of them took a state, states are to be compared."""
         handed = {Due.COMPARE} if any(plan.sources) or plan.lacking else set[Due]()
-        if plan.shelf and plan.lacking and (source := _source(plan.shelf)):
+        if plan.shelf and plan.lacking and (source := _origin(plan.shelf)):
             handed.add(Due.TRY)
-            self._source = source
+            self._origin = source
         self.due = frozenset(handed | {Due.SAVE}).union(*(each.due for each in standings))
         self._taken, self._saved_at = self._taken or taken, self._ranks.now()
 
     def announce(self, *, saved: bool) -> None:
-        """Have the next state saved or stored where it is time for that, or this one should be and is not saved."""
+        """Announce that the next state is to be saved or stored, if that is due or failed for this one."""
         every_s, now = self._states.store_s, self._ranks.now()
         cost_s = self._states.save_cost_s
         every_save_s = min(SAVE_S, cost_s / SAVE_SHARE) if cost_s > CHEAP_S else 0.0
@@ -94,7 +94,7 @@ class Duties:
             self._gradients.announce(Due.STORE)
 
     def check(self) -> None:
-        """Look at the gradient, where this is the first on a state that nobody has gone on from.
+        """Check the first gradient that is computed on a restored state.
 
         Raises:
             UnusableStateError: it is not finite.
@@ -103,11 +103,11 @@ class Duties:
             raise UnusableStateError("the loss or the gradient is not finite")
 
     def reject(self, epoch: int, iteration: int, error: UnusableStateError) -> None:
-        """Tell that this state is to be used by nobody."""
-        self._ranks.say(Unusable(epoch=epoch, iteration=iteration, copies=self._source, reason=str(error)))
+        """Report that no worker must use this state."""
+        self._ranks.say(Unusable(epoch=epoch, iteration=iteration, copies=self._origin, reason=str(error)))
 
     async def compare(self, membership: Membership, iteration: int) -> None:
-        """Compare states, where that is due; tell whose this rank's is, if that must not be used any more.
+        """Compare states, if that is due; report it if this rank's state is wrong.
 
         Raises:
             GroupBrokenError: the group broke.
@@ -116,8 +116,8 @@ class Duties:
         seat = membership.seat
         if Due.COMPARE not in self.due or seat is None or membership.layout.replicas == 1:
             return
-        told = await self._ranks.tally(self._states.digest(), int(self._taken))
-        votes = [Vote(digest, bool(taken)) for digest, taken in told]
+        reports = await self._ranks.tally(self._states.digest(), int(self._taken))
+        votes = [Vote(digest, bool(taken)) for digest, taken in reports]
         wrong, undecided = judge(votes)
         if seat.replica in wrong:
             self._ranks.say(
@@ -138,11 +138,11 @@ class Duties:
             raise StateDivergedError(text, own=seat.replica in wrong)
 
     def fulfil(self, *, saved: bool, announced: frozenset[Due]) -> None:
-        """Note that all is well with the state; who stores now has its own stored, if it was saved at all.
+        """Mark the duties as done, and store the saved state if that is due.
 
         Args:
-            saved: it was.
-            announced: what is due with the next.
+            saved: whether the state was saved.
+            announced: what is due with the next state.
         """
         if Due.STORE in self.due and saved and self._states.store_s > 0:
             self._states.store()

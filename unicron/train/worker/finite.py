@@ -74,7 +74,7 @@ class Finite:
         mine = Account(membership.member.worker, bad, sorted(done))
         accounts = await self._ranks.gather(mine) if membership.world_size > 1 else [mine]
         if bad or (membership.rank == 0 and not any(each.bad for each in accounts)):
-            self._tell(membership, iteration, bad)
+            self._report(membership, iteration, bad)
         if self._rule == "skip":
             return []
         again, self._tried = self._tried == (membership.epoch, iteration), (membership.epoch, iteration)
@@ -91,10 +91,10 @@ class Finite:
     def settle(self, membership: Membership, iteration: int) -> None:
         """Take it that the gradient is finite; whose was not, though others' of the same microbatches is, says so."""
         if self._suspected and self._tried[1] == iteration:
-            self._tell(membership, iteration, self._suspected, suspect=True)
+            self._report(membership, iteration, self._suspected, suspect=True)
         self._suspected = []
 
-    def _tell(self, membership: Membership, iteration: int, bad: list[int], *, suspect: bool = False) -> None:
+    def _report(self, membership: Membership, iteration: int, bad: list[int], *, suspect: bool = False) -> None:
         told = NotFinite(iteration=iteration, epoch=membership.epoch, rank=membership.rank, microbatches=bad)
         self._ranks.say(msgspec.structs.replace(told, rule=str(self._rule), suspect=suspect))
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 
 from unicron.errors import InvalidInputError
-from unicron.flight import Collective, Frame, describe, parse
+from unicron.flight import FlightEntry, Frame, describe, parse
 
 RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """Of NCCL and of gloo; a build of torch may lack either."""
@@ -19,13 +19,13 @@ def collectives() -> list[str]:
     for name in RECORDERS:
         if recorded := getattr(torch, name, None):
             try:
-                lines += describe(parse(recorded()), _begun)
+                lines += describe(parse(recorded()), _begun_in)
             except (InvalidInputError, RuntimeError, ValueError) as error:
                 print(f"unicron: {name}: {error}", file=sys.stderr)  # noqa: T201 goes to the worker's log
     return lines
 
 
-def _begun(collective: Collective) -> Iterator[Frame]:
+def _begun_in(collective: FlightEntry) -> Iterator[Frame]:
     """Yield where the thread is now that has begun a collective, innermost call first: mostly it waits for it."""
     frame = sys._current_frames().get(int(collective.thread_id or 0))  # noqa: SLF001 the only way to see other threads
     while frame is not None:

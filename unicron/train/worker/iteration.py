@@ -9,7 +9,7 @@ from unicron.contracts.tasks import WorkerPhase
 from unicron.contracts.worker import Finished, Iterated, Ready
 from unicron.errors import GroupBrokenError, StateDivergedError, UnusableStateError
 from unicron.train.worker.finite import Rule
-from unicron.train.worker.phases import Due, Move, Phase
+from unicron.train.worker.phases import Due, IterationPhase, Move
 from unicron.train.worker.regrouping import RegroupingCore
 from unicron.train.worker.shell import Shell
 
@@ -63,7 +63,7 @@ class WorkerCore(RegroupingCore):
             self._gradients.discard()  # the next backward pass would add to it
             self._states.restore()
             self._again = False
-        if self.phase is Phase.TAKEN:
+        if self.phase is IterationPhase.TAKEN:
             self._states.load()
             self._move(Move.LOAD)
         self._began, self.stepped = self._ranks.now(), False
@@ -72,12 +72,12 @@ class WorkerCore(RegroupingCore):
 
     async def next_microbatch(self) -> int | None:
         """Return the microbatch to compute; None once the gradient is whole, or if this worker fell behind."""
-        if self.phase is Phase.BETWEEN:
+        if self.phase is IterationPhase.BETWEEN:
             self._begin()
-        while self.phase is Phase.OPEN:
+        while self.phase is IterationPhase.OPEN:
             if self.iteration >= self._last:
-                await self._hand_over()
-            elif self.membership.seat is None or await self._leaves():
+                await self._export_for_relayout()
+            elif self.membership.seat is None or await self._has_newer_membership():
                 await self._regroup(self._ranks.now())
             else:
                 self._save()
@@ -109,9 +109,9 @@ class WorkerCore(RegroupingCore):
             RuntimeError: the gradient is not whole.
         """
         self.stepped = True
-        if self.phase is Phase.TAKEN:
+        if self.phase is IterationPhase.TAKEN:
             return
-        if self.phase is not Phase.REDUCED:
+        if self.phase is not IterationPhase.REDUCED:
             raise RuntimeError(
                 f"session.step() in iteration {self.iteration} without its gradient: "
                 "let the loop over session.microbatches() run to its end, then call step() once"
@@ -148,7 +148,7 @@ class WorkerCore(RegroupingCore):
         Args:
             error: how it did.
         """
-        if self.phase is Phase.BETWEEN:
+        if self.phase is IterationPhase.BETWEEN:
             self._begin()
         self._report(error)
         await self._regroup(self._ranks.now())
@@ -162,7 +162,7 @@ class WorkerCore(RegroupingCore):
         Args:
             epoch: of the membership that it has left.
         """
-        to_come = self.iteration + (self.phase is Phase.REDUCED)
+        to_come = self.iteration + (self.phase is IterationPhase.REDUCED)
         if epoch == self.epoch and to_come < min(self._iterations, self._last):
             self._report(GroupBrokenError("a peer has left"))
 
@@ -176,7 +176,7 @@ class WorkerCore(RegroupingCore):
         """
         if self._states.saves_model:  # as if in one more iteration, without microbatches
             await self.next_microbatch()
-            if self.phase is not Phase.REDUCED:
+            if self.phase is not IterationPhase.REDUCED:
                 return False
         with contextlib.suppress(GroupBrokenError):  # then there are no results of the whole to break
             await self._replica.check()
@@ -189,7 +189,7 @@ class WorkerCore(RegroupingCore):
     def _begin(self) -> None:
         self._drop()
         self._move(Move.BEGIN)
-        microbatches = 0 if self._over else self._microbatches
+        microbatches = 0 if self._finished else self._microbatches
         self.todo = list(range(self.seat.replica, microbatches, self.membership.layout.replicas))
         self._progress(WorkerPhase.COMPUTE)
 
@@ -212,7 +212,7 @@ class WorkerCore(RegroupingCore):
         try:
             await self._sum()
             await self._duties.compare(self.membership, self.iteration)
-            if self._over:
+            if self._finished:
                 await self._save_model()
             else:
                 self._duties.check()
@@ -220,7 +220,7 @@ class WorkerCore(RegroupingCore):
             failure = error
         if failure is None:
             await self._await_saved()
-        holds = failure is not None or self._over or self._finite.holds
+        holds = failure is not None or self._finished or self._finite.holds
         try:
             agreed = await self._replica.agree(self._gradients.outcome, failure, holds=holds)
             self._void = not agreed.holds
@@ -229,13 +229,13 @@ class WorkerCore(RegroupingCore):
                 return
         except GroupBrokenError as error:
             broke = self._ranks.now()
-            await self._give_up_what_is_wrong(failure, error)
+            await self._give_up_wrong_state(failure, error)
             await self._regroup(broke)
             return
         self._duties.fulfil(saved=saved, announced=agreed.announced)
         if agreed.holds:
             self._finite.settle(self.membership, self.iteration)
-        if not self._over:
+        if not self._finished:
             self.loss = agreed.loss
             self._gradients.publish(void=self._void)
         self._move(Move.REDUCE)
@@ -246,7 +246,7 @@ class WorkerCore(RegroupingCore):
         Raises:
             GroupBrokenError: some could not be summed, or may be wrong.
         """
-        due = [] if self._over else [number for number, reduced in enumerate(self._reduced) if not reduced]
+        due = [] if self._finished else [number for number, reduced in enumerate(self._reduced) if not reduced]
         try:
             self._gradients.begin(self.iteration, due)
             for bucket in due:
@@ -279,11 +279,11 @@ class WorkerCore(RegroupingCore):
         await self._ranks.meet()
 
     @property
-    def _over(self) -> bool:
+    def _finished(self) -> bool:
         """Whether all updates are made: what may be left is to save the model."""
         return self.iteration == self._iterations
 
-    async def _give_up_what_is_wrong(self, failure: GroupBrokenError | None, error: GroupBrokenError) -> None:
+    async def _give_up_wrong_state(self, failure: GroupBrokenError | None, error: GroupBrokenError) -> None:
         """Give up what is in doubt after a reduce that failed: sums of what was computed, and maybe this state."""
         if isinstance(error, UnusableStateError):
             self._duties.reject(self.epoch, self.iteration, error)

@@ -1,4 +1,4 @@
-"""Where a worker stands between two updates, and what takes it from there to where; also how it greets an agent."""
+"""The phases of a worker between two updates and the moves between them; also how it greets an agent."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -8,19 +8,19 @@ import msgspec
 from unicron.contracts.worker import Hello, Iterated, Joined, Kept, Progress, Ready, Timed, ToAgent
 
 FORGOTTEN = (Progress, Timed)
-"""What nobody needs to hear any more when it could not be said at once."""
+"""Messages that are dropped if they can't be sent at once."""
 
 
-class Phase(StrEnum):
-    """Where a worker stands.
+class IterationPhase(StrEnum):
+    """How far a worker is with its iteration.
 
     Attributes:
-        NEW: its parameters are those that its script made.
-        TAKEN: it has taken another's state, which waits to be loaded until the script is between two iterations.
+        NEW: its parameters are the initial ones of its script.
+        TAKEN: it has fetched a state, which is loaded once the script is between two iterations.
         BETWEEN: its parameters are updated, and its next iteration has not begun.
         OPEN: it has microbatches to compute, or the gradient to reduce.
-        REDUCED: the gradient is whole; the update comes next.
-        DOUBTED: it gave its state up, which is not what most replicas have or no good, and is to take another.
+        REDUCED: the gradient is reduced; the update comes next.
+        DOUBTED: it gave up its state, which is unusable or differs from most replicas', and has to fetch another.
     """
 
     NEW = "new"
@@ -32,7 +32,7 @@ class Phase(StrEnum):
 
 
 class Move(StrEnum):
-    """What takes a worker from one phase to the next."""
+    """A transition of a worker from one phase to another."""
 
     JOIN = "join"
     TAKE = "take"
@@ -44,28 +44,28 @@ class Move(StrEnum):
 
 
 class Due(StrEnum):
-    """What all ranks of a membership are to do before the update of their iteration."""
+    """A duty of all ranks of a membership before the update of their iteration."""
 
     COMPARE = "compare"
-    """Hold their states against those of other replicas."""
+    """Compare their states with those of other replicas."""
     TRY = "try"
-    """Break off if the gradient is not finite: their state is from copies, and nobody has gone on from it yet."""
+    """Reject the state if the gradient is not finite: it was restored from copies, and not computed on since."""
     SAVE = "save"
-    """Save it in the memory of their nodes, as far as they save."""
+    """Save the state in their nodes' memory, on the ranks that save."""
     STORE = "store"
-    """Have it written to storage, as far as they write there."""
+    """Write the state to storage, on the ranks that do that."""
 
 
 ANNOUNCED = (Due.SAVE, Due.STORE)
-"""What is announced with the gradient of the iteration before."""
+"""The duties that are announced with the gradient of the iteration before."""
 
 
-class Outcome(NamedTuple):
-    """What is reduced besides gradients.
+class ReducedValues(NamedTuple):
+    """The values that are reduced along with the gradient.
 
     Attributes:
         loss: mean over the global batch; NaN on a rank that computes none.
-        announced: what some rank with this rank's place says is due with the next state.
+        announced: duties for the next state that some rank of this rank's place has announced.
     """
 
     loss: float
@@ -73,26 +73,26 @@ class Outcome(NamedTuple):
 
 
 MOVES = {
-    (Phase.NEW, Move.JOIN): Phase.OPEN,
-    (Phase.NEW, Move.TAKE): Phase.TAKEN,
-    (Phase.TAKEN, Move.JOIN): Phase.TAKEN,
-    (Phase.TAKEN, Move.TAKE): Phase.TAKEN,
-    (Phase.TAKEN, Move.LOAD): Phase.OPEN,
-    (Phase.BETWEEN, Move.BEGIN): Phase.OPEN,
-    (Phase.OPEN, Move.JOIN): Phase.OPEN,
-    (Phase.OPEN, Move.TAKE): Phase.TAKEN,
-    (Phase.OPEN, Move.REDUCE): Phase.REDUCED,
-    (Phase.OPEN, Move.GIVE_UP): Phase.DOUBTED,
-    (Phase.DOUBTED, Move.TAKE): Phase.TAKEN,
-    (Phase.REDUCED, Move.JOIN): Phase.OPEN,
-    (Phase.REDUCED, Move.TAKE): Phase.TAKEN,
-    (Phase.REDUCED, Move.UPDATE): Phase.BETWEEN,
+    (IterationPhase.NEW, Move.JOIN): IterationPhase.OPEN,
+    (IterationPhase.NEW, Move.TAKE): IterationPhase.TAKEN,
+    (IterationPhase.TAKEN, Move.JOIN): IterationPhase.TAKEN,
+    (IterationPhase.TAKEN, Move.TAKE): IterationPhase.TAKEN,
+    (IterationPhase.TAKEN, Move.LOAD): IterationPhase.OPEN,
+    (IterationPhase.BETWEEN, Move.BEGIN): IterationPhase.OPEN,
+    (IterationPhase.OPEN, Move.JOIN): IterationPhase.OPEN,
+    (IterationPhase.OPEN, Move.TAKE): IterationPhase.TAKEN,
+    (IterationPhase.OPEN, Move.REDUCE): IterationPhase.REDUCED,
+    (IterationPhase.OPEN, Move.GIVE_UP): IterationPhase.DOUBTED,
+    (IterationPhase.DOUBTED, Move.TAKE): IterationPhase.TAKEN,
+    (IterationPhase.REDUCED, Move.JOIN): IterationPhase.OPEN,
+    (IterationPhase.REDUCED, Move.TAKE): IterationPhase.TAKEN,
+    (IterationPhase.REDUCED, Move.UPDATE): IterationPhase.BETWEEN,
 }
-"""All moves that there are."""
+"""All allowed moves."""
 
 
 def greeting(hello: Hello, message: ToAgent) -> Hello:
-    """Return how a worker that greeted with `hello` greets its next agent, once it has said `message`."""
+    """Return `hello`, which greets the next agent, updated by a message that the worker has sent."""
     match message:
         case Ready():
             return msgspec.structs.replace(hello, ready=True)

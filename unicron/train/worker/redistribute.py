@@ -103,7 +103,7 @@ def resume(standings: Sequence[Standing], microbatches: int, layout: ParallelLay
     front, holders = _holders(standings, layout, shelf) if established else (0, list(range(layout.replica_workers)))
     sources = _sources(standings, layout, holders)
     holding = set(holders)
-    kept = _kept(standings, layout, holding) if established else []
+    kept = _kept_replicas(standings, layout, holding) if established else []
     bucket_from = _bucket_from(standings, layout, kept)
     finished = [source for of_place in bucket_from for source in of_place]
     done = frozenset[int]().union(*(standings[ranks[0]].done for ranks in kept))
@@ -155,7 +155,7 @@ def _holders(
     return front, [rank for rank, each in enumerate(standings) if each.has_state and each.iteration == front]
 
 
-def _kept(standings: Sequence[Standing], layout: ParallelLayout, holding: set[int]) -> list[range]:
+def _kept_replicas(standings: Sequence[Standing], layout: ParallelLayout, holding: set[int]) -> list[range]:
     """Return the ranks of each replica whose gradients count: no microbatch is in two of them."""
     size = layout.replica_workers
     replicas = [range(replica * size, (replica + 1) * size) for replica in range(layout.replicas)]

@@ -1,4 +1,4 @@
-"""How a worker goes from one membership to the next, with what it has of its iteration and its state."""
+"""How a worker moves from one membership to the next, and keeps its state and the progress of its iteration."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -13,35 +13,35 @@ from unicron.train.worker import redistribute
 from unicron.train.worker.duties import Duties
 from unicron.train.worker.exchange import Exchange
 from unicron.train.worker.finite import Finite, Rule
-from unicron.train.worker.phases import MOVES, Move, Phase
+from unicron.train.worker.phases import MOVES, IterationPhase, Move
 from unicron.train.worker.redistribute import Resumption, Standing
 from unicron.train.worker.replica import Replica
 from unicron.train.worker.shell import Shell
 
 
 class RegroupingCore:
-    """One worker in its memberships: how far it is, and how it goes on from there with others.
+    """The part of a worker's core that joins memberships: what it has, and how it resumes with the others.
 
     Args:
-        shell: does what the core wants done.
-        iterations: updates to make in all.
-        microbatches: of a global batch.
+        shell: computes, communicates and moves states for the core.
+        iterations: number of updates to make in all.
+        microbatches: number of microbatches of a global batch.
         alone: there is no cluster; this process computes everything.
-        rule: what to do where a gradient is not finite; None: nothing.
+        rule: what to do about a gradient that is not finite; None: nothing.
 
     Attributes:
-        phase: where it stands; it changes by the table `MOVES` only.
-        iteration: that it computes, or has computed up to (exclusive).
-        membership: that it is in or last tried to join.
-        todo: microbatches of the iteration that it is to compute.
-        done: those that are in its accumulated gradient.
-        established: when this membership was formed, somebody in it had a state.
+        phase: changes by the table `MOVES` only.
+        iteration: the one that it computes, or the first that it has not computed.
+        membership: the one that it is in or last tried to join.
+        todo: microbatches of the iteration that it has to compute.
+        done: microbatches in its accumulated gradient.
+        established: whether some member had a state when this membership was formed.
     """
 
     def __init__(
         self, shell: Shell, iterations: int, microbatches: int, *, alone: bool = False, rule: Rule | None = None
     ) -> None:
-        self.phase = Phase.BETWEEN if alone else Phase.NEW
+        self.phase = IterationPhase.BETWEEN if alone else IterationPhase.NEW
         self.iteration = 0
         self.membership = msgspec.structs.replace(NOWHERE, world_size=1)
         self.todo: list[int] = []
@@ -60,29 +60,29 @@ class RegroupingCore:
     @property
     def has_state(self) -> bool:
         """Whether it has the state of its task, loaded or not."""
-        return self.phase not in {Phase.NEW, Phase.DOUBTED}
+        return self.phase not in {IterationPhase.NEW, IterationPhase.DOUBTED}
 
     @property
     def epoch(self) -> int:
-        """Of the membership that it is in or last tried to join; -1 before the first."""
+        """The epoch of the membership that it is in or last tried to join; -1 before the first."""
         return self.membership.epoch
 
     @property
     def seat(self) -> Seat:
-        """Its replica, and its place in there; who only takes a state is in a replica beyond those that compute."""
+        """Its replica and its place; a rank that only takes a state is in a replica beyond the ones that compute."""
         return self.membership.seat or Seat(self.membership.layout.replicas, self._ranks.place)
 
     def _move(self, move: Move) -> None:
         self.phase = MOVES[self.phase, move]
 
     def _drop(self) -> None:
-        """Forget what was accumulated and reduced."""
+        """Discard the accumulated and reduced gradients."""
         self._gradients.clear()
         self._finite.clear()
         self.done, self._reduced = set(), [False] * self._gradients.buckets
 
-    async def _leaves(self) -> bool:
-        """Whether to go to a newer membership, which the ranks of a replica do before the same microbatch."""
+    async def _has_newer_membership(self) -> bool:
+        """Return whether to leave for a newer membership, as all ranks of a replica do before the same microbatch."""
         try:
             return await self._replica.newest() > self.epoch
         except GroupBrokenError as error:
@@ -93,7 +93,7 @@ class RegroupingCore:
         self._ranks.say(Progress(iteration=self.iteration, phase=phase, done=len(self.done)))
 
     def _report(self, error: GroupBrokenError | StateTransferError) -> None:
-        """Tell the agent what broke; where a newer membership is there already, that is why, and nothing is wrong."""
+        """Report to the agent what broke, unless a newer membership, which has interrupted it, is the reason."""
         broke = Breakage.STATE if isinstance(error, StateTransferError) else Breakage.GROUP
         again = broke is Breakage.GROUP and self._reported == self.epoch  # a peer that left breaks collectives, too
         if self._ranks.newest.epoch > self.epoch or again:
@@ -105,7 +105,7 @@ class RegroupingCore:
     # --- a new membership --------------------------------------------------------------------------------------------
 
     async def _regroup(self, broke: float) -> None:
-        """Wait for a newer membership and go on in it, however many it takes; `broke`: when the last one ended."""
+        """Wait for newer memberships until one is joined; `broke` is when the last one ended (monotonic seconds)."""
         while True:
             self._progress(WorkerPhase.WAITING)
             membership = await self._ranks.await_membership(self.epoch)
@@ -124,7 +124,7 @@ class RegroupingCore:
             return
 
     async def _join(self) -> Joined:
-        """Form the group, tell each other what everybody has, and take over what is missing."""
+        """Form the groups, gather what each rank has, work out how to resume, and exchange what ranks lack."""
         if self._replica.broken and self._ranks.doubtful:
             self._drop()  # what this rank computed last may have come of noise, though it took no notice
         self._gradients.abandon()
@@ -133,12 +133,12 @@ class RegroupingCore:
         try:
             plan = self._plan(standings)
         except StateTransferError as error:
-            self._end_what_is_behind(standings, error)
+            self._end_if_left_behind(standings, error)
             raise
         self.established = plan.established
         if not plan.established and any(each.doubted for each in standings):
-            self._despair()
-        state_from = await self._take_what_is_missing(plan, standings)
+            self._refuse_to_begin_anew()
+        state_from = await self._exchange_states(plan, standings)
         self._duties.join(plan, standings)
         if plan.stale[self.membership.rank]:
             self._drop()
@@ -161,9 +161,9 @@ class RegroupingCore:
         )
 
     async def _share(self, sources: Sequence[int | None]) -> None:
-        """Have what others have reduced already; by bucket, of which rank, if any has it.
+        """Copy buckets that some rank has reduced already; `sources` has that rank for each bucket, or None.
 
-        What comes of it counts once all have confirmed it: until then only its source has it for sure.
+        A copy counts once all ranks have confirmed it: until then only its source surely has it.
         """
         for bucket, source in enumerate(sources):
             self._reduced[bucket] = source == self.membership.rank
@@ -179,11 +179,11 @@ class RegroupingCore:
             return plan
         return redistribute.resume(standings, 0, self.membership.layout)
 
-    def _end_what_is_behind(self, standings: Sequence[Standing], error: StateTransferError) -> None:
-        """End this worker where states of all places are there, but for the second time from before different updates.
+    def _end_if_left_behind(self, standings: Sequence[Standing], error: StateTransferError) -> None:
+        """End this worker if all places have states, but twice in a row from before different updates.
 
-        The last replicas broke on both sides of an update. No further membership would bring these states together;
-        once a place has none, copies that were saved are looked for. In the first, others may still be on their way.
+        The last replicas broke on both sides of an update, and no membership would bring these states together. Once a
+        place has no state, saved copies are looked for. At the first time, other members may still be on their way.
 
         Raises:
             StateLostError: so it is, and this worker's state is the oldest.
@@ -207,21 +207,21 @@ class RegroupingCore:
             shapes=self._gradients.shapes,
             shelf=self.membership.shelf,
             due=self._duties.due,
-            doubted=self.phase is Phase.DOUBTED,
+            doubted=self.phase is IterationPhase.DOUBTED,
         )
 
     # --- states ------------------------------------------------------------------------------------------------------
 
-    async def _take_what_is_missing(self, plan: Resumption, standings: Sequence[Standing]) -> str:
-        """Hand states to the ranks that lack them; return the worker whose this rank took, empty where it had its own.
+    async def _exchange_states(self, plan: Resumption, standings: Sequence[Standing]) -> str:
+        """Hand states to the ranks that lack one; return the worker whose state this rank took, empty if none.
 
-        Who took one has the duties that come with it, also where the membership breaks before the others have theirs.
+        A rank that took one has the duties that come with it, even if the membership breaks before others have theirs.
 
         Raises:
             StateTransferError: some rank could take it from none of its sources; all ranks raise this.
         """
         exchange = Exchange(
-            self._ranks, self._states, self.membership, self.seat.place, plan, taken=self.phase is Phase.TAKEN
+            self._ranks, self._states, self.membership, self.seat.place, plan, taken=self.phase is IterationPhase.TAKEN
         )
         try:
             await exchange.carry_out(lambda: self._progress(WorkerPhase.WAITING))
@@ -234,17 +234,17 @@ class RegroupingCore:
                 self._duties.join(plan, standings, taken=True)
         return exchange.took_from
 
-    def _despair(self) -> NoReturn:
-        """Have no task begin anew because a state was given up whose copies nobody has looked for yet."""
-        if self.phase is Phase.DOUBTED:
+    def _refuse_to_begin_anew(self) -> NoReturn:
+        """Refuse to begin the task anew when the only state was given up: its copies have not been searched yet."""
+        if self.phase is IterationPhase.DOUBTED:
             raise StateLostError(
                 f"nobody here has place {self._ranks.place} of iteration {self.iteration}, and this worker gave up "
                 "what it had: it is to be started anew"
             )
         raise StateTransferError("the only state here was given up")
 
-    async def _hand_over(self) -> None:
-        """Leave the state behind for workers of another layout, and wait for what comes: as a rule, the end."""
+    async def _export_for_relayout(self) -> None:
+        """Export the state for workers of another layout, and wait to be stopped or for another membership."""
         try:
             if self.seat.replica < COPIES:
                 self._progress(WorkerPhase.WAITING)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from unicron.contracts.worker import Membership
 from unicron.errors import GroupBrokenError, UnusableStateError
-from unicron.train.worker.phases import ANNOUNCED, Due, Outcome
+from unicron.train.worker.phases import ANNOUNCED, Due, ReducedValues
 from unicron.train.worker.redistribute import Standing
 from unicron.train.worker.shell import Ranks, States
 
@@ -98,7 +98,7 @@ class Replica:
             return epoch
         return int(max(each for (each,) in await self._ranks.confer(float(epoch))))
 
-    async def agree(self, outcome: Outcome, failure: GroupBrokenError | None, *, holds: bool) -> Agreement:
+    async def agree(self, outcome: ReducedValues, failure: GroupBrokenError | None, *, holds: bool) -> Agreement:
         """Return what all ranks have come to, once the gradient is whole on each.
 
         Args:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from unicron.contracts.states import StateRef
 from unicron.contracts.storage import StoredState
 from unicron.contracts.worker import Membership, ToAgent
-from unicron.train.worker.phases import Due, Outcome
+from unicron.train.worker.phases import Due, ReducedValues
 
 T = TypeVar("T")
 
@@ -207,7 +207,7 @@ class Gradients(Protocol):
         """Whether the reduced gradient and the mean loss are."""
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ReducedValues:
         """What was reduced besides gradients, in the reduce that is over."""
 
     def publish(self, *, void: bool = False) -> None:

@@ -23,7 +23,7 @@ from unicron.snapshots.storage.manifest import (
 from unicron.snapshots.storage.root import Storage
 from unicron.train.snapshots.stored.metadata import METADATA, Lying, written_metadata
 from unicron.train.snapshots.stored.parts import PieceWriter, working_folder
-from unicron.train.snapshots.stored.pieces import Taken
+from unicron.train.snapshots.stored.pieces import StatePiece
 
 MERGED = "merged"
 
@@ -123,7 +123,7 @@ def _for_torch(storage: Storage, folder: tuple[str, str], indexes: Sequence[Inde
     return [StoredFile(name=name, size=len(each), checksum=checksum_of(each)) for name, each in files.items()]
 
 
-def _merged_groups(indexes: Sequence[Index]) -> list[Taken]:
+def _merged_groups(indexes: Sequence[Index]) -> list[StatePiece]:
     """Return the parameters that each group of an optimizer has in all places, where they have different ones."""
     listed: dict[tuple[str | int, ...], list[list[str]]] = {}
     for index in indexes:
@@ -131,7 +131,7 @@ def _merged_groups(indexes: Sequence[Index]) -> list[Taken]:
             if piece.listed:
                 listed.setdefault(tuple(piece.path), []).append(piece.listed)
     return [
-        Taken(path, list(dict.fromkeys(name for names in every for name in names)), None)
+        StatePiece(path, list(dict.fromkeys(name for names in every for name in names)), None)
         for path, every in listed.items()
         if any(names != every[0] for names in every)
     ]

@@ -19,7 +19,7 @@ from unicron.snapshots.storage.manifest import (
     joint_checksum,
 )
 from unicron.snapshots.storage.root import UNFINISHED, Storage
-from unicron.train.snapshots.stored.pieces import Taken, apart, check_plain, listed
+from unicron.train.snapshots.stored.pieces import StatePiece, apart, check_plain, listed
 
 PIECE = 2048
 """What `torch.save` adds to the content of a piece, at most, and what its entry in the index takes, in bytes."""
@@ -55,7 +55,7 @@ def write_part(saving: Saving, place: int, state: Mapping[str, Any]) -> StoredPa
         pieces = PieceWriter(stream)
         for each in taken:
             pieces.add(each)
-        pieces.add(Taken((), rest, None))
+        pieces.add(StatePiece((), rest, None))
     index = msgspec.json.encode(
         Index(
             task=saving.task,
@@ -85,7 +85,7 @@ class PieceWriter:
         self.written: list[Piece] = []
         self._stream, self._end = stream, 0
 
-    def add(self, taken: Taken) -> None:
+    def add(self, taken: StatePiece) -> None:
         """Write a piece as `torch.save` does."""
         counted: Any = _Counted(self._stream)
         value = taken.value if taken.box is None else _bare(taken.value)
@@ -146,7 +146,7 @@ def _bare(tensor: torch.Tensor) -> torch.Tensor:
     return held if held.untyped_storage().nbytes() == held.nbytes else held.clone()
 
 
-def _shape(taken: Taken) -> dict[str, Any]:
+def _shape(taken: StatePiece) -> dict[str, Any]:
     if taken.box is None:
         return {}
     whole, at, shape = map(list, taken.box)

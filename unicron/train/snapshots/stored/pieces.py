@@ -19,7 +19,7 @@ HERE = "__stored__"
 Path = tuple[str | int, ...]
 
 
-class Taken(NamedTuple):
+class StatePiece(NamedTuple):
     """A piece that is to be written.
 
     Attributes:
@@ -33,16 +33,16 @@ class Taken(NamedTuple):
     box: Box | None
 
 
-def apart(state: Mapping[str, Any]) -> tuple[list[Taken], dict[str, Any]]:
+def apart(state: Mapping[str, Any]) -> tuple[list[StatePiece], dict[str, Any]]:
     """Return the pieces of a laid out state, and what is left of it without its tensors.
 
     Raises:
         CheckpointError: two of them would have the same name, or a tensor is none.
     """
-    taken: list[Taken] = []
+    taken: list[StatePiece] = []
     objects = {name: _left(each, (name,), taken) for name, each in state["objects"].items()}
     if "iteration" not in objects:
-        taken.append(Taken(("iteration",), state["iteration"], None))
+        taken.append(StatePiece(("iteration",), state["iteration"], None))
     named: set[str] = set()
     for piece in taken:
         name = ".".join(map(str, piece.path))
@@ -96,21 +96,21 @@ def listed(path: Path, value: Any) -> list[str]:
     return list(value) if is_group and isinstance(value, list) and all(isinstance(each, str) for each in value) else []
 
 
-def _left(value: Any, path: Path, taken: list[Taken]) -> Any:
+def _left(value: Any, path: Path, taken: list[StatePiece]) -> Any:
     try:
         told = read(value)
     except StateTransferError as error:
         raise CheckpointError(f"{'.'.join(map(str, path))}: {error}") from error
     if told is not None:
         box, tensor = told
-        taken.append(Taken(path, tensor, box))
+        taken.append(StatePiece(path, tensor, box))
         here = {HERE: len(taken) - 1}
         return here if isinstance(value, torch.Tensor) else {**value, "shard": here}
     if isinstance(value, Mapping):
         return {key: _left(each, (*path, str(key)), taken) for key, each in value.items()}
     if isinstance(value, list) and not _is_terminal(value):
         return [_left(each, (*path, number), taken) for number, each in enumerate(value)]
-    taken.append(Taken(path, value, None))
+    taken.append(StatePiece(path, value, None))
     return value
 
 
