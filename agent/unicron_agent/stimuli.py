@@ -15,7 +15,7 @@ from unicron_agent.life_signs import ProcessUse
 # --- in --------------------------------------------------------------------------------------------------------------
 
 
-class ProcessRecord(Record, kw_only=True, frozen=True):
+class WorkerProcess(Record, kw_only=True, frozen=True):
     """The record of a worker process in a file, from which a restarted agent adopts it.
 
     Attributes:
@@ -53,7 +53,7 @@ class Adopted:
         saved: the states that workers here or elsewhere have saved.
     """
 
-    found: list[ProcessRecord]
+    found: list[WorkerProcess]
     kept: Collection[str] = ()
     saved: Collection[StateRef] = ()
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from unicron_agent.workers.workers import StallLimits, Worker
+from unicron_agent.workers.workers import LocalWorker, StallLimits
 from unicron_detector.window import Windows
 
 from unicron import codec
@@ -30,7 +30,7 @@ class Job:
 
     def __init__(self, workers):
         self.windows, self.said, self.now, self.iteration = Windows(), [], 0.0, 0
-        self.workers = [Worker(worker=f"t-{rank}", task="t", slot=0, ready=True) for rank in range(workers)]
+        self.workers = [LocalWorker(worker=f"t-{rank}", task="t", slot=0, ready=True) for rank in range(workers)]
 
     def wait(self, until, *workers):
         while self.now + TICK_S < until:
@@ -48,12 +48,14 @@ class Job:
             self.now = began
             for done in range(MICROBATCHES + 1):
                 self.wait(began + took * done / MICROBATCHES, worker)
-                worker.note(Progress(iteration=self.iteration, phase=WorkerPhase.COMPUTE, done=done), self.now)
+                worker.record_message(
+                    Progress(iteration=self.iteration, phase=WorkerPhase.COMPUTE, done=done), self.now
+                )
         self.now = began + max(seconds)
         world = len(self.workers)
         told = {"iteration": self.iteration, "world_size": world, "loss": 1.0, "seconds": max(seconds)}
         for rank, worker in enumerate(self.workers):
-            worker.note(Iterated(**told, epoch=0, rank=rank), self.now)
+            worker.record_message(Iterated(**told, epoch=0, rank=rank), self.now)
         timed = [
             Computed(worker=f"t-{rank}", rank=rank, place=0, seconds=took / MICROBATCHES)
             for rank, took in enumerate(seconds)

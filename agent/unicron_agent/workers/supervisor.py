@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from unicron.contracts.commands import StartWorker
-from unicron_agent.stimuli import ProcessExited, ProcessRecord
+from unicron_agent.stimuli import ProcessExited, WorkerProcess
 from unicron_agent.workers.activity import start_time
 from unicron_agent.workers.orphans import LOOKS_S
 from unicron_agent.workers.output import Outputs, tail
@@ -48,7 +48,7 @@ class Supervisor:
         self._outputs = outputs
         self._environment = environment
         self._on_exit = on_exit
-        self._running: dict[str, ProcessRecord] = {}
+        self._running: dict[str, WorkerProcess] = {}
         self._standby = standby
         self._popens: dict[str, subprocess.Popen[bytes]] = {}
         self._helpers: set[int] = set()
@@ -119,7 +119,7 @@ class Supervisor:
                 )
                 self._popens[name] = process
                 pid = process.pid
-        running = ProcessRecord(
+        running = WorkerProcess(
             worker=name,
             task=command.task,
             slot=command.slot,
@@ -141,12 +141,12 @@ class Supervisor:
             raise
         return pid
 
-    def adopt(self) -> list[ProcessRecord]:
+    def adopt(self) -> list[WorkerProcess]:
         """Find and watch the workers of an earlier agent; `on_exit` is soon called for those that have ended."""
         found = []
         for path in sorted((self._run_dir / "workers").glob("*.json")):
             try:
-                running = msgspec.json.decode(path.read_bytes(), type=ProcessRecord)
+                running = msgspec.json.decode(path.read_bytes(), type=WorkerProcess)
             except msgspec.MsgspecError:  # written half when the machine went down
                 path.unlink()
                 continue
@@ -190,7 +190,7 @@ class Supervisor:
     def _record_path(self, name: str) -> Path:
         return self._run_dir / "workers" / f"{name}.json"
 
-    def _watch(self, running: ProcessRecord) -> None:
+    def _watch(self, running: WorkerProcess) -> None:
         self._running[running.worker] = running
         try:
             descriptor = os.pidfd_open(running.pid)
@@ -199,7 +199,7 @@ class Supervisor:
             return
         asyncio.get_running_loop().add_reader(descriptor, self._reap, running, descriptor)
 
-    def _reap(self, running: ProcessRecord, descriptor: int | None) -> None:
+    def _reap(self, running: WorkerProcess, descriptor: int | None) -> None:
         """Collect the status of a process that has ended, if it was our child, and report its end."""
         code = number = None
         if descriptor is not None:

@@ -10,7 +10,7 @@ from unicron.contracts.events import WorkerAsleep, WorkerAway, WorkerStalled
 from unicron.contracts.tasks import ParallelLayout, WorkerPhase, WorkerStatus
 from unicron.contracts.worker import Finished, Hello, Iterated, Joined, Membership, Pong, Progress, Ready, ToAgent
 from unicron_agent.life_signs import LifeSigns, ProcessUse
-from unicron_agent.stimuli import ProcessRecord, TakeStacks
+from unicron_agent.stimuli import TakeStacks, WorkerProcess
 
 BUSY = frozenset({WorkerPhase.COMPUTE, WorkerPhase.REDUCE, WorkerPhase.STEP, WorkerPhase.BETWEEN})
 """Phases in which a worker is to make progress."""
@@ -119,7 +119,7 @@ class LocalWorker:
     life_signs: LifeSigns = field(default_factory=LifeSigns)
 
     @classmethod
-    def adopted(cls, running: ProcessRecord, now: float) -> "LocalWorker":
+    def adopted(cls, running: WorkerProcess, now: float) -> "LocalWorker":
         """Return the worker of an earlier agent's record."""
         return cls(
             worker=running.worker,

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from unicron_agent import stimuli
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
-from unicron_agent.stimuli import ProcessRecord, Tick, WorkerMessage
+from unicron_agent.stimuli import Tick, WorkerMessage, WorkerProcess
 
 from unicron import fabric_proofs
 from unicron.aio import retry_until_available
@@ -49,7 +49,7 @@ class Machine:
         self.name, self.slots, self.clock, self.invariants = name, slots, clock, invariants
         self.agent: WatchedAgent | None = None
         self.processes: dict[str, Trainer] = {}
-        self.running: dict[str, ProcessRecord] = {}
+        self.running: dict[str, WorkerProcess] = {}
         self.token = 0
         self.kept: dict[str, StateRef] = {}
         self.saved: dict[str, StateRef] = {}
@@ -198,7 +198,7 @@ class Machine:
             return  # whoever was to fork it died with its agent
         name, slot = command.worker, command.slot
         self.invariants.started(command, [each.name for each in self.processes.values() if each.slot == slot])
-        self.running[name] = ProcessRecord(
+        self.running[name] = WorkerProcess(
             worker=name,
             task=command.task,
             slot=slot,

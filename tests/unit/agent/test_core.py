@@ -12,7 +12,6 @@ from unicron_agent.stimuli import (
     Kill,
     ObtainState,
     ProcessExited,
-    ProcessRecord,
     ProcessStarted,
     Published,
     ReadToken,
@@ -27,6 +26,7 @@ from unicron_agent.stimuli import (
     TokenRead,
     UseStorage,
     WorkerMessage,
+    WorkerProcess,
 )
 from unicron_agent.workers import activity
 from unicron_agent.workers.workers import StallLimits
@@ -93,7 +93,7 @@ class AgentHarness:
 
 
 def running(name, slot=1):
-    return ProcessRecord(worker=name, task="gpt", slot=slot, pid=41, correlation="before")
+    return WorkerProcess(worker=name, task="gpt", slot=slot, pid=41, correlation="before")
 
 
 def hello(name="gpt-1", **where):

@@ -3,14 +3,14 @@
 import pytest
 from unicron_agent.hardware.counters import grew
 from unicron_agent.hardware.hardware import AGAIN_S, HardwareReports
-from unicron_agent.stimuli import Logged, ProcessRecord, Sampled
+from unicron_agent.stimuli import Logged, Sampled, WorkerProcess
 from unicron_agent.workers.workers import LocalWorker
 
 from unicron.contracts.hardware import FaultLogged, Gpu, GpusSampled
 
 
 def worker(number, slot, pid):
-    return LocalWorker.adopted(ProcessRecord(worker=f"gpt-{number}", task="gpt", slot=slot, pid=pid), 0.0)
+    return LocalWorker.adopted(WorkerProcess(worker=f"gpt-{number}", task="gpt", slot=slot, pid=pid), 0.0)
 
 
 WORKERS = [worker(1, 0, 11), worker(2, 1, 12), worker(3, 2, 0)]

@@ -11,7 +11,7 @@ from helpers.ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 from unicron_agent.core import AgentCore
 from unicron_agent.metrics import AgentMetrics
-from unicron_agent.stimuli import Adopted, ProcessRecord, Sampled
+from unicron_agent.stimuli import Adopted, Sampled, WorkerProcess
 from unicron_agent.workers.workers import StallLimits
 from unicron_registry.core import RegistryCore
 
@@ -235,7 +235,7 @@ def an_agent(gpus=0):
     card = events.NodeJoined(node="n1", incarnation="", host="h", slots=slots, rendezvous="h:1", pid=7)
     core = AgentCore(card, "b", 0, StallLimits())
     found = [
-        ProcessRecord(worker=name, task="gpt", slot=slot, pid=slot + 1) for slot, name in enumerate(("gpt-1", "gpt-2"))
+        WorkerProcess(worker=name, task="gpt", slot=slot, pid=slot + 1) for slot, name in enumerate(("gpt-1", "gpt-2"))
     ]
     measured = AgentMetrics(core, Quiet(), lambda: 77.0)
     for message in [*core.handle(Adopted(found), 0.0), events.NodeHeartbeat(node="n1", incarnation="a")]:

@@ -25,7 +25,7 @@ class Vote(NamedTuple):
     taken: bool
 
 
-class Comparison(NamedTuple):
+class StateComparison(NamedTuple):
     """The result of comparing states.
 
     Attributes:
@@ -37,12 +37,12 @@ class Comparison(NamedTuple):
     undecided: bool
 
 
-def judge(votes: Sequence[Vote]) -> Comparison:
+def judge(votes: Sequence[Vote]) -> StateComparison:
     """Return the replicas whose state differs from the majority's; states that were taken from others don't vote."""
     heard = [vote.digest for vote in votes if not vote.taken] or [vote.digest for vote in votes]
     [(right, count)] = Counter(heard).most_common(1)  # of equals the first
     wrong = frozenset(replica for replica, vote in enumerate(votes) if vote.digest != right)
-    return Comparison(wrong, bool(wrong) and 2 * count <= len(heard))
+    return StateComparison(wrong, bool(wrong) and 2 * count <= len(heard))
 
 
 def _origin(shelf: ParkedSnapshot) -> str:
