@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 async def fetch(own, ref):
     """Return what the node that holds `ref` hands out to who has this key."""
     name, address = ref.location.name, ref.location.address
-    return await fetched(address, name, own.header(FETCH, address, name.encode()))
+    return await fetched(address, name, own.proof_metadata(FETCH, address, name.encode()))
 
 
 async def test_it_is_replaced_while_a_task_trains_and_nobody_without_it_gets_a_state(tmp_path, monkeypatch, caplog):
