@@ -149,7 +149,7 @@ class Reporter:
         return failure if climbed else replace(failure, attempt=attempt)
 
     def _report_outage(self, task: TaskRecord, failure: FailureDetected, iteration: int) -> list[Message]:
-        """Report a failure caused by a server outside of the cluster, and how long to wait; None if it lasts too long."""
+        """Report a failure caused by a server outside of the cluster; None if that lasts too long."""
         number = worker_number(failure.worker, failure.task)
         wait_s = task.outage.count_failure(self.state.now, iteration, number, max(number, task.started or 0))
         if wait_s is None:
