@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from unicron.contracts.base import CancelTimer, Message
-from unicron_detector.state import DetectorState, WorkerRecord
+from unicron_detector.state import DetectorState, WatchedWorker
 
 
 class RecordIndex:
@@ -25,7 +25,7 @@ class RecordIndex:
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
-    def add(self, name: str, worker: WorkerRecord) -> None:
+    def add(self, name: str, worker: WatchedWorker) -> None:
         """Add a new record."""
         self._state.workers[name] = worker
         self._index(name, worker)
@@ -100,14 +100,14 @@ class RecordIndex:
         worker.gone_at = gone_at
         self._index(name, worker)
 
-    def _index(self, name: str, worker: WorkerRecord) -> None:
+    def _index(self, name: str, worker: WatchedWorker) -> None:
         if worker.gone_at is not None:
             self._gone[name] = None
             return
         self._on_node[worker.node].add(name)
         self._of_task[worker.task][worker.node].add(name)
 
-    def _unindex(self, name: str, worker: WorkerRecord) -> None:
+    def _unindex(self, name: str, worker: WatchedWorker) -> None:
         if worker.gone_at is not None:
             del self._gone[name]
             return

@@ -8,7 +8,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.events import WorkerFact, WorkerFinished
 from unicron.service.core import gap_problem
 from unicron.subjects import TELEMETRY
-from unicron_detector.state import DetectorState, TaskRecord, WorkerRecord, worker_number
+from unicron_detector.state import DetectorState, TaskRecord, WatchedWorker, worker_number
 
 
 def find_contradiction(state: DetectorState, message: Message) -> str | None:
@@ -42,7 +42,7 @@ def _end_contradiction(task: TaskRecord | None, fact: WorkerFact) -> str | None:
     return f"{fact.worker} is through after {fact.iterations} of {task.iterations} iterations" if short else None
 
 
-def _worker_contradiction(task: TaskRecord | None, worker: WorkerRecord | None, fact: WorkerFact) -> str | None:
+def _worker_contradiction(task: TaskRecord | None, worker: WatchedWorker | None, fact: WorkerFact) -> str | None:
     if worker is not None:
         there = (fact.task, fact.node, fact.slot) == (worker.task, worker.node, worker.slot)
         at = f"{worker.task} on {worker.node}:{worker.slot}"

@@ -19,7 +19,7 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.rules import Rules
 from unicron_detector.report import Reporter
-from unicron_detector.state import OrderedWorker, WorkerRecord, worker_number
+from unicron_detector.state import OrderedWorker, WatchedWorker, worker_number
 
 SLEEPS_S = 5.0
 """At least so long a worker that was told to sleep counts as one that does; its time-out, where that is longer."""
@@ -116,7 +116,7 @@ class Processes:
     def _abnormal(
         self,
         name: str,
-        worker: WorkerRecord,
+        worker: WatchedWorker,
         how: str,
         iteration: int = -1,
         *,

@@ -20,7 +20,7 @@ from unicron_detector.state import (
     LostNode,
     RecentCause,
     TaskRecord,
-    WorkerRecord,
+    WatchedWorker,
     worker_number,
 )
 from unicron_detector.timers import DetectorTimer, TimerKind
@@ -44,17 +44,17 @@ class Reporter:
         """Return the record of a task, made if there is none."""
         return self.state.tasks.setdefault(name, TaskRecord())
 
-    def worker(self, name: str, task: str, node: str, slot: int) -> WorkerRecord:
+    def worker(self, name: str, task: str, node: str, slot: int) -> WatchedWorker:
         """Return the record of a worker process, made if there is none."""
-        return self.state.workers.get(name) or self._add(name, WorkerRecord(task=task, node=node, slot=slot))
+        return self.state.workers.get(name) or self._add(name, WatchedWorker(task=task, node=node, slot=slot))
 
-    def watch(self, name: str, task: str, node: str, slot: int) -> WorkerRecord:
+    def watch(self, name: str, task: str, node: str, slot: int) -> WatchedWorker:
         """Return a new record of a worker process that is known to be there."""
         if name in self.state.workers:
             self.books.remove(name)
-        return self._add(name, WorkerRecord(task=task, node=node, slot=slot))
+        return self._add(name, WatchedWorker(task=task, node=node, slot=slot))
 
-    def _add(self, name: str, worker: WorkerRecord) -> WorkerRecord:
+    def _add(self, name: str, worker: WatchedWorker) -> WatchedWorker:
         if worker.node in self.state.lost or self.task(worker.task).closed:
             worker.gone_at = self.state.now
         self.books.add(name, worker)

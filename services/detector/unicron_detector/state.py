@@ -91,7 +91,7 @@ class RecentCause(msgspec.Struct, kw_only=True, array_like=True):
     at: Moment
 
 
-class WorkerRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+class WatchedWorker(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A worker process.
 
     Attributes:
@@ -216,7 +216,7 @@ class DetectorState(msgspec.Struct, kw_only=True):
     timers: Count = 0
     nodes: dict[str, NodeRecord] = {}
     lost: dict[str, LostNode] = {}
-    workers: dict[str, WorkerRecord] = {}
+    workers: dict[str, WatchedWorker] = {}
     tasks: dict[str, TaskRecord] = {}
     starting: dict[str, dict[int, OrderedWorker]] = {}
     said: dict[str, LoggedLine] = {}
