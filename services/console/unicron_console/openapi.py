@@ -14,7 +14,7 @@ REFERENCE = "#/components/schemas/{name}"
 KIND = "application/json"
 
 
-class Way(NamedTuple):
+class Endpoint(NamedTuple):
     """A way of asking the console, and what it is for.
 
     Attributes:
@@ -30,7 +30,7 @@ class Way(NamedTuple):
     asked: type | None = None
 
 
-def describe(ways: Iterable[Way]) -> bytes:
+def describe(ways: Iterable[Endpoint]) -> bytes:
     """Return the description of these ways of asking, as JSON."""
     known = list(ways)
     kinds = [kind for way in known for kind in (way.answer, way.asked) if kind is not None]

@@ -27,7 +27,7 @@ from unicron.observe.accounts.report import Report
 from unicron.observe.state import JournalLine
 from unicron_console import orders
 from unicron_console.live import CLUSTER, Hub
-from unicron_console.openapi import Way, describe
+from unicron_console.openapi import Endpoint, describe
 from unicron_console.pages import plan_page, straggler_page
 from unicron_console.tokens import Tokens
 from unicron_console.views import (
@@ -94,20 +94,20 @@ class Web:
         self._hub, self._client, self._tokens, self._chaos = hub, client, tokens, chaos
         self._asked: dict[object, tuple[float, asyncio.Task[Any]]] = {}
         self.ways = (
-            Way("/api/cluster", self._page, "The cluster at a glance.", ClusterPage),
-            Way("/api/tasks/{task}", self._page, "A task.", TaskPage),
-            Way("/api/tasks/{task}/curve", self._curve, "What the planner believes of its throughput.", CurvePage),
-            Way("/api/tasks/{task}/stragglers", self._stragglers, "Who slows it down.", StragglerPage),
-            Way("/api/failures", self._failures, "All failures that are known, newest first.", list[FailureLine]),
-            Way("/api/failures/{failure}", self._page, "A failure, by the id of its chain.", FailurePage),
-            Way("/api/nodes/{node}", self._page, "A node.", NodePage),
-            Way("/api/nodes/{node}/workers/{worker}/log", self._log, "The last lines of a worker.", Log),
-            Way("/api/plan", self._plan, "The plan in force, and what follows each next event.", PlanPage),
-            Way("/api/what-if", self._what_if, "What the planner would do.", PlanPage, Question),
-            Way("/api/goodput", self._goodput, "Where the time of all slots went.", Report),
-            Way("/api/events", self._events, "What changed: ?after=POSITION&limit=N.", list[JournalLine]),
-            Way("/api/access", self._access, "Who one is, by the token, and what one may order.", Access),
-            Way("/api/orders", self._order, "Give an order, or learn what it would do.", Answer, Wanted),
+            Endpoint("/api/cluster", self._page, "The cluster at a glance.", ClusterPage),
+            Endpoint("/api/tasks/{task}", self._page, "A task.", TaskPage),
+            Endpoint("/api/tasks/{task}/curve", self._curve, "What the planner believes of its throughput.", CurvePage),
+            Endpoint("/api/tasks/{task}/stragglers", self._stragglers, "Who slows it down.", StragglerPage),
+            Endpoint("/api/failures", self._failures, "All failures that are known, newest first.", list[FailureLine]),
+            Endpoint("/api/failures/{failure}", self._page, "A failure, by the id of its chain.", FailurePage),
+            Endpoint("/api/nodes/{node}", self._page, "A node.", NodePage),
+            Endpoint("/api/nodes/{node}/workers/{worker}/log", self._log, "The last lines of a worker.", Log),
+            Endpoint("/api/plan", self._plan, "The plan in force, and what follows each next event.", PlanPage),
+            Endpoint("/api/what-if", self._what_if, "What the planner would do.", PlanPage, Question),
+            Endpoint("/api/goodput", self._goodput, "Where the time of all slots went.", Report),
+            Endpoint("/api/events", self._events, "What changed: ?after=POSITION&limit=N.", list[JournalLine]),
+            Endpoint("/api/access", self._access, "Who one is, by the token, and what one may order.", Access),
+            Endpoint("/api/orders", self._order, "Give an order, or learn what it would do.", Answer, Wanted),
         )
         self.app: ASGIApp = Starlette(
             routes=[

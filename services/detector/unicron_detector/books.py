@@ -4,11 +4,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from unicron.contracts.base import CancelTimer, Message
-from unicron_detector.state import DetectorState, WorkerRecord
+from unicron_detector.state import DetectorState, WatchedWorker
 
 
 class RecordIndex:
-    """Keeps the records of a state, and beside them what finds them.
+    """Keeps the records of a state, with indexes that find them by node and by task.
 
     What stands beside the state follows from it, and is made anew at each start. A worker is *watched* until
     everything has been said about its process.
@@ -25,8 +25,8 @@ class RecordIndex:
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
-    def add(self, name: str, worker: WorkerRecord) -> None:
-        """Take a new record in."""
+    def add(self, name: str, worker: WatchedWorker) -> None:
+        """Add a new record."""
         self._state.workers[name] = worker
         self._index(name, worker)
 
@@ -35,7 +35,7 @@ class RecordIndex:
         self._unindex(name, self._state.workers.pop(name))
 
     def close(self, name: str) -> None:
-        """Note that everything has been said about a process."""
+        """Record that nothing more is to be reported of a process."""
         self._move(name, self._state.now)
 
     def reopen(self, name: str) -> None:
@@ -43,7 +43,7 @@ class RecordIndex:
         self._move(name, None)
 
     def is_closed(self, name: str) -> bool:
-        """Return whether everything has been said about this process."""
+        """Return whether nothing more is to be reported of this process."""
         found = self._state.workers.get(name)
         return found is not None and found.gone_at is not None
 
@@ -69,19 +69,19 @@ class RecordIndex:
         return sorted(self._of_task.get(task, {}))
 
     def close_all(self, names: Iterable[str]) -> None:
-        """Note that nothing more is to be said about these workers."""
+        """Record that nothing more is to be reported of these workers."""
         for name in names:
             self.close(name)
 
     # --- suspect nodes -----------------------------------------------------------------------------------------------
 
     def suspect(self, node: str, timer: str) -> None:
-        """Note that the connection of a node is lost, and which timer ends its grace."""
+        """Record that a node's connection is lost, and the timer that ends its grace."""
         self._state.nodes[node].suspect = timer
         self._suspects.add(node)
 
     def clear_suspicion(self, node: str) -> list[Message]:
-        """Take a node out of suspicion; return what cancels its timer."""
+        """Clear the suspicion of a node; return the messages that cancel its timer."""
         if node not in self._suspects:
             return []
         self._suspects.remove(node)
@@ -100,14 +100,14 @@ class RecordIndex:
         worker.gone_at = gone_at
         self._index(name, worker)
 
-    def _index(self, name: str, worker: WorkerRecord) -> None:
+    def _index(self, name: str, worker: WatchedWorker) -> None:
         if worker.gone_at is not None:
             self._gone[name] = None
             return
         self._on_node[worker.node].add(name)
         self._of_task[worker.task][worker.node].add(name)
 
-    def _unindex(self, name: str, worker: WorkerRecord) -> None:
+    def _unindex(self, name: str, worker: WatchedWorker) -> None:
         if worker.gone_at is not None:
             del self._gone[name]
             return

@@ -113,7 +113,7 @@ class DetectorCore(Core):
         }
 
     def is_credible(self, message: Message) -> bool:
-        """Return whether what a message tells of is known to be, or to have been, where it says."""
+        """Return whether the worker or node of a telemetry message is or was where the message says."""
         if isinstance(message, ComputeTimed):
             known = (self.state.workers.get(each.worker) for each in message.workers)
             place = (message.task, message.node)
@@ -121,7 +121,7 @@ class DetectorCore(Core):
         return not isinstance(message, WorkerFact) or self._reporter.is_about_known_worker(message)
 
     def handle(self, message: Message) -> list[Message]:
-        """Take one message in; return what follows from it. All has been said of a worker that is not known."""
+        """Apply one message, and return the messages that follow from it; reports of unknown workers are ignored."""
         if isinstance(message, WorkerFact):
             if not self.is_credible(message):
                 return []
@@ -135,7 +135,7 @@ class DetectorCore(Core):
     # --- time --------------------------------------------------------------------------------------------------------
 
     def _restart_waits(self, message: Started | BusReconnected) -> list[Message]:
-        """Start all waits anew: silence while this service was away says nothing about a node."""
+        """Restart all waits: silence while this service was away says nothing about a node."""
         self.state.now = message.at
         self._nodes.restart_silence()
         return [
@@ -145,7 +145,7 @@ class DetectorCore(Core):
         ]
 
     def _restart_silence(self, _: TelemetryDropped) -> list[Message]:
-        """Count all silence from now on: whoever seems silent may have spoken."""
+        """Restart all counts of silence, as telemetry was dropped: nodes that seem silent may not have been."""
         self._nodes.restart_silence()
         return []
 

@@ -1,4 +1,4 @@
-"""What can't be true of workers and memberships. Pure functions on `state`.
+"""Facts that contradict what is known of workers and memberships. Pure functions on `state`.
 
 A worker is ordered before anybody can hear of it, and a membership before anybody can be in it: what was never ordered
 never was, whoever tells of it.
@@ -8,11 +8,11 @@ from unicron.contracts.base import Message
 from unicron.contracts.events import WorkerFact, WorkerFinished
 from unicron.service.core import gap_problem
 from unicron.subjects import TELEMETRY
-from unicron_detector.state import DetectorState, TaskRecord, WorkerRecord, worker_number
+from unicron_detector.state import DetectorState, TaskRecord, WatchedWorker, worker_number
 
 
 def find_contradiction(state: DetectorState, message: Message) -> str | None:
-    """Return why a fact contradicts what was heard before; None where it does not."""
+    """Return why a fact contradicts earlier ones; None where it does not."""
     if isinstance(message, TELEMETRY):  # it is in no order with the journal: what it tells of may not be known yet
         return None
     task = state.tasks.get(getattr(message, "task", ""))
@@ -35,14 +35,14 @@ def find_contradiction(state: DetectorState, message: Message) -> str | None:
 
 
 def _end_contradiction(task: TaskRecord | None, fact: WorkerFact) -> str | None:
-    """Return why a worker can't be through: what comes after its end would be no failure."""
+    """Return why a worker can't have finished; failures after its end would be ignored."""
     if task is None or task.iterations is None or not isinstance(fact, WorkerFinished):
         return None
     short = fact.iterations < task.iterations
     return f"{fact.worker} is through after {fact.iterations} of {task.iterations} iterations" if short else None
 
 
-def _worker_contradiction(task: TaskRecord | None, worker: WorkerRecord | None, fact: WorkerFact) -> str | None:
+def _worker_contradiction(task: TaskRecord | None, worker: WatchedWorker | None, fact: WorkerFact) -> str | None:
     if worker is not None:
         there = (fact.task, fact.node, fact.slot) == (worker.task, worker.node, worker.slot)
         at = f"{worker.task} on {worker.node}:{worker.slot}"

@@ -12,7 +12,7 @@ from unicron_detector.state import LoggedLine
 
 
 class HardwareFaults:
-    """Judges the faults that nodes log."""
+    """Classifies the hardware faults that nodes report."""
 
     def __init__(self, reporter: Reporter, rules: Rules) -> None:
         self._reporter = reporter
@@ -20,7 +20,7 @@ class HardwareFaults:
         self._rules = rules
 
     def judge_fault(self, fault: FaultLogged) -> list[Message]:
-        """Give up the node that is not fit for work, have the worker restarted that can't go on, or remember it."""
+        """Fail the node or the worker that a fault concerns, or remember the fault as evidence."""
         if fault.printed:
             return self._record_line(fault)
         ruling = self._rules.rule_for_hardware(fault.text[:LONGEST_LINE])
@@ -49,7 +49,7 @@ class HardwareFaults:
         return []
 
     def _record_line(self, fault: FaultLogged) -> list[Message]:
-        """Remember the first line of a worker that stands for something: it explains what fails, and fails nothing."""
+        """Remember the first telling line that a worker wrote; it explains a later failure, and is none itself."""
         if self._rules.rule_for_output(fault.text[:LONGEST_LINE]) is not None and self._reporter.is_about_known_worker(
             fault
         ):

@@ -11,7 +11,7 @@ from unicron.contracts.ranges import Count, Moment, Number, Text
 
 
 class Ladder(msgspec.Struct, kw_only=True):
-    """What one task has gone through lately. Times are Unix seconds of the detector's own clock.
+    """The recent failures of one task. Times are Unix seconds of the detector's own clock.
 
     Attributes:
         reattempts: times of its severity 3 failures.
@@ -34,7 +34,7 @@ class Ladder(msgspec.Struct, kw_only=True):
         return len(self.restarts[node])
 
     def give_up_node(self, node: str, now: float, window_s: float) -> bool:
-        """Give `node` up on account of this task; return whether another one was given up in the window before."""
+        """Record that `node` is given up because of this task; return whether another node was within the window."""
         self.forget(now, window_s)
         self.climbs[node] = now
         self.restarts.pop(node, None)
@@ -56,7 +56,7 @@ LONGEST_S, CALM_S, ECHO_S = 60.0, 300.0, 3.0
 
 
 class Outage(msgspec.Struct, kw_only=True, array_like=True):
-    """That a server outside of the cluster refuses a task, or does not answer: to begin again at once is in vain.
+    """A server outside of the cluster refuses a task or does not answer, so that a restart at once is in vain.
 
     Attributes:
         since: when it began.
@@ -90,7 +90,7 @@ class Outage(msgspec.Struct, kw_only=True, array_like=True):
         return self.wait_s if now - self.since <= OUTAGE_S else None
 
     def explains(self, now: float) -> bool:
-        """Return whether what follows from another failure just now may follow from one of these."""
+        """Return whether another failure at `now` may be a consequence of this outage."""
         return bool(self.tries) and now - self.at <= ECHO_S
 
     @property
@@ -104,7 +104,7 @@ EARLIER = 64
 
 
 class Standstill(msgspec.Struct, kw_only=True, array_like=True):
-    """The iteration in which a task fails, as long as nobody has heard that it went on behind it.
+    """The iteration in which a task fails, until the task is known to have computed a later one.
 
     Attributes:
         iteration: the last one that it failed in.
@@ -149,12 +149,12 @@ class Standstill(msgspec.Struct, kw_only=True, array_like=True):
         return self.tried
 
     def count_failed_start(self, slot: str, how: str) -> list[str]:
-        """Count the end of a worker that no membership had a place for yet; return how those there ended before."""
+        """Count the end of a worker that was in no membership yet; return how earlier ones in its slot ended."""
         self.starts[slot] = [*self.starts.get(slot, []), how]
         return self.starts[slot]
 
     def record_progress(self, iteration: int, kept: int = 0) -> None:
-        """Note where the task goes on."""
+        """Record the iteration in which the task continues."""
         self.starts = {}
         self.earlier = {at: tried for at, tried in self.earlier.items() if at >= iteration}
         if iteration > self.iteration or (iteration == self.iteration and kept > self.kept):

@@ -30,7 +30,7 @@ STALE = "Stale Connection"
 
 
 class Memberships:
-    """Follows the memberships of the tasks, and holds what broke in them until it is explained."""
+    """Follows the memberships of the tasks, and holds broken collectives back until their cause is known."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -38,7 +38,7 @@ class Memberships:
         self._books = reporter.books
 
     def record_order(self, order: Regroup) -> list[Message]:
-        """Note that there is a membership; without this order nobody can be in it."""
+        """Record a membership that was ordered; workers can be in no other."""
         self._known(self._reporter.task(order.task), order.epoch)
         for member in order.members:
             worker = self._state.workers.get(member.worker)
@@ -52,7 +52,7 @@ class Memberships:
         task.ordered = epoch if task.ordered is None else max(task.ordered, epoch)
 
     def record_regroup(self, regrouped: Regrouped) -> list[Message]:
-        """Note where a worker computes and in which epoch."""
+        """Record the slot and the epoch in which a worker computes."""
         worker = self._reporter.worker(regrouped.worker, regrouped.task, regrouped.node, regrouped.slot)
         if worker.gone_at is not None:
             return []  # maybe of an earlier task of this name, whose epochs were others
@@ -65,7 +65,7 @@ class Memberships:
         return self._advance(task, regrouped.epoch)
 
     def record_iteration(self, finished: IterationFinished) -> list[Message]:
-        """Note how far a task has come. One whose parameters are no numbers any more does not come to its senses."""
+        """Record how far a task has come; break a task whose loss is not finite, as it can't recover."""
         task = self._reporter.task(finished.task)
         if task.closed or finished.epoch < task.epoch:
             return []
@@ -78,7 +78,7 @@ class Memberships:
         return self._reporter.break_task(finished.task, f"{why}; nothing that was tried in them has mended it")
 
     def reset_task(self, submitted: TaskSubmitted) -> list[Message]:
-        """Begin afresh with a task, whose name may have been another's. Facts of its workers come later than this."""
+        """Forget an earlier task of this name. Facts about the new task's workers come later than this one."""
         spec = submitted.spec
         self._state.tasks[submitted.task] = TaskRecord(
             ordered=-1, started=-1, iterations=spec.iterations, restarts=spec.way.runs_again
@@ -86,7 +86,7 @@ class Memberships:
         return []
 
     def follow_state(self, changed: TaskStateChanged) -> list[Message]:
-        """Follow a task; when it ends, nothing more is expected of its workers."""
+        """Record the state of a task; when it ends, nothing more is expected of its workers."""
         task = self._reporter.task(changed.task)
         if not changed.state.ended:
             self._known(task, changed.epoch)
@@ -96,13 +96,13 @@ class Memberships:
         return self._reporter.drop_pending(task)
 
     def _advance(self, task: TaskRecord, epoch: int) -> list[Message]:
-        """Note that the task is in `epoch`; what broke in an earlier one is of no interest any more."""
+        """Record that the task is in `epoch`, and forget what broke in earlier ones."""
         task.epoch = max(task.epoch, epoch)
         overtaken = task.pending is not None and task.pending.epoch < task.epoch
         return self._reporter.drop_pending(task) if overtaken else []
 
     def hold_broken(self, failed: CollectiveFailed) -> list[Message]:
-        """Hold a broken collective or a failed state transfer, unless it settles the fate of a suspect node.
+        """Hold a broken collective or a failed state transfer back, unless it shows that a suspect node is lost.
 
         The other workers form a new membership, in which the one without a state asks all that have it again.
         """
@@ -121,7 +121,7 @@ class Memberships:
         return self._hold(failure, failed.epoch, failed.iteration, collective=not of_state)
 
     def regroup_diverged(self, fact: StateDiverged) -> list[Message]:
-        """Have a task whose replicas have different states regroup, without delay; its wrong ones are taken anew.
+        """Have a task regroup at once whose replicas' states differ; the wrong ones are replaced by copies.
 
         A process to which that happens once more is replaced, and the ladder counts that for its node.
         """
@@ -151,7 +151,7 @@ class Memberships:
         return self._advance(task, fact.epoch) + self._reporter.fail(failure, fact.iteration)
 
     def record_away(self, away: WorkerAway) -> list[Message]:
-        """Note that who waits for this worker before that iteration hangs for no fault."""
+        """Record that a worker's script is busy; other workers that wait for it do not hang."""
         task = self._reporter.task(away.task)
         if task.away and next(iter(task.away.values()))[0] < away.epoch:
             task.away = {}  # they are of an earlier membership; thousands may say so at once, so none is looked for
@@ -159,7 +159,7 @@ class Memberships:
         return []
 
     def hold_waiting(self, stalled: WorkerStalled) -> list[Message]:
-        """Hold the report of a worker that waits in a collective: the one it waits for is reported by others.
+        """Hold the report of a worker that waits in a collective back; the worker it waits for may be reported.
 
         Where it waits for one whose script is busy, there is nothing to report.
         """
@@ -221,7 +221,7 @@ class Memberships:
         return [outcome for name in list(self._state.tasks) for outcome in self.report_if_explained(name)]
 
     def expire_hold(self, name: str, timer: str) -> list[Message]:
-        """Report what nobody has explained, once no node with workers of the task is suspect."""
+        """Report what is still unexplained, once no node with workers of the task is suspect."""
         task = self._state.tasks.get(name)
         if task is None or task.pending is None or task.pending.timer != timer:
             return []
@@ -233,7 +233,7 @@ class Memberships:
         return self._reporter.fail(failure, iteration, echo=failure.status is not FailureStatus.STATE_TRANSFER_FAILED)
 
     def restart_holds(self) -> list[Message]:
-        """Start all holds anew."""
+        """Restart the timers of all held reports."""
         out: list[Message] = []
         for name, task in self._state.tasks.items():
             if task.pending:

@@ -34,7 +34,7 @@ class Nodes:
         self._memberships = memberships
 
     def admit(self, joined: NodeAdmitted) -> list[Message]:
-        """Take a node in, or back, with the workers that its agent found alive.
+        """Record a node that joins, with the workers that its agent found alive.
 
         The admission counts, not the `NodeJoined` before it. A failure reported between the two would stand before the
         admission in the journal: all others would use the node, and nobody would watch it.
@@ -55,7 +55,7 @@ class Nodes:
         return out
 
     def _adopt(self, node: str, status: WorkerStatus, *, anew: bool) -> None:
-        """Watch a worker that its node names, where it was ordered; one that outlived the loss of its node, again.
+        """Watch a worker that its node lists and that was ordered there; resume one that outlived its node's loss.
 
         A node may name any worker. Of one that was forgotten meanwhile it is heard when somebody counts on it.
         """
@@ -67,7 +67,7 @@ class Nodes:
             self._reporter.watch(status.worker, *place)
 
     def record_interval(self, paced: NodePaced) -> list[Message]:
-        """Note how often a node beats from now on."""
+        """Record a node's new heartbeat interval."""
         node = self._state.nodes.get(paced.node)
         if node is not None and node.incarnation == paced.incarnation:
             node.heartbeat_s = paced.heartbeat_s
@@ -83,7 +83,7 @@ class Nodes:
         return self._reporter.drop_node(gone.node)
 
     def record_heartbeat(self, heartbeat: NodeHeartbeat) -> list[Message]:
-        """Note a sign of life, which clears a suspect."""
+        """Record a heartbeat, which clears any suspicion of its node."""
         node = self._state.nodes.get(heartbeat.node)
         if node is None:
             return []
@@ -92,7 +92,7 @@ class Nodes:
         return self._books.clear_suspicion(heartbeat.node)
 
     def suspect_disconnected(self, lost: ConnectionLost) -> list[Message]:
-        """Suspect a node, if it was that start of its agent that was admitted.
+        """Suspect the node whose connection was lost, if its present agent had made it.
 
         The advisory of an old connection of it may come after the agent is back; the next heartbeat clears the node.
         """
@@ -114,7 +114,7 @@ class Nodes:
         return self._reporter.report(connection_failure(name, why))
 
     def check_silence(self) -> list[Message]:
-        """Count silence, and give up whoever has been silent for too long."""
+        """Report the nodes that have been silent for too long."""
         out = self._alert_clocks()
         at_least, silent = self._reporter.limits.heartbeat_timeout_s, dict[str, float]()
         for name, node in self._state.nodes.items():
@@ -126,7 +126,7 @@ class Nodes:
         return out
 
     def _alert_clocks(self) -> list[Message]:
-        """Tell once of each clock that is off; where all are, and by as much, it is our own that is."""
+        """Alert once of each node's clock that is off; where all are off by as much, of this machine's own."""
         nodes, due = self._state.nodes, list[str]()
         for name, node in nodes.items():
             if not node.silent:  # else nothing was heard since the last tick
@@ -144,7 +144,7 @@ class Nodes:
         return [Alert(text=f"{_clock_text(which, apart[0])}; it is the detector's own that is wrong")]
 
     def restart_grace(self) -> list[Message]:
-        """Start the grace of all suspects anew."""
+        """Restart the grace of all suspect nodes."""
         out: list[Message] = []
         for name, node in self._state.nodes.items():
             if node.suspect:
@@ -156,7 +156,7 @@ class Nodes:
         return self._reporter.request_timer(out, TimerKind.GRACE, node, self._reporter.limits.grace_s)
 
     def restart_silence(self) -> None:
-        """Count all silence from now on."""
+        """Restart all counts of silence."""
         for node in self._state.nodes.values():
             node.silent = 0
 

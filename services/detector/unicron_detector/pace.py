@@ -75,7 +75,7 @@ class Paces:
         self._pressures.pop(task, None)
 
     def observe(self, timed: ComputeTimed, *, frozen: bool) -> None:
-        """Take in what a node timed; `frozen`: the task is slow, and nothing of that becomes the usual."""
+        """Add a node's timings; where the task is slow (`frozen`), they do not change what is usual."""
         workers = self._tasks.setdefault(timed.task, {})
         self._tasks.move_to_end(timed.task)
         before = len(workers)
@@ -127,7 +127,7 @@ class Paces:
         return [] if alone or not named <= busy else sorted(named)
 
     def slow(self, task: str) -> tuple[float, list[SlowWorker]]:
-        """Return how much longer than usual microbatches take in the middle, and whose take longer than that."""
+        """Return the median factor by which microbatches take longer than usual, and the workers that exceed it."""
         workers = self._tasks.get(task, {})
         newest = max((pace.epoch for pace in workers.values()), default=0)
         for name in [name for name, pace in workers.items() if pace.epoch < newest]:

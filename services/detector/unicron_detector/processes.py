@@ -19,7 +19,7 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.rules import Rules
 from unicron_detector.report import Reporter
-from unicron_detector.state import OrderedWorker, WorkerRecord, worker_number
+from unicron_detector.state import OrderedWorker, WatchedWorker, worker_number
 
 SLEEPS_S = 5.0
 """At least so long a worker that was told to sleep counts as one that does; its time-out, where that is longer."""
@@ -56,7 +56,7 @@ class Processes:
         self._rules = rules
 
     def expect(self, order: StartWorker) -> list[Message]:
-        """Expect a process: nobody else's word makes one. An order for the node before it joined anew has no effect."""
+        """Record a process that was ordered, unless its node has joined anew since; no other process is believed."""
         task, node = self._reporter.task(order.task), self._state.nodes.get(order.node)
         if task.started is not None:
             task.started = max(task.started, worker_number(order.worker, order.task))
@@ -66,11 +66,11 @@ class Processes:
         return []
 
     def record_ready(self, _: WorkerReady) -> list[Message]:
-        """There is nothing to say of a process that is ready; it is watched from now on."""
+        """Report nothing: a ready process is watched already."""
         return []
 
     def record_finished(self, finished: WorkerFinished) -> list[Message]:
-        """Note that a process has nothing left to do."""
+        """Record that a process has finished."""
         self._reporter.worker(finished.worker, finished.task, finished.node, finished.slot).finished = True
         return []
 
@@ -83,7 +83,7 @@ class Processes:
         return out
 
     def judge_exit(self, exited: WorkerExited) -> list[Message]:
-        """Judge the end of a process."""
+        """Classify the end of a process, and report a failure where it is one."""
         worker = self._reporter.worker(exited.worker, exited.task, exited.node, exited.slot)
         if worker.gone_at is not None:
             return []  # its exception, say, was reported already
@@ -116,7 +116,7 @@ class Processes:
     def _abnormal(
         self,
         name: str,
-        worker: WorkerRecord,
+        worker: WatchedWorker,
         how: str,
         iteration: int = -1,
         *,
@@ -207,14 +207,14 @@ class Processes:
         return []
 
     def record_sleep(self, asleep: WorkerAsleep) -> list[Message]:
-        """Note that a worker sleeps. It may wake up; then it counts among those that sleep for some seconds longer."""
+        """Record an idle report; it counts for `SLEEPS_S` seconds."""
         task = self._reporter.task(asleep.task)
         task.sleepers = {name: at for name, at in task.sleepers.items() if self._state.now - at < SLEEPS_S}
         task.sleepers[asleep.worker] = self._state.now
         return []
 
     def report_asleep(self, stalled: WorkerStalled) -> list[Message]:
-        """Report one that sleeps; where others of its task do, they wait for something they share.
+        """Report a sleeping worker; where others of its task sleep too, they wait for something that they share.
 
         Their agents tell of them once more when they have waited for as long as any other may.
         """
@@ -229,7 +229,7 @@ class Processes:
         return [Alert(text=f"{text}: look at what they share ({', '.join(names)})", task=stalled.task)]
 
     def report_hang(self, stalled: WorkerStalled) -> list[Message]:
-        """Report a process that makes no progress of its own."""
+        """Report a process that hangs."""
         worker = self._state.workers.get(stalled.worker)
         if worker and worker.epoch > stalled.epoch:
             return []  # it has gone on since
@@ -280,7 +280,7 @@ def describe_end(exited: WorkerExited) -> str:
 
 
 def first_collective(collectives: list[str]) -> str:
-    """Return the first line of those that tell of collectives as the end of a sentence, if there is one."""
+    """Return the first of the lines about collectives as the end of a sentence; empty where there is none."""
     return f"; under way: {collectives[0][:WHERE]}" if collectives else ""
 
 

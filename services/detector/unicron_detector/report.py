@@ -20,7 +20,7 @@ from unicron_detector.state import (
     LostNode,
     RecentCause,
     TaskRecord,
-    WorkerRecord,
+    WatchedWorker,
     worker_number,
 )
 from unicron_detector.timers import DetectorTimer, TimerKind
@@ -33,7 +33,7 @@ LONGEST_CAUSE = 500
 
 
 class Reporter:
-    """Turns findings into messages, and remembers what has been reported."""
+    """Turns findings into messages, and reports each failure once."""
 
     def __init__(self, state: DetectorState, limits: DetectorLimits) -> None:
         self.state = state
@@ -44,17 +44,17 @@ class Reporter:
         """Return the record of a task, made if there is none."""
         return self.state.tasks.setdefault(name, TaskRecord())
 
-    def worker(self, name: str, task: str, node: str, slot: int) -> WorkerRecord:
+    def worker(self, name: str, task: str, node: str, slot: int) -> WatchedWorker:
         """Return the record of a worker process, made if there is none."""
-        return self.state.workers.get(name) or self._add(name, WorkerRecord(task=task, node=node, slot=slot))
+        return self.state.workers.get(name) or self._add(name, WatchedWorker(task=task, node=node, slot=slot))
 
-    def watch(self, name: str, task: str, node: str, slot: int) -> WorkerRecord:
+    def watch(self, name: str, task: str, node: str, slot: int) -> WatchedWorker:
         """Return a new record of a worker process that is known to be there."""
         if name in self.state.workers:
             self.books.remove(name)
-        return self._add(name, WorkerRecord(task=task, node=node, slot=slot))
+        return self._add(name, WatchedWorker(task=task, node=node, slot=slot))
 
-    def _add(self, name: str, worker: WorkerRecord) -> WorkerRecord:
+    def _add(self, name: str, worker: WatchedWorker) -> WatchedWorker:
         if worker.node in self.state.lost or self.task(worker.task).closed:
             worker.gone_at = self.state.now
         self.books.add(name, worker)
@@ -66,7 +66,7 @@ class Reporter:
         return worker
 
     def is_about_known_worker(self, fact: WorkerFact | FaultLogged) -> bool:
-        """Return whether a fact is about a worker that is known to be, or to have been, where it says."""
+        """Return whether the worker of a fact is or was where the fact says."""
         worker, place = self.state.workers.get(fact.worker), (fact.task, fact.node, fact.slot)
         if worker is not None:
             return (worker.task, worker.node, worker.slot) == place
@@ -149,7 +149,7 @@ class Reporter:
         return failure if climbed else replace(failure, attempt=attempt)
 
     def _report_outage(self, task: TaskRecord, failure: FailureDetected, iteration: int) -> list[Message]:
-        """Report a failure for which a server outside of the cluster is to blame; nothing where it lasts too long."""
+        """Report a failure caused by a server outside of the cluster; None if that lasts too long."""
         number = worker_number(failure.worker, failure.task)
         wait_s = task.outage.count_failure(self.state.now, iteration, number, max(number, task.started or 0))
         if wait_s is None:
@@ -179,7 +179,7 @@ class Reporter:
         return f"no progress: {len(tried)} {where}, the last by {'; '.join(tried[-3:])}"
 
     def _recent_cause(self, name: str) -> RecentCause | None:
-        """Return what has just failed of a task by itself."""
+        """Return the recent failure of a task that others may follow from."""
         cause = self.task(name).cause
         return cause if cause is not None and self.state.now - cause.at <= ECHOES_S else None
 
@@ -213,14 +213,14 @@ class Reporter:
         return out
 
     def _with_evidence(self, failure: FailureDetected, *, echo: bool) -> FailureDetected:
-        """Return a failure with what the kernels of the nodes and the workers concerned said just before."""
+        """Return a failure with the evidence that nodes' kernels and its workers logged just before."""
         nodes = [failure.node] if failure.severity is not Severity.SEV3 else self.books.nodes_of_task(failure.task)
         said = [f"{node}'s kernel said: {self.state.said[node].text}" for node in nodes if node in self.state.said]
         said += self._evidence_lines(failure, echo=echo)
         return replace(failure, reason="; ".join([failure.reason, *said])) if said else failure
 
     def _evidence_lines(self, failure: FailureDetected, *, echo: bool) -> list[str]:
-        """Return the lines that explain a failure: the worker's own, and the task's first where it began elsewhere."""
+        """Return the logged lines that explain a failure: its worker's, and those of its first cause."""
         wrote, workers = self.state.wrote, self.state.workers
         known = {} if failure.severity is Severity.SEV3 else {failure.worker: None}
         if echo or failure.severity is Severity.SEV3:
@@ -270,12 +270,12 @@ class Reporter:
         self.state.forget(self.limits.window_s)
 
     def drop_pending(self, task: TaskRecord) -> list[Message]:
-        """Forget a broken collective that has found its explanation."""
+        """Forget a held failure whose cause has been reported."""
         pending, task.pending = task.pending, None
         return [CancelTimer(name=pending.timer)] if pending else []
 
     def rewatch(self, worker: str) -> None:
-        """Watch a process again whose failure was never reported: somebody waits for it."""
+        """Watch a process again that was closed without a report, as other workers wait for it."""
         found = self.state.workers.get(worker)
         if found is not None and not found.failed:
             self.books.reopen(worker)

@@ -1,4 +1,4 @@
-"""Programs that nobody watches: they hang where none of their ranks shows any sign of life."""
+"""Hangs of programs without a session: none of their ranks shows any sign of life."""
 
 from unicron.contracts.base import Message
 from unicron.contracts.events import FailureDetected, WorkerStalled
@@ -31,14 +31,14 @@ WAITS = (
 
 
 class SilentPrograms:
-    """Finds them from what agents tell of silent workers."""
+    """Finds them in the agents' reports of silent workers."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._state = reporter.state
 
     def record_silence(self, stalled: WorkerStalled) -> list[Message]:
-        """Note that a worker is silent; report a hang where all of its task have been, together, for the limit.
+        """Record a silent worker; report a hang when all workers of its task have been silent for the limit.
 
         Agents tell again of who stays silent. So it is known of all for how long they have been when each was heard of
         last, and nobody needs to say that a worker has been heard again.
@@ -64,7 +64,7 @@ class SilentPrograms:
     def _report_hang(
         self, stalled: WorkerStalled, task: TaskRecord, silent: dict[str, SilentWorker], lasted_s: float
     ) -> list[Message]:
-        """Report who is to blame, where that can be told, else the task's membership, which then begins again.
+        """Report the ranks that block the others, where they can be told, else the membership, which then restarts.
 
         A script that is healed in place hears of no new membership where it is, so all its ranks are replaced.
         """
@@ -103,7 +103,7 @@ class SilentPrograms:
 
 
 def find_blocking_ranks(silent: dict[str, SilentWorker]) -> list[str]:
-    """Return for whom the others wait: those that are stopped, else those that are seen to wait for nobody.
+    """Return the ranks that the others wait for: the stopped ones, else those that wait in no collective.
 
     Who waits on a GPU, in `loss.item()` say, is seen in no collective. So nobody is named who is not alone in that,
     unless others are seen to wait.

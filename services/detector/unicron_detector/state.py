@@ -1,4 +1,4 @@
-"""Everything the detector remembers between two messages."""
+"""The detector's stored state."""
 
 from typing import Annotated
 
@@ -20,7 +20,7 @@ Apart = Annotated[float, msgspec.Meta(ge=-(10.0**11), le=10.0**11)]
 
 
 class DetectorLimits(msgspec.Struct, kw_only=True, frozen=True):
-    """How patient the detector is.
+    """The detector's time limits and counts.
 
     Attributes:
         grace_s: from a node's lost connection to the verdict; an agent that restarts needs to be back by then.
@@ -71,27 +71,27 @@ class LostNode(msgspec.Struct, kw_only=True):
 
 
 class OrderedWorker(msgspec.Struct, kw_only=True, array_like=True):
-    """A worker process that was ordered, and of which nothing has been heard yet."""
+    """A worker process that was ordered and has not reported yet."""
 
     worker: str
     task: str
 
 
 class LoggedLine(msgspec.Struct, kw_only=True, array_like=True):
-    """What a node's kernel, or a worker, said that is no failure by itself."""
+    """A line that a node's kernel or a worker logged; evidence, but no failure by itself."""
 
     text: Label
     at: Moment
 
 
 class RecentCause(msgspec.Struct, kw_only=True, array_like=True):
-    """A failure that others of its task may be echoes of, as it is named in them."""
+    """A failure that later ones of its task may follow from, as it is named in them."""
 
     text: Text
     at: Moment
 
 
-class WorkerRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+class WatchedWorker(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A worker process.
 
     Attributes:
@@ -132,7 +132,7 @@ class SilentWorker(msgspec.Struct, kw_only=True, array_like=True):
 
 
 class PendingFailure(msgspec.Struct, kw_only=True):
-    """A severity 3 failure that waits for a better explanation.
+    """A severity 3 failure that is held back until its cause is known.
 
     Attributes:
         epoch: of the membership in which it happened.
@@ -216,20 +216,20 @@ class DetectorState(msgspec.Struct, kw_only=True):
     timers: Count = 0
     nodes: dict[str, NodeRecord] = {}
     lost: dict[str, LostNode] = {}
-    workers: dict[str, WorkerRecord] = {}
+    workers: dict[str, WatchedWorker] = {}
     tasks: dict[str, TaskRecord] = {}
     starting: dict[str, dict[int, OrderedWorker]] = {}
     said: dict[str, LoggedLine] = {}
     wrote: dict[str, LoggedLine] = {}
 
     def may_exist(self, worker: str, task: str, node: str, slot: int) -> bool:
-        """Return whether a worker of which nothing has been heard yet was ordered there, as far as that was heard."""
+        """Return whether an unreported worker was ordered for this slot, or may have been."""
         known = self.tasks.get(task)
         ordered = self.starting.get(node, {}).get(slot) == OrderedWorker(worker=worker, task=task)
         return known is not None and (ordered or known.started is None)
 
     def awaits_start(self, task: str) -> bool:
-        """Return whether a worker of a task was ordered of which nothing has been heard yet."""
+        """Return whether an ordered worker of a task has not reported yet."""
         return any(each.task == task for there in self.starting.values() for each in there.values())
 
     def forget(self, window_s: float) -> None:

@@ -6,7 +6,7 @@ Nothing in production asks: a service goes on as well as it can. Storms do, so t
 from collections.abc import Iterator
 
 from unicron_detector.books import RecordIndex
-from unicron_detector.state import DetectorState, TaskRecord, WorkerRecord
+from unicron_detector.state import DetectorState, TaskRecord, WatchedWorker
 from unicron_detector.timers import DetectorTimer, TimerKind
 
 
@@ -36,7 +36,7 @@ def _of_task(state: DetectorState, name: str, task: TaskRecord) -> Iterator[str]
         yield f"it failed in epoch {task.failed_epoch}, and none after {task.ordered} was ordered"
 
 
-def _of_watched(state: DetectorState, worker: WorkerRecord) -> Iterator[str]:
+def _of_watched(state: DetectorState, worker: WatchedWorker) -> Iterator[str]:
     task = state.tasks.get(worker.task)
     if worker.node not in state.nodes:
         yield f"it is watched on {worker.node}, which is not up"

@@ -63,7 +63,7 @@ class Series(msgspec.Struct, kw_only=True):
         return sum(self.recent) / len(self.recent) if self.recent else 0.0
 
     def add(self, seconds: float) -> bool:
-        """Take an iteration in; return whether it is to be told now that the series has left its band, or is back."""
+        """Add an iteration; return whether the series has just left its band for good, or has just returned to it."""
         self.recent.append(seconds)
         if len(self.recent) > RECENT:
             self._update_mean(self.recent.pop(0))
@@ -82,14 +82,14 @@ class Series(msgspec.Struct, kw_only=True):
         return self._is_lasting(sum(each for each in self.recent if each > BAND * self.mean_s))
 
     def _is_lasting(self, seconds: float) -> bool:
-        """Return whether it is to be told now, after so many more seconds, that the series is slow."""
+        """Count `seconds` of slowness; return whether a report is due now."""
         if not self.untold_s:
             return False
         self.untold_s = max(0.0, self.untold_s - seconds)
         return not self.untold_s
 
     def _update_mean(self, seconds: float) -> None:
-        """Take an iteration into the mean, unless it was slow: else a slowdown would end by lasting."""
+        """Add an iteration to the mean unless it was slow; else a lasting slowdown would become the usual."""
         if self.slow:
             return
         if self.count >= RECENT:
@@ -99,7 +99,7 @@ class Series(msgspec.Struct, kw_only=True):
         self.deviation_s += (abs(seconds - self.mean_s) - self.deviation_s) / self.count
 
     def _is_beyond(self, band: float, deviations: float) -> bool:
-        """Slow on the whole, and most of them: one iteration with a failure in it is no trend."""
+        """Return whether the mean and most iterations are beyond `band`: one iteration with a failure is no trend."""
         if self.count < RECENT:
             return False
         limit = max(band * self.mean_s, self.mean_s + deviations * self.deviation_s)
@@ -107,7 +107,7 @@ class Series(msgspec.Struct, kw_only=True):
 
 
 class StoredSeries(msgspec.Struct, kw_only=True):
-    """What is kept over a restart: by task, its series by world size. Workers are timed anew.
+    """The series kept over a restart, by task and world size. The paces of workers are not kept.
 
     Attributes:
         busy: tasks of which it was told that machines are too busy for them.
@@ -129,12 +129,12 @@ class Windows:
         self._paces = Paces()
 
     def add_timings(self, timed: ComputeTimed) -> None:
-        """Take in how long workers compute."""
+        """Add workers' compute times."""
         series = self.known.tasks.get(timed.task, {})
         self._paces.observe(timed, frozen=any(each.slow for each in series.values()))
 
     def add_iteration(self, finished: IterationFinished) -> list[Message]:
-        """Take an iteration in; return what changes by it."""
+        """Add an iteration; return the slowdown that begins or ends with it."""
         if finished.seconds < SHORTEST_S:
             return []
         if finished.iteration == 0:  # the name of an earlier task is used again
@@ -154,7 +154,7 @@ class Windows:
         return out
 
     def _report_slow(self, finished: IterationFinished, series: Series, *, begins: bool) -> list[Message]:
-        """Tell that a task is slow; where that is since machines are busy, only the first time.
+        """Return the report that a task is slow; where busy machines explain it, only the first time.
 
         Then it is looked at again now and then: a device may have got slow meanwhile, or it is seen only then.
         """

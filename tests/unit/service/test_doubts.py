@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 from unicron_detector.doubts import find_contradiction as of_detector
-from unicron_detector.state import DetectorState, TaskRecord, WorkerRecord
+from unicron_detector.state import DetectorState, TaskRecord, WatchedWorker
 from unicron_registry.doubts import find_contradiction as of_registry
 from unicron_registry.state import RegistryState
 from unicron_transition.doubts import find_contradiction as of_transition
@@ -44,7 +44,7 @@ def test_the_transition_service_knows_where_its_workers_are_and_how_far_they_can
 
 def test_the_detector_doubts_what_it_knows_otherwise_and_nothing_that_is_new_to_it():
     state = DetectorState(
-        tasks={"gpt": TaskRecord(epoch=7)}, workers={"gpt-1": WorkerRecord(task="gpt", node="n1", slot=0)}
+        tasks={"gpt": TaskRecord(epoch=7)}, workers={"gpt-1": WatchedWorker(task="gpt", node="n1", slot=0)}
     )
     broken = CollectiveFailed(**PLACE, epoch=8, iteration=3, error="")
     others = (replace(EXITED, worker="gpt-5", node="n3"), replace(EXITED, worker="b-1", task="b"))
@@ -66,7 +66,7 @@ def test_the_detector_believes_no_epoch_that_was_not_ordered():
         assert of_detector(state, ahead) == "epoch 9 of gpt was never ordered: the newest is 8"
     state.tasks["gpt"] = TaskRecord(ordered=-1)
     assert of_detector(state, replace(REGROUPED, epoch=0)) == "epoch 0 of gpt was never ordered: it has none yet"
-    state.workers["gpt-1"] = WorkerRecord(task="gpt", node="n1", slot=0, gone_at=1.0)
+    state.workers["gpt-1"] = WatchedWorker(task="gpt", node="n1", slot=0, gone_at=1.0)
     assert of_detector(state, REGROUPED) is None, "of an earlier task of this name, maybe"
 
 
