@@ -35,11 +35,13 @@ from unicron.contracts.tasks import SlotRef, TaskState
 from unicron.errors import InvalidInputError
 from unicron.service.core import Answers, Core, Handlers
 from unicron_planner import estimates, lookup, nodes, situation, throughput
+from unicron_planner.confinement import planned
 from unicron_planner.doubts import doubt
 from unicron_planner.estimates import FAILURE, KINDS, Options
 from unicron_planner.holdings import Holdings, Slots
 from unicron_planner.lookup import Effect, Event, Row, Situation, Sweeps
-from unicron_planner.plans import changes_layout, differs, disturbance, make_plan
+from unicron_planner.neighbours import Neighbours
+from unicron_planner.plans import changes_layout, differs, disturbance
 from unicron_planner.state import Node, PlannerState
 from unicron_planner.throughput import Measured
 
@@ -152,7 +154,8 @@ class PlannerCore(Core):
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def _admit(self, admitted: NodeAdmitted) -> list[Message]:
-        name, node = admitted.node, Node(slots=[slot.index for slot in admitted.slots])
+        name, slots = admitted.node, [slot.index for slot in admitted.slots]
+        node = Node(slots=slots, rack=admitted.rack, domain=admitted.domain)
         if self.state.nodes.get(name) == node:
             return []  # its agent was started again
         was_up, first = self._is_up(name), not self.state.joined
@@ -275,8 +278,13 @@ class PlannerCore(Core):
             event = replace(event, lost={task: count for task, count in event.lost.items() if task != ended}, ended="")
             row = lookup.answer(given, event)
         number = before.number + 1 if before else 1
-        plan = make_plan(event, row, number, self.state.tasks, self._held, there, given)
-        plan = structs.replace(plan, prepared=prepared, lookup_s=self._stopwatch() - began, refresh_s=self._refresh_s)
+        near = Neighbours.among(self.state.nodes)
+        plan, given, row, anew = planned(
+            event, row, given, self._situate, number, self.state.tasks, self._held, there, near
+        )
+        plan = structs.replace(
+            plan, prepared=prepared and not anew, lookup_s=self._stopwatch() - began, refresh_s=self._refresh_s
+        )
         self._table, self._situation = {}, None
         if not (owed or differs(plan, before)):
             return self._soon()
