@@ -97,6 +97,7 @@ class PlannerCore(Core):
         self._table: dict[Effect, Row] = {}
         self._sweeps: Sweeps = {}
         self._situation: Situation | None = None
+        self._near: Neighbours | None = None
         self._awaited = False
         self._refresh_s = 0.0
         self._decided: tuple[Situation, Event, Row] | None = None
@@ -159,7 +160,7 @@ class PlannerCore(Core):
         if self.state.nodes.get(name) == node:
             return []  # its agent was started again
         was_up, first = self._is_up(name), not self.state.joined
-        self.state.nodes[name] = node
+        self.state.nodes[name], self._near = node, None
         self.state.joined.append(name)
         if was_up:  # it lost slots, or has others now: workers may be where none can be
             return self._decide(Trigger.of(TriggerKind.NODE_JOINED, self.state.joined))
@@ -278,7 +279,7 @@ class PlannerCore(Core):
             event = replace(event, lost={task: count for task, count in event.lost.items() if task != ended}, ended="")
             row = lookup.answer(given, event)
         number = before.number + 1 if before else 1
-        near = Neighbours.among(self.state.nodes)
+        near = self._near = self._near or Neighbours.among(self.state.nodes)
         plan, given, row, anew = planned(
             event, row, given, self._situate, number, self.state.tasks, self._held, there, near
         )

@@ -12,7 +12,6 @@ from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import chain
 from operator import neg
 
 from unicron.contracts.tasks import ParallelLayout, SlotRef
@@ -68,7 +67,9 @@ def place(
         pool.give(dropped)
 
     # Those that shrink make room first; then wide replicas choose before narrow ones, which fit anywhere.
-    for task in sorted(grouped, key=lambda task: (task in growing, *_width(shapes[task], near))):
+    # Where domains are known, what must stay in one comes before what may be in several.
+    width = {task: (-shapes[task].tensor if near.domains else 0, -shapes[task].replica_workers) for task in grouped}
+    for task in sorted(grouped, key=lambda task: (task in growing, width[task])):
         shape = shapes[task]
         replicas = _Grouped(pool, placed[task], held.of(task), shape.replica_workers, shape.tensor, near)
         placed[task] = replicas.resized(sizes[task])
@@ -85,11 +86,6 @@ def tensor_groups(slots: Sequence[SlotRef], shape: ParallelLayout | None) -> lis
     """Return the slots of each tensor-parallel group, given those of all ranks; none where groups are single ranks."""
     tensor = 1 if shape is None else shape.tensor
     return [slots[first : first + tensor] for first in range(0, len(slots), tensor)] if tensor > 1 else []
-
-
-def _width(shape: ParallelLayout, near: Neighbours) -> tuple[int, int]:
-    """Return by what tasks are sorted: wide replicas first, but where domains are known what must stay in one."""
-    return -shape.tensor if near.domains else 0, -shape.replica_workers
 
 
 def _living(usable: Mapping[str, Sequence[int]], slots: Iterable[SlotRef]) -> list[SlotRef]:
@@ -280,32 +276,40 @@ class _Grouped:
 
         That uses up what each domain has room for, so no other choice would make more groups in one domain each.
         """
-        while (missing := count - len(self.chosen)) > 0 and (nodes := self._roomiest(missing * self._width)):
-            used = self._near.zones_of(group[0].node for group in self.chosen)
-            whole = sum(map(self._room, nodes)) // self._width
-            groups = self._carved(nodes, min(missing, whole if len(used) > 1 else 1) * self._width)
-            self.chosen += [groups[first : first + self._width] for first in range(0, len(groups), self._width)]
+        if len(self.chosen) == count or not self._near.domains:
+            return
+        domains = self._domains_with_room()
+        used = self._near.zones_of(group[0].node for group in self.chosen)
+        zones = {domain: self._near.zones_of(nodes) for domain, nodes in domains.items()}
+        room = {domain: sum(map(self._room, nodes)) for domain, nodes in domains.items()}
+        own = {domain: sum(len(self.loose.get(node, ())) for node in nodes) for domain, nodes in domains.items()}
+
+        def rank(domain: str) -> tuple[bool, int, bool, int, str]:
+            enough = room[domain] >= (count - len(self.chosen)) * self._width
+            together = len(used) == 1 and zones[domain] <= used
+            return together, -own[domain], not enough, room[domain] if enough else -room[domain], domain
+
+        while domains and len(self.chosen) < count:
+            best = min(domains, key=rank)
+            number = min(count - len(self.chosen), room[best] // self._width if len(used) > 1 else 1)
+            slots = self._carved(domains[best], number * self._width)
+            self.chosen += [slots[first : first + self._width] for first in range(0, len(slots), self._width)]
+            used |= self._near.zones_of(slot.node for slot in slots)
+            room[best] -= len(slots)
+            own[best] = sum(len(self.loose.get(node, ())) for node in domains[best])
+            if room[best] < self._width:
+                del domains[best]
 
     def _room(self, node: str) -> int:
         return len(self.loose.get(node, ())) + self._pool.count(node)
 
-    def _roomiest(self, number: int) -> list[str]:
-        """Return the nodes of the domain that is best for `number` workers, none where no group finds room in any."""
-        domains: dict[str, list[str]] = defaultdict(list)
+    def _domains_with_room(self) -> dict[str, list[str]]:
+        """Return the nodes with free or loose slots of each domain that has room for a group."""
+        found: dict[str, list[str]] = defaultdict(list)
         for node in dict.fromkeys([*self.loose, *self._pool.nodes()]):
             if domain := self._near.domains.get(node):
-                domains[domain].append(node)
-        apart = set(self._near.elsewhere([group[0].node for group in self.chosen], chain(*domains.values())))
-
-        def rank(domain: str) -> tuple[bool, int, bool, int, str]:
-            room, own = (
-                sum(map(self._room, domains[domain])),
-                sum(len(self.loose.get(at, ())) for at in domains[domain]),
-            )
-            return apart.isdisjoint(domains[domain]), -own, room < number, room if room >= number else -room, domain
-
-        fitting = [each for each, nodes in domains.items() if sum(map(self._room, nodes)) >= self._width]
-        return domains[min(fitting, key=rank)] if fitting else []
+                found[domain].append(node)
+        return {domain: nodes for domain, nodes in found.items() if sum(map(self._room, nodes)) >= self._width}
 
     def _carved(self, nodes: Sequence[str], number: int) -> list[SlotRef]:
         """Return `number` slots of nodes that have as many, in tensor-parallel groups on one node where that can be."""

@@ -58,11 +58,18 @@ def test_a_group_in_one_domain_stays_and_only_the_broken_one_moves():
 
 
 def test_groups_of_wide_tensors_choose_before_those_of_long_pipelines():
-    nodes = {"n1": [0, 1], "n2": [0, 1], "n3": [0, 1, 2]}
-    shapes = {"long": ParallelLayout(pipeline=3), "wide": ParallelLayout(tensor=2, pipeline=1)}
-    where = near(n1="/a", n2="/b", n3="/c")
-    placed = place(nodes, {}, {"long": 3, "wide": 4}, shapes, where)
-    assert all(len({slot.node for slot in group}) == 1 for group in grouped(placed["wide"], 2))
+    nodes = {f"n{number}": [0] for number in range(1, 6)}
+    shapes = {"long": ParallelLayout(pipeline=3), "wide": ParallelLayout(tensor=2)}
+    where = near(n1="/a", n2="/a", n3="/b", n4="/c", n5="/d")
+    placed = place(nodes, {}, {"long": 3, "wide": 2}, shapes, where)
+    assert texts(placed["wide"]) == ["n1:0", "n2:0"]
+
+
+def test_only_a_confined_task_moves_because_its_group_is_in_two_domains():
+    held, shapes = {"a": refs("n1:0", "n1:1", "n2:0", "n2:1")}, {"a": ParallelLayout(tensor=4)}
+    three = {node: PAIRS[node] for node in ("n1", "n2", "n3")}
+    assert place(three, held, {"a": 4}, shapes, TWO_DOMAINS)["a"] == held["a"]
+    assert texts(place(three, held, {"a": 4}, shapes, TWO_DOMAINS, ["a"])["a"]) == ["n1:0", "n1:1", "n3:0", "n3:1"]
 
 
 @pytest.mark.parametrize("shape", [ParallelLayout(), ParallelLayout(tensor=2)])
