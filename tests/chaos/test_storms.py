@@ -294,7 +294,7 @@ def gullible(wiring, bus, clock, lease_ttl_s, fresh_id, sizes):
 class Unquestioning(AgentCore):
     """An agent that does not ask whether anybody was given a token."""
 
-    def _heed(self, command):
+    def _obey_or_verify(self, command):
         self.in_force = max(self.in_force, command.token)
         return self.obey(command)
 

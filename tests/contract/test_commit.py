@@ -97,10 +97,10 @@ def test_a_commit_out_of_its_ranges_is_none(fields, error):
 
 
 POISONED = [
-    (detector.State, {"now": float("nan")}, "$.now"),
-    (detector.State, {"tasks": {"gpt": {"failed_epoch": 10**12}}}, "failed_epoch"),
-    (detector.State, {"nodes": {"n1": {"incarnation": "a", "silent": -5}}}, "silent"),
-    (detector.State, {"tasks": {"gpt": {"ladder": {"reattempts": [float("inf")]}}}}, "reattempts[0]"),
+    (detector.DetectorState, {"now": float("nan")}, "$.now"),
+    (detector.DetectorState, {"tasks": {"gpt": {"failed_epoch": 10**12}}}, "failed_epoch"),
+    (detector.DetectorState, {"nodes": {"n1": {"incarnation": "a", "silent": -5}}}, "silent"),
+    (detector.DetectorState, {"tasks": {"gpt": {"ladder": {"reattempts": [float("inf")]}}}}, "reattempts[0]"),
     (transition.TransitionState, {"plan": 10**14}, "$.plan"),
     (transition.TransitionState, {"token": -1}, "$.token"),
     (
@@ -111,8 +111,8 @@ POISONED = [
     (registry.RegistryState, {"tasks": {"gpt": {"spec": {"name": "gpt", "command": ["x"]}, "epoch": 10**12}}}, "epoch"),
     (planner.PlannerState, {"nodes": {"n1": {"slots": "many"}}}, "slots"),
     (planner.PlannerState, {"believed_rate": -1e-9}, "believed_rate"),
-    (straggler.State, {"tasks": {"gpt": {"share": float("nan")}}}, "share"),
-    (straggler.State, {"tasks": {"gpt": {"streak": -(10**12)}}}, "streak"),
+    (straggler.StragglerState, {"tasks": {"gpt": {"share": float("nan")}}}, "share"),
+    (straggler.StragglerState, {"tasks": {"gpt": {"streak": -(10**12)}}}, "streak"),
     (notifier.State, {"since": float("inf")}, "since"),
     (notifier.State, {"tasks": {"gpt": {"on": {"n1": -1}}}}, "on"),
 ]

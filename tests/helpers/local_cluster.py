@@ -57,7 +57,7 @@ class SharedStandby:
     async def fork(self, request):
         return await asyncio.to_thread(standby.fork, request)
 
-    def clear_up(self, workers):
+    def kill_orphans(self, workers):
         """Other children of this process are its own business."""
 
     async def stop(self):

@@ -399,7 +399,7 @@ class Service:
             if isinstance(cause, DeadLetter | Alert):
                 return []  # no dead letters about dead letters: that would never end
             return self._outgoing(item, item.says)
-        if item.subject and (doubt := self._core.doubt(cause)):
+        if item.subject and (doubt := self._core.find_contradiction(cause)):
             self._intake.condemn(
                 item, DeadLetter(subject=item.subject, error=doubt, payload=codec.encode(cause)[:4096])
             )
@@ -428,7 +428,7 @@ class Service:
     def _let_overhear(self, item: Input) -> None:
         if not item.subject or item.sequence:
             return
-        if not self._core.believes(item.message):
+        if not self._core.is_credible(item.message):
             self._disbelieved += 1
             item.believed = False
         elif not self.overhear(item.message):

@@ -76,7 +76,7 @@ class SnapshotMemory:
         if _NAME.fullmatch(name):
             (self.folder / name).unlink(missing_ok=True)
 
-    def kept(self) -> list[str]:
+    def left_behind(self) -> list[str]:
         """Return the names of the states that workers have left behind."""
         names = (path.name for path in self.folder.glob(f"*.{KEPT}"))
         return sorted(name for name in names if _NAME.fullmatch(name))
@@ -103,7 +103,7 @@ class SnapshotMemory:
 
     def clean(self) -> None:
         """Remove what belongs to workers that are no more, and no states."""
-        states = {*self.kept(), *(ref.location.name for ref in self.saved())}
+        states = {*self.left_behind(), *(ref.location.name for ref in self.saved())}
         for path in self.folder.iterdir():
             if path.name not in states:
                 path.unlink()

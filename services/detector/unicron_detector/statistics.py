@@ -24,7 +24,7 @@ from unicron.contracts.events import IterationFinished
 from unicron.contracts.slowdowns import ComputeTimed
 from unicron.errors import ConflictError
 from unicron.service.service import Service
-from unicron_detector.window import Known, Windows
+from unicron_detector.window import StoredSeries, Windows
 
 log = logging.getLogger(__name__)
 
@@ -116,10 +116,10 @@ class Statistics:
             if self._token != self._service.token:
                 await self._load()
             if isinstance(message, ComputeTimed):
-                self._windows.timed(message)
+                self._windows.add_timings(message)
             elif isinstance(message, IterationFinished):
                 self._changed = True
-                for index, fact in enumerate(self._windows.finished(message)):
+                for index, fact in enumerate(self._windows.add_iteration(message)):
                     await self._publish(fact.descend(message, index, SOURCE, self._clock.now()))
                     self._told.set()
 
@@ -134,12 +134,12 @@ class Statistics:
 
     async def _load(self) -> None:
         """Go on from what the last active instance has written down; where that can't be read, begin anew."""
-        self._token, known = self._service.token, Known()
+        self._token, known = self._service.token, StoredSeries()
         found = await insist(lambda: self._bucket.get(KEY), "reading the statistics")
         self._revision = found.revision if found else 0
         if found and found.value:
             try:
-                known = msgspec.msgpack.decode(found.value, type=Known)
+                known = msgspec.msgpack.decode(found.value, type=StoredSeries)
             except msgspec.MsgspecError as error:
                 log.warning("the statistics that were written down can't be used, and begin anew: %s", error)
         self._windows, self._changed = Windows(known), False

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from unicron.contracts.plans import Plan
 from unicron.contracts.tasks import TaskSpec
-from unicron_planner.holdings import Holdings, Slots
-from unicron_planner.lookup import Event, Row, Situation, answer
+from unicron_planner.holdings import PlannedSlots, Slots
+from unicron_planner.lookup import Event, LookupRow, Situation, answer
 from unicron_planner.neighbours import Neighbours
 from unicron_planner.placement import tensor_groups
 from unicron_planner.plans import Limits, confined, group_shape, make_plan
@@ -28,18 +28,18 @@ class Planned(NamedTuple):
 
     plan: Plan
     given: Situation
-    row: Row
+    row: LookupRow
     anew: bool = False
 
 
 def planned(
     event: Event,
-    row: Row,
+    row: LookupRow,
     given: Situation,
     situate: Callable[[], Situation],
     number: int,
     tasks: Mapping[str, TaskSpec],
-    held: Holdings,
+    held: PlannedSlots,
     usable: Slots,
     near: Neighbours,
 ) -> Planned:

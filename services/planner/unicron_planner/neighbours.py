@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from unicron.contracts.tasks import SlotRef
 from unicron.snapshots.zones import failure_zones
-from unicron_planner.state import Node
+from unicron_planner.state import AdmittedNode
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Neighbours:
     zones: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def among(cls, nodes: Mapping[str, Node]) -> "Neighbours":
+    def among(cls, nodes: Mapping[str, AdmittedNode]) -> "Neighbours":
         """Return what these nodes have said of themselves."""
         domains = {name: node.domain for name, node in nodes.items() if node.domain}
         racks = {name: node.rack for name, node in nodes.items() if node.rack}

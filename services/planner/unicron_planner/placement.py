@@ -15,13 +15,13 @@ from heapq import heapify, heappop, heappush
 from operator import neg
 
 from unicron.contracts.tasks import ParallelLayout, SlotRef
-from unicron_planner.holdings import Holdings
+from unicron_planner.holdings import PlannedSlots
 from unicron_planner.neighbours import UNKNOWN, Neighbours
 
 
 def place(
     usable: Mapping[str, Sequence[int]],
-    held: Holdings,
+    held: PlannedSlots,
     sizes: Mapping[str, int],
     shapes: Mapping[str, ParallelLayout] | None = None,
     near: Neighbours = UNKNOWN,
@@ -52,16 +52,18 @@ def place(
     """
     shapes = {task: shape for task, shape in (shapes or {}).items() if shape.replica_workers > 1}
     displaced = held.displaced(usable)
-    displaced |= {task for task in confined if any(map(near.cross, tensor_groups(held.of(task), shapes.get(task))))}
-    changed = [task for task, size in sizes.items() if task in displaced or len(held.of(task)) != size]
-    placed = {task: _living(usable, held.of(task)) if task in changed else held.of(task) for task in sizes}
+    displaced |= {
+        task for task in confined if any(map(near.cross, tensor_groups(held.slots_of(task), shapes.get(task))))
+    }
+    changed = [task for task, size in sizes.items() if task in displaced or len(held.slots_of(task)) != size]
+    placed = {task: _living(usable, held.slots_of(task)) if task in changed else held.slots_of(task) for task in sizes}
     spread = [task for task in changed if task not in shapes]
     grouped = [task for task in changed if task in shapes]
     growing = [task for task in changed if len(placed[task]) < sizes[task]]
     shrinking = [task for task in spread if len(placed[task]) > sizes[task]]
 
     wanted = Counter(slot.node for task in growing for slot in placed[task]) if shrinking else Counter[str]()
-    pool = _Pool(held.free(usable) if growing or grouped else {})
+    pool = _FreeSlots(held.free(usable) if growing or grouped else {})
     for task in shrinking:
         placed[task], dropped = _shrunk(placed[task], sizes[task], wanted, near)
         pool.give(dropped)
@@ -71,7 +73,7 @@ def place(
     width = {task: (-shapes[task].tensor if near.domains else 0, -shapes[task].replica_workers) for task in grouped}
     for task in sorted(grouped, key=lambda task: (task in growing, width[task])):
         shape = shapes[task]
-        replicas = _Grouped(pool, placed[task], held.of(task), shape.replica_workers, shape.tensor, near)
+        replicas = _Grouped(pool, placed[task], held.slots_of(task), shape.replica_workers, shape.tensor, near)
         placed[task] = replicas.resized(sizes[task])
     narrow = [task for task in growing if task in spread]
     for task in narrow:  # who is not spread over nodes yet chooses before those that can live anywhere
@@ -93,7 +95,7 @@ def _living(usable: Mapping[str, Sequence[int]], slots: Iterable[SlotRef]) -> li
     return [slot for slot in slots if slot.slot in usable.get(slot.node, ())]
 
 
-class _Pool:
+class _FreeSlots:
     """The free slots. Nodes stand in one heap for each number of free slots; entries that are out of date are skipped.
 
     `pop_most` and `pop_for` take a node out; whoever did so puts it back with `push`.
@@ -164,7 +166,7 @@ class _Grouped:
 
     def __init__(
         self,
-        pool: _Pool,
+        pool: _FreeSlots,
         living: Sequence[SlotRef],
         held: Sequence[SlotRef],
         width: int,
@@ -375,7 +377,7 @@ def _shrunk(
     return [slots[rank] for rank in sorted(kept)], [slots[rank] for rank in sorted(left)]
 
 
-def _spread(pool: _Pool, slots: list[SlotRef], size: int, near: Neighbours, nodes: float = math.inf) -> None:
+def _spread(pool: _FreeSlots, slots: list[SlotRef], size: int, near: Neighbours, nodes: float = math.inf) -> None:
     """Add slots up to `size`, or until they are on so many `nodes`: first where the task has the fewest workers.
 
     Before that, one where it does not fail with all others of the task, if there is such a slot.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from unicron.contracts.base import CancelTimer, SetTimer
 
 
-class Wait(StrEnum):
+class WaitKind(StrEnum):
     """What is waited for."""
 
     START = "start"
@@ -25,12 +25,12 @@ class Wait(StrEnum):
 
 
 TIMEOUT_S = {
-    Wait.START: 180.0,
-    Wait.REGROUP: 30.0,
-    Wait.VERDICT: 30.0,
-    Wait.STATES: 60.0,
-    Wait.IDLE: 600.0,
-    Wait.AGAIN: 3.0,
+    WaitKind.START: 180.0,
+    WaitKind.REGROUP: 30.0,
+    WaitKind.VERDICT: 30.0,
+    WaitKind.STATES: 60.0,
+    WaitKind.IDLE: 600.0,
+    WaitKind.AGAIN: 3.0,
 }
 """How long each may take."""
 
@@ -38,7 +38,7 @@ TIMEOUT_S = {
 class Deadline(NamedTuple):
     """The end of a wait; `about` is a worker, or empty where it is the whole task's."""
 
-    wait: Wait
+    wait: WaitKind
     task: str
     about: str = ""
 
@@ -59,4 +59,4 @@ class Deadline(NamedTuple):
     def read(cls, name: str) -> "Deadline":
         """Return the deadline whose timer has this name."""
         wait, task, about = [*name.split("."), ""][:3]
-        return cls(Wait(wait), task, about)
+        return cls(WaitKind(wait), task, about)

@@ -8,8 +8,8 @@ import numpy as np
 from msgspec.structs import replace
 from unicron_planner import program
 from unicron_planner.core import ADMISSIONS, REFRESH, PlannerCore
-from unicron_planner.estimates import Options
-from unicron_planner.state import Node, PlannerState
+from unicron_planner.estimates import PlannerOptions
+from unicron_planner.state import AdmittedNode, PlannerState
 
 from unicron.contracts.base import Message, TimerFired
 from unicron.contracts.events import FailureDetected, NodeAdmitted, PlanDecided, TaskRecovered, TaskSubmitted
@@ -45,9 +45,9 @@ class Unicron(Cluster):
         self._every_s = refresh_every_s
         self._refreshed = 0.0
         self._asked = False
-        nodes = {name: Node(slots=list(range(gpus))) for name in trace.nodes}
+        nodes = {name: AdmittedNode(slots=list(range(gpus))) for name in trace.nodes}
         specs = {task: one.spec for task, one in list(tariff.items())[:-1]}
-        options = Options(transition_s=costs.recover["sev1"])
+        options = PlannerOptions(transition_s=costs.recover["sev1"])
         self._planner = PlannerCore(PlannerState(nodes=nodes, tasks=specs), options)
 
     def start(self) -> dict[str, float]:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from unicron_agent import stimuli
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
-from unicron_agent.stimuli import Running, Tick, WorkerSaid
+from unicron_agent.stimuli import Tick, WorkerMessage, WorkerRecord
 
 from unicron import fabric_proofs
 from unicron.aio import insist
@@ -50,7 +50,7 @@ class Machine:
         self.name, self.slots, self.clock, self.invariants = name, slots, clock, invariants
         self.agent: WatchedAgent | None = None
         self.processes: dict[str, Trainer] = {}
-        self.running: dict[str, Running] = {}
+        self.running: dict[str, WorkerRecord] = {}
         self.token = 0
         self.kept: dict[str, StateRef] = {}
         self.saved: dict[str, StateRef] = {}
@@ -199,7 +199,7 @@ class Machine:
             return  # whoever was to fork it died with its agent
         name, slot = command.worker, command.slot
         self.invariants.started(command, [each.name for each in self.processes.values() if each.slot == slot])
-        self.running[name] = Running(
+        self.running[name] = WorkerRecord(
             worker=name,
             task=command.task,
             slot=slot,
@@ -237,7 +237,7 @@ class Machine:
         if greeting := trainer.hello():
             agent.connected.add(name)
             for message in (greeting[0], *greeting[1]):
-                agent.handle(WorkerSaid(name, message))
+                agent.handle(WorkerMessage(name, message))
         else:
             asyncio.get_running_loop().call_later(KNOCK_S, self._knock, agent, name)
 
@@ -245,7 +245,7 @@ class Machine:
         """Take a worker's message to the agent."""
         if self.agent is None or worker not in self.agent.connected:
             return False
-        self.agent.handle(WorkerSaid(worker, message))
+        self.agent.handle(WorkerMessage(worker, message))
         return True
 
     def exited(self, worker: str, exit_code: int | None, signal: int | None) -> None:

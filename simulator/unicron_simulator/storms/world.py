@@ -15,7 +15,7 @@ from unicron_agent.outbox import Outbox
 from unicron_detector.main import DetectorSettings
 from unicron_detector.main import wiring as detector_wiring
 from unicron_planner.core import PlannerCore
-from unicron_planner.estimates import Options
+from unicron_planner.estimates import PlannerOptions
 from unicron_planner.main import PlannerSettings
 from unicron_planner.main import wiring as planner_wiring
 from unicron_registry.main import RegistrySettings
@@ -48,7 +48,7 @@ from unicron_simulator.storms.training import INFINITE, Trainer
 START = 1_700_000_000.0
 LEASE_TTL_S = 2.0
 IDLE_S = 3.0
-OPTIONS = Options(use_measured=False)
+OPTIONS = PlannerOptions(use_measured=False)
 """Tables are believed: what a planner that is started afresh does can then be compared."""
 
 SPOILT = 0.5

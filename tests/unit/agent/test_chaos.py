@@ -12,7 +12,7 @@ def test_a_node_that_is_killed_takes_along_what_leads_a_session_of_its_own(tmp_p
     worker = subprocess.Popen(
         ["sleep", "60"], env={**os.environ, "UNICRON_STATE_DIR": str(tmp_path)}, start_new_session=True
     )
-    strike = f"from unicron_agent.chaos import _die; _die('UNICRON_STATE_DIR={tmp_path}')"
+    strike = f"from unicron_agent.chaos import _kill_node; _kill_node('UNICRON_STATE_DIR={tmp_path}')"
     agent = subprocess.run([sys.executable, "-c", strike], start_new_session=True, check=False)
     assert agent.returncode == -signal.SIGKILL
     assert worker.wait(5) == -signal.SIGKILL
@@ -22,8 +22,8 @@ def test_a_node_that_is_killed_takes_along_what_it_has_forked_and_the_workers_of
     earlier = subprocess.Popen(["sleep", "60"], start_new_session=True)
     child = "(os.setpgid(0, 0), os.close(1), signal.pause())"
     strike = (
-        f"import os, signal; from unicron_agent.chaos import _die; child = os.fork() or {child}; "
-        f"print(child, flush=True); _die('NO=MARK', [{earlier.pid}])"
+        f"import os, signal; from unicron_agent.chaos import _kill_node; child = os.fork() or {child}; "
+        f"print(child, flush=True); _kill_node('NO=MARK', [{earlier.pid}])"
     )
     agent = subprocess.run([sys.executable, "-c", strike], start_new_session=True, check=False, stdout=subprocess.PIPE)
     assert start_time(int(agent.stdout)) is None

@@ -10,8 +10,8 @@ from helpers import ROOT
 from helpers.ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 from unicron_agent.core import AgentCore
-from unicron_agent.measured import Measured
-from unicron_agent.stimuli import Adopted, Running, Sampled
+from unicron_agent.metrics import AgentMetrics
+from unicron_agent.stimuli import Adopted, Sampled, WorkerRecord
 from unicron_agent.workers.workers import StallLimits
 from unicron_registry.core import RegistryCore
 
@@ -234,8 +234,10 @@ def an_agent(gpus=0):
     slots = [Slot(index=0), Slot(index=1)]
     card = events.NodeJoined(node="n1", incarnation="", host="h", slots=slots, rendezvous="h:1", pid=7)
     core = AgentCore(card, "b", 0, StallLimits())
-    found = [Running(worker=name, task="gpt", slot=slot, pid=slot + 1) for slot, name in enumerate(("gpt-1", "gpt-2"))]
-    measured = Measured(core, Quiet(), lambda: 77.0)
+    found = [
+        WorkerRecord(worker=name, task="gpt", slot=slot, pid=slot + 1) for slot, name in enumerate(("gpt-1", "gpt-2"))
+    ]
+    measured = AgentMetrics(core, Quiet(), lambda: 77.0)
     for message in [*core.handle(Adopted(found), 0.0), events.NodeHeartbeat(node="n1", incarnation="a")]:
         if isinstance(message, Message):
             measured.observe(message)
@@ -252,7 +254,7 @@ def test_an_agent_tells_its_workers_its_heartbeat_its_gpus_and_what_went_wrong()
     measured = an_agent(gpus=1)
     measured.observe(fact(events.WorkerExited, signal=9))
     measured.observe(events.CommandRefused(node="n1", command="c", reason="stale"))
-    measured.fetched(0.25)
+    measured.record_fetch(0.25)
     found = series(measured.metrics)
     assert found["unicron_agent_workers", "n1", "gpt"] == 2
     assert found["unicron_agent_iteration", "n1", "gpt"] == 1

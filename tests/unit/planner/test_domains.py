@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from unicron_planner import placement
 from unicron_planner.core import PlannerCore
-from unicron_planner.holdings import Holdings
+from unicron_planner.holdings import PlannedSlots
 from unicron_planner.neighbours import Neighbours
-from unicron_planner.state import Node
+from unicron_planner.state import AdmittedNode
 
 from unicron.contracts.events import TaskSubmitted
 from unicron.contracts.tasks import ParallelLayout, SlotRef
@@ -21,12 +21,12 @@ def near(**where):
     """Return the neighbours of nodes, each given as "rack/domain"."""
     both = {node: text.partition("/") for node, text in where.items()}
     return Neighbours.among(
-        {node: Node(slots=[], rack=rack, domain=domain) for node, (rack, _, domain) in both.items()}
+        {node: AdmittedNode(slots=[], rack=rack, domain=domain) for node, (rack, _, domain) in both.items()}
     )
 
 
 def place(usable, held, wanted, shapes, neighbours, confined=()):
-    return placement.place(usable, Holdings(held), wanted, shapes, neighbours, confined)
+    return placement.place(usable, PlannedSlots(held), wanted, shapes, neighbours, confined)
 
 
 def texts(slots):
@@ -99,7 +99,7 @@ def clusters(draw):
 
 
 def neighbours(domains):
-    return Neighbours.among({node: Node(slots=[], domain=domain) for node, domain in domains.items()})
+    return Neighbours.among({node: AdmittedNode(slots=[], domain=domain) for node, domain in domains.items()})
 
 
 @settings(max_examples=300, deadline=None)

@@ -12,7 +12,7 @@ from unicron_simulator.planting import Shape, SlowWorker
 from unicron_straggler.analysis import compare, pictures, report
 from unicron_straggler.analysis.diagnosis import diagnose
 from unicron_straggler.analysis.measures import analyze
-from unicron_straggler.analysis.trace import Meta, Problem
+from unicron_straggler.analysis.trace import Meta, TraceProblem
 
 from unicron.errors import InvalidInputError
 
@@ -125,7 +125,7 @@ def test_the_report_tells_cause_cure_and_measures(slow, page):
 @pytest.mark.slow
 def test_the_report_tells_problems_and_doubt(slow):
     trace, analysis, diagnoses = slow
-    problem = Problem("missing-ranks", "rank 3 is not there", 12, stands=False)
+    problem = TraceProblem("missing-ranks", "rank 3 is not there", 12, stands=False)
     text = report.page(trace, replace(analysis, problems=(problem,)), diagnoses)
     assert "Not to be trusted: see the problems" in text
     assert "rank 3 is not there" in text

@@ -1,13 +1,13 @@
 """Which nodes keep copies of what is saved on a node: others than those that fail with it."""
 
 import pytest
-from unicron_transition.cluster import Cluster, NodeRun
+from unicron_transition.cluster import KnownNodes, NodeRun
 
 
 def cluster(**where):
     """Return a cluster of nodes, each given as "rack/domain"."""
     both = {node: text.partition("/") for node, text in where.items()}
-    return Cluster(nodes={node: NodeRun(rack=rack, domain=domain) for node, (rack, _, domain) in both.items()})
+    return KnownNodes(nodes={node: NodeRun(rack=rack, domain=domain) for node, (rack, _, domain) in both.items()})
 
 
 @pytest.mark.parametrize(
@@ -24,5 +24,5 @@ def test_a_copy_is_kept_where_it_does_not_fail_with_the_other(where):
     there = cluster(**where)
     assert {next(each.node for each in there.partners(node)) for node in "ab"} == {"c", "d"}
     there.nodes["a"].drained = True
-    there.place_copies_anew()
+    there.invalidate_partners()
     assert [each.node for each in there.partners("a")][-1] == "b", "one that is to go prefers the others likewise"

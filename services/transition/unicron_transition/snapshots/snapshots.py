@@ -24,15 +24,15 @@ from unicron.contracts.events import (
 from unicron.contracts.ranges import Count, Number
 from unicron.contracts.states import ParkedSnapshot, StateRef
 from unicron.contracts.storage import StoredState
-from unicron_transition.cluster import Cluster
-from unicron_transition.deadlines import Deadline, Wait
+from unicron_transition.cluster import KnownNodes
+from unicron_transition.deadlines import Deadline, WaitKind
 from unicron_transition.group import WorkerGroup
-from unicron_transition.orders import drop_order, remove
+from unicron_transition.orders import drop_order, remove_orders
 from unicron_transition.snapshots.parking import Parking
 from unicron_transition.snapshots.retirement import Retirement
 from unicron_transition.snapshots.saves import Saves
 from unicron_transition.snapshots.search import Rewind, Search, newest_whole
-from unicron_transition.snapshots.storage import Storage, find_order, node_to_look
+from unicron_transition.snapshots.storage import CheckpointWrites, choose_storage_node, find_checkpoint_order
 
 SnapshotFact = (
     CheckpointFailed
@@ -67,7 +67,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
 
     parking: Parking = msgspec.field(default_factory=Parking)
     saves: Saves = msgspec.field(default_factory=Saves)
-    storage: Storage = msgspec.field(default_factory=Storage)
+    storage: CheckpointWrites = msgspec.field(default_factory=CheckpointWrites)
     retirement: Retirement = msgspec.field(default_factory=Retirement)
     searches: Count = 0
     search: Search | None = None
@@ -82,9 +82,9 @@ class Snapshots(msgspec.Struct, kw_only=True):
 
     # --- what is asked at each look at a task ------------------------------------------------------------------------
 
-    def find(self, cluster: Cluster, group: WorkerGroup) -> list[Message]:
+    def start_search(self, cluster: KnownNodes, group: WorkerGroup) -> list[Message]:
         """Return the commands that ask nodes for copies, where no living worker has some part of the task's state."""
-        if group.state.ended or not self.needed(group):
+        if group.state.ended or not self.needs_search(group):
             self.search = None
             return []
         if self.search is not None:
@@ -93,53 +93,55 @@ class Snapshots(msgspec.Struct, kw_only=True):
         asked = sorted(node for node in self.saves.nodes() if cluster.is_there(node))
         self.search = Search(number=self.searches, asked=dict.fromkeys(asked))
         orders: list[Message] = [
-            FindStates(**cluster.to(node), task=group.spec.name, search=self.searches) for node in asked
+            FindStates(**cluster.command_fields(node), task=group.spec.name, search=self.searches) for node in asked
         ]
-        return orders or self._conclude(cluster, group)
+        return orders or self._conclude_search(cluster, group)
 
-    def searching(self, group: WorkerGroup) -> bool:
+    def is_searching(self, group: WorkerGroup) -> bool:
         """Return whether no membership is to form, as snapshots of a state that no worker has are being looked for."""
         search = self.search
-        return search is not None and (not search.over or bool(self.exhausted(group))) and self.needed(group)
+        return (
+            search is not None and (not search.over or bool(self.exhausted_reason(group))) and self.needs_search(group)
+        )
 
-    def save(self, cluster: Cluster, group: WorkerGroup) -> list[Message]:
+    def order_saves(self, cluster: KnownNodes, group: WorkerGroup) -> list[Message]:
         """Return the commands that have the right workers save their states, and that remove what is of no use.
 
         Older copies are, once those of all who save now are whole; and what members that are gone were to take back.
         """
         back = group.membership.taken_back
-        out = remove(cluster, group.spec.name, [back.pop(name) for name in back.keys() - group.workers.keys()])
+        out = remove_orders(cluster, group.spec.name, [back.pop(name) for name in back.keys() - group.workers.keys()])
         if not (group.state.ended or group.membership.through):
-            out += self.saves.order(cluster, group, self.storage)
+            out += self.saves.save_orders(cluster, group, self.storage)
         if self.saves.superseded(group):
             self.tried, self.before = [], None
             out += self.saves.drop_older(cluster, group)
         return out
 
-    def move(self, cluster: Cluster, group: WorkerGroup) -> list[Message]:
+    def order_moves(self, cluster: KnownNodes, group: WorkerGroup) -> list[Message]:
         """Return the commands that move what is parked from where it is not to stay: to other nodes, or to storage."""
         parked = self.parked
         if parked is None and not self.parking.copying and self.retirement.attempt is None:
             return []
-        out = self.parking.move(cluster, group, self.saves)
+        out = self.parking.order_copies(cluster, group, self.saves)
         stranded = self._stranded(cluster, group)
         if parked is None or not (stranded or (self._can_be_stored(group) and not group.target)):
-            return out + self.retirement.call_off(group.spec.name)
+            return out + self.retirement.cancel(group.spec.name)
         return out + self.retirement.retire(cluster, group, parked, at_once=stranded)
 
-    def park(self, cluster: Cluster, group: WorkerGroup) -> list[Message]:
+    def park_exported(self, cluster: KnownNodes, group: WorkerGroup) -> list[Message]:
         """Park what members have left behind, once all have who are to, and look for nothing any more.
 
         Where a snapshot is parked already, what some members have left behind is of no use, and is removed.
         """
-        whole = group.membership.left_behind()
+        whole = group.membership.exported_snapshot()
         if whole is None and self.parked is None:
             return []
-        in_vain = [] if whole else self.drop_left(cluster, group)
+        in_vain = [] if whole else self.drop_exported(cluster, group)
         self.parking.snapshot, group.membership.left, self.search = whole or self.parked, {}, None
         return in_vain
 
-    def exhausted(self, group: WorkerGroup) -> str:
+    def exhausted_reason(self, group: WorkerGroup) -> str:
         """Return why a task can't go on whose snapshots were all tried in vain; empty as long as it may.
 
         A script that is healed in place begins again from its top: as often as it is said of all memberships that fail.
@@ -151,7 +153,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
 
     # --- what is there -----------------------------------------------------------------------------------------------
 
-    def needed(self, group: WorkerGroup) -> bool:
+    def needs_search(self, group: WorkerGroup) -> bool:
         """Return whether no living worker has some part of a state that the task may have, and none is parked.
 
         Members that are on their way into a membership may have one that nobody knows of yet.
@@ -165,16 +167,16 @@ class Snapshots(msgspec.Struct, kw_only=True):
             return False  # it has not begun
         return group.lacks_places()
 
-    def counted_on(self, group: WorkerGroup, node: str) -> list[StateRef]:
+    def usable_states(self, group: WorkerGroup, node: str) -> list[StateRef]:
         """Return the states on a node, left behind or copied there, that are to be taken."""
         left = [ref for ref in group.membership.left.values() if ref.location.node == node]
-        return [*self.parking.counted_on(node), *left]
+        return [*self.parking.usable_states(node), *left]
 
-    def needs(self, cluster: Cluster, group: WorkerGroup, node: str) -> bool:
+    def depends_on(self, cluster: KnownNodes, group: WorkerGroup, node: str) -> bool:
         """Return whether the task has something to go on with that lies on a node only."""
         if self.parked is None:
-            return self.needed(group) and node in self.saves.nodes()
-        return self.parking.needs(cluster, node)
+            return self.needs_search(group) and node in self.saves.nodes()
+        return self.parking.depends_on(cluster, node)
 
     @property
     def saved_whole(self) -> bool:
@@ -186,7 +188,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         looking = (self.search.looking if self.search else "", self.rewind.node if self.rewind else "")
         return self.saves.nodes() | self.parking.nodes() | set(filter(None, looking))
 
-    def was_on(self, group: WorkerGroup, worker: str, node: str) -> bool:
+    def worker_was_on(self, group: WorkerGroup, worker: str, node: str) -> bool:
         """Return whether a worker is on a node, or was; one that is gone is known as long as its state counts."""
         if worker in group.workers:
             return group.workers[worker].slot.node == node
@@ -204,17 +206,17 @@ class Snapshots(msgspec.Struct, kw_only=True):
 
     # --- facts -------------------------------------------------------------------------------------------------------
 
-    def handle(self, cluster: Cluster, group: WorkerGroup, fact: SnapshotFact) -> list[Message]:
+    def handle(self, cluster: KnownNodes, group: WorkerGroup, fact: SnapshotFact) -> list[Message]:
         """Take in a fact about the snapshots of a task that has not ended; the next look at the task does the rest."""
         match fact:
             case StateSecured():
-                self.saves.secure(fact.worker, fact.node, fact.nodes)
+                self.saves.record_secured(fact.worker, fact.node, fact.nodes)
             case StatesFound():
-                return self._found(cluster, group, fact)
+                return self._record_found(cluster, group, fact)
             case StateRejected() if fact.state.location.node == fact.node or self.takes_part(group, fact.node):
-                return self._reject(cluster, group, fact.state)  # nobody is to take it
-            case StateDiverged() if self.was_on(group, fact.worker, fact.node):
-                return self._disown(cluster, group, fact.worker, fact.node)
+                return self._reject_copy(cluster, group, fact.state)  # nobody is to take it
+            case StateDiverged() if self.worker_was_on(group, fact.worker, fact.node):
+                return self._discard_worker_state(cluster, group, fact.worker, fact.node)
             case PartStored() | CheckpointStored() | CheckpointFailed() if self.takes_part(group, fact.node):
                 return self._handle_write(cluster, group, fact)  # else what it was about is tried again
             case CheckpointFound() | CheckpointOrdered() | TaskRewound() if group.spec.checkpoints:
@@ -222,36 +224,36 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return []
 
     def _handle_write(
-        self, cluster: Cluster, group: WorkerGroup, fact: PartStored | CheckpointStored | CheckpointFailed
+        self, cluster: KnownNodes, group: WorkerGroup, fact: PartStored | CheckpointStored | CheckpointFailed
     ) -> list[Message]:
         match fact:
             case PartStored():  # one that comes while the task is to go back would count as newer than what it goes to
                 return [] if self.rewind else self.storage.add_part(cluster, group, fact)
             case CheckpointStored():
-                self.storage.complete(group, fact)
-                return self._retired(cluster, group, fact)
+                self.storage.record_checkpoint(group, fact)
+                return self._record_retired(cluster, group, fact)
             case CheckpointFailed():
                 return self._storage_failed(cluster, group, fact)
 
     def _handle_checkpoint(
-        self, cluster: Cluster, group: WorkerGroup, fact: CheckpointFound | CheckpointOrdered | TaskRewound
+        self, cluster: KnownNodes, group: WorkerGroup, fact: CheckpointFound | CheckpointOrdered | TaskRewound
     ) -> list[Message]:
         match fact:
             case CheckpointFound():
                 return self._checkpoint_found(group, fact)
             case CheckpointOrdered():
-                self.storage.ask(fact.after)
+                self.storage.request_checkpoint(fact.after)
                 return []
             case TaskRewound():
-                return self._look_back(cluster, group, fact.iteration)
+                return self._start_rewind(cluster, group, fact.iteration)
 
-    def copied(self, cluster: Cluster, group: WorkerGroup, fact: StateCopied) -> list[Message]:
+    def record_copy(self, cluster: KnownNodes, group: WorkerGroup, fact: StateCopied) -> list[Message]:
         """Count on a copy that is there; of one that nobody wants any more have what arrived removed."""
-        if not self.parking.copied(fact):
+        if not self.parking.record_copy(fact):
             return []
         copy = fact.state
-        counts = any(ref.location.name == copy.location.name for ref in self.counted_on(group, copy.location.node))
-        return [] if counts else remove(cluster, group.spec.name, [copy])
+        counts = any(ref.location.name == copy.location.name for ref in self.usable_states(group, copy.location.node))
+        return [] if counts else remove_orders(cluster, group.spec.name, [copy])
 
     def rule_out(self, group: WorkerGroup, fact: StateUnusable) -> None:
         """Note that a snapshot that was taken is no good: no worker has the state then; an older one is looked for."""
@@ -260,9 +262,9 @@ class Snapshots(msgspec.Struct, kw_only=True):
         group.holders.clear()
         group.membership.broken = True
 
-    def expire(self, cluster: Cluster, group: WorkerGroup, wait: Wait) -> list[Message]:
+    def expire(self, cluster: KnownNodes, group: WorkerGroup, wait: WaitKind) -> list[Message]:
         """Note that something has been waited for long enough: nodes that are gone, or slots, or the next attempt."""
-        if wait is not Wait.STATES:
+        if wait is not WaitKind.STATES:
             self.retirement.expire()
             return []
         search = self.search
@@ -270,24 +272,26 @@ class Snapshots(msgspec.Struct, kw_only=True):
             return []
         self.saves.forget_absent(cluster)  # and ask the others again: what was on its way has arrived since
         self.search = None
-        return self.find(cluster, group)
+        return self.start_search(cluster, group)
 
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def node_joined(self, group: WorkerGroup, node: str, address: str) -> None:
         """Note that an agent has come or was started again, and where what lies on its node is to be had now."""
-        self.saves.expect_others(node)
+        self.saves.mark_order_unknown(node)
         self.search = None
         left = group.membership.left
         left.update({each: ref.at(node, address) for each, ref in left.items() if ref.location.node == node})
         self.parking.readdress(group, node, address)
 
-    def keep_only(self, cluster: Cluster, group: WorkerGroup, node: str, names: Collection[str] = ()) -> list[Message]:
+    def restrict_node(
+        self, cluster: KnownNodes, group: WorkerGroup, node: str, names: Collection[str] = ()
+    ) -> list[Message]:
         """Note that of the states left behind on a node no others than these are there; those of no use are removed."""
         for worker, ref in list(group.membership.left.items()):
             if ref.location.node == node and ref.location.name not in names:
                 del group.membership.left[worker]
-                group.membership.lose(worker)
+                group.membership.record_loss(worker)
         parked = self.parked
         if parked is None:
             return []
@@ -295,63 +299,63 @@ class Snapshots(msgspec.Struct, kw_only=True):
             group, [ref for ref in parked.states if ref.location.node != node or ref.location.name in names]
         )
         useless = [ref for ref in parked.states if ref.location.node != node] if self.parked is None else []
-        return remove(cluster, group.spec.name, useless)
+        return remove_orders(cluster, group.spec.name, useless)
 
-    def node_lost(self, cluster: Cluster, group: WorkerGroup, node: str) -> list[Message]:
+    def node_lost(self, cluster: KnownNodes, group: WorkerGroup, node: str) -> list[Message]:
         """Wait for a node no more."""
         self.saves.ordered.pop(node, None)
-        out = self._no_rewind(group, node, f"{node}, which looked for it, is gone")
+        out = self._cancel_rewind(group, node, f"{node}, which looked for it, is gone")
         search = self.search
         if search is None or (node not in search.asked and search.looking != node):
             return out
         search.asked.pop(node, None)
         search.looking = "" if search.looking == node else search.looking
-        return out + self._conclude(cluster, group)
+        return out + self._conclude_search(cluster, group)
 
     # --- what is taken, and what is of no use any more ---------------------------------------------------------------
 
-    def take(self, group: WorkerGroup, stored: StoredState) -> None:
+    def park_stored(self, group: WorkerGroup, stored: StoredState) -> None:
         """Park a checkpoint that lies on storage: the next membership restores from it."""
         self.parking.snapshot = ParkedSnapshot(
             layout=stored.layout, iteration=stored.iteration, states=[], stored=stored
         )
         group.membership.broken, self.search = True, None
 
-    def go_back_to(self, group: WorkerGroup, stored: StoredState) -> None:
+    def park_rewound(self, group: WorkerGroup, stored: StoredState) -> None:
         """Park the checkpoint that a user wants, whatever was ruled out."""
         self.rewind, self.tried, self.before = None, [], None
-        self.take(group, stored)
+        self.park_stored(group, stored)
 
-    def release(self, cluster: Cluster, group: WorkerGroup) -> list[Message]:
+    def release_parked(self, cluster: KnownNodes, group: WorkerGroup) -> list[Message]:
         """Have removed what is parked: living workers have a newer state, or none is to be had."""
         states, self.parking.snapshot = self.parking.states, None
-        return remove(cluster, group.spec.name, states)
+        return remove_orders(cluster, group.spec.name, states)
 
-    def drop_left(self, cluster: Cluster, group: WorkerGroup, staying: Collection[str] = ()) -> list[Message]:
+    def drop_exported(self, cluster: KnownNodes, group: WorkerGroup, staying: Collection[str] = ()) -> list[Message]:
         """Have removed what members have left behind in vain; those that stay remove it themselves, if they live to."""
         left, group.membership.left = group.membership.left, {}
         if not left:
             return []
         group.membership.taken_back |= {name: left[name] for name in staying if name in left}
-        return remove(cluster, group.spec.name, [left[name] for name in sorted(left.keys() - set(staying))])
+        return remove_orders(cluster, group.spec.name, [left[name] for name in sorted(left.keys() - set(staying))])
 
-    def drop_saved(self, cluster: Cluster, group: WorkerGroup) -> list[Message]:
+    def drop_saved(self, cluster: KnownNodes, group: WorkerGroup) -> list[Message]:
         """Have all that was saved removed, and nothing saved any more."""
         self.search = None
         return self.saves.drop_all(cluster, group)
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
-    def _found(self, cluster: Cluster, group: WorkerGroup, fact: StatesFound) -> list[Message]:
+    def _record_found(self, cluster: KnownNodes, group: WorkerGroup, fact: StatesFound) -> list[Message]:
         """Take in what a node has."""
         search, node = self.search, fact.node
         if search is None or search.number != fact.search or node not in search.asked:
             return []
         del search.asked[node]
         search.found += [ref for ref in fact.states if node in self.saves.held.get(ref.location.worker, ())]
-        return self._conclude(cluster, group)
+        return self._conclude_search(cluster, group)
 
-    def _conclude(self, cluster: Cluster, group: WorkerGroup) -> list[Message]:
+    def _conclude_search(self, cluster: KnownNodes, group: WorkerGroup) -> list[Message]:
         """Go on with the newest state that is whole, once all have answered; or wait for nodes that may have more."""
         search, before = self.search, self.before
         if search is None or search.asked or search.over or search.looking:
@@ -359,26 +363,29 @@ class Snapshots(msgspec.Struct, kw_only=True):
         self.parking.snapshot = newest_whole(ref for ref in search.found if before is None or ref.iteration < before)
         if self.parked is not None:
             group.membership.broken, self.search = True, None
-            return [Deadline(Wait.STATES, group.spec.name).cancel()]
+            return [Deadline(WaitKind.STATES, group.spec.name).cancel()]
         if not all(cluster.is_there(node) for node in self.saves.nodes()):
-            return [Deadline(Wait.REGROUP, group.spec.name).cancel(), Deadline(Wait.STATES, group.spec.name).set()]
+            return [
+                Deadline(WaitKind.REGROUP, group.spec.name).cancel(),
+                Deadline(WaitKind.STATES, group.spec.name).set(),
+            ]
         if group.spec.way.tracks_states:
-            return self._look_at_storage(cluster, group, search)
+            return self._search_storage(cluster, group, search)
         search.over = True  # what is in its folder of checkpoints is its script's affair
         text = f"what task {group.spec.name} had saved in memory is gone with its nodes: its program begins again"
         return [Alert(text=f"{text}, from a checkpoint of its own if it has one")]
 
-    def _look_at_storage(self, cluster: Cluster, group: WorkerGroup, search: Search) -> list[Message]:
+    def _search_storage(self, cluster: KnownNodes, group: WorkerGroup, search: Search) -> list[Message]:
         """Have a node look at the storage, now that no memory has the state; without one, the task begins anew."""
         if not group.spec.checkpoints:
             search.over = True
             return []
-        node = node_to_look(cluster, group)
+        node = choose_storage_node(cluster, group)
         if not node:
             self.search = None  # it begins again with whichever node comes first
             return []
         search.looking = node
-        return [find_order(cluster, group, node, search.number, before=self.before)]
+        return [find_checkpoint_order(cluster, group, node, search.number, before=self.before)]
 
     def _checkpoint_found(self, group: WorkerGroup, answer: CheckpointFound) -> list[Message]:
         """Go on with what lies on storage, or back to it; where nothing does, the task begins anew."""
@@ -386,38 +393,38 @@ class Snapshots(msgspec.Struct, kw_only=True):
         if rewind is not None and (rewind.number, rewind.node) == (answer.search, answer.node):
             rewind.stored = stored
             why = "; ".join(answer.skipped) or "there is none"
-            return [] if stored else self._no_rewind(group, rewind.node, why)
+            return [] if stored else self._cancel_rewind(group, rewind.node, why)
         if search is not None and (search.number, search.looking) == (answer.search, answer.node):
             search.looking, search.over = "", stored is None
             if stored is not None:
-                self.take(group, stored)
+                self.park_stored(group, stored)
         return []
 
-    def _storage_failed(self, cluster: Cluster, group: WorkerGroup, fact: CheckpointFailed) -> list[Message]:
+    def _storage_failed(self, cluster: KnownNodes, group: WorkerGroup, fact: CheckpointFailed) -> list[Message]:
         """Look or write again after a while where the storage could not be read or written."""
         node, task, search, out = fact.node, group.spec.name, self.search, list[Message]()
         self.storage.asked_after = None  # who ordered it can see why, and may mend it and order it again
         if search is not None and search.looking == node:
             search.looking = ""
-            out.append(Deadline(Wait.STATES, task).set())  # a state may lie there
-        out += self._no_rewind(group, node, fact.reason)
+            out.append(Deadline(WaitKind.STATES, task).set())  # a state may lie there
+        out += self._cancel_rewind(group, node, fact.reason)
         at_once = self._stranded(cluster, group)
-        saving, later = self.retirement.failed(cluster, task, node, at_once=at_once)
+        saving, later = self.retirement.record_failure(cluster, task, node, at_once=at_once)
         if saving is not None:
             self.storage.parts.pop(saving.attempt, None)
         return out + later
 
-    def _look_back(self, cluster: Cluster, group: WorkerGroup, iteration: int) -> list[Message]:
+    def _start_rewind(self, cluster: KnownNodes, group: WorkerGroup, iteration: int) -> list[Message]:
         """Have a node look whether a checkpoint is there to which the task is to go back; it computes on until then."""
-        node = node_to_look(cluster, group)
+        node = choose_storage_node(cluster, group)
         self.rewind = Rewind(number=self.searches + 1, iteration=iteration, node=node)
         if not node:
-            return self._no_rewind(group, node, "no node is there that could look for it")
+            return self._cancel_rewind(group, node, "no node is there that could look for it")
         self.searches += 1
         self.storage.parts = {}
-        return [find_order(cluster, group, node, self.searches, before=self.before, iteration=iteration)]
+        return [find_checkpoint_order(cluster, group, node, self.searches, before=self.before, iteration=iteration)]
 
-    def _no_rewind(self, group: WorkerGroup, node: str, why: str) -> list[Message]:
+    def _cancel_rewind(self, group: WorkerGroup, node: str, why: str) -> list[Message]:
         """Give an order to go back up, where `node` looks for the checkpoint, and there is none or the node can't."""
         rewind = self.rewind
         if rewind is None or rewind.node != node:
@@ -427,38 +434,38 @@ class Snapshots(msgspec.Struct, kw_only=True):
         text = f"task {task} goes on where it is, not from iteration {rewind.iteration} in {root}: {why}"
         return [Alert(text=f"{text}; unicron checkpoints list {task} --at {root} shows what is there")]
 
-    def _reject(self, cluster: Cluster, group: WorkerGroup, bad: StateRef) -> list[Message]:
+    def _reject_copy(self, cluster: KnownNodes, group: WorkerGroup, bad: StateRef) -> list[Message]:
         """Have a copy removed that is not what it should be, and go on without it."""
         where, name = bad.location.node, bad.location.name
         left = [ref for ref in self.parking.states if (ref.location.node, ref.location.name) != (where, name)]
         self.parking.restrict(group, left)
         return [drop_order(cluster, group.spec.name, where, [name])] if cluster.is_there(where) else []
 
-    def _disown(self, cluster: Cluster, group: WorkerGroup, worker: str, node: str) -> list[Message]:
+    def _discard_worker_state(self, cluster: KnownNodes, group: WorkerGroup, worker: str, node: str) -> list[Message]:
         """Count no more on the state of a worker that differs from the others', nor on what it saved."""
         group.holders.pop(worker, None)
-        self.saves.expect_others(node)
+        self.saves.mark_order_unknown(node)
         doubtful = [each for each in self.parking.states if each.location.worker == worker]
-        out = [message for ref in doubtful for message in self._reject(cluster, group, ref)]
+        out = [message for ref in doubtful for message in self._reject_copy(cluster, group, ref)]
         self.search = None  # what was found may be among them
-        return out + self.saves.disown(cluster, group, worker, node)
+        return out + self.saves.drop_copies(cluster, group, worker, node)
 
     def _can_be_stored(self, group: WorkerGroup) -> bool:
         in_memory = bool(self.parking.states) and not group.state.ended
         return in_memory and bool(group.spec.checkpoints) and self.rewind is None
 
-    def _stranded(self, cluster: Cluster, group: WorkerGroup) -> bool:
+    def _stranded(self, cluster: KnownNodes, group: WorkerGroup) -> bool:
         return self._can_be_stored(group) and self.parking.stranded(cluster)
 
-    def _retired(self, cluster: Cluster, group: WorkerGroup, fact: CheckpointStored) -> list[Message]:
+    def _record_retired(self, cluster: KnownNodes, group: WorkerGroup, fact: CheckpointStored) -> list[Message]:
         """Count on what is on storage now, and have all removed that is in memory."""
         parked = self.parked
         if parked is None or not parked.states or fact.iteration != parked.iteration:
             return []
-        saving = self.retirement.written(fact.node)
+        saving = self.retirement.record_written(fact.node)
         if saving is None:
             return []
-        out = remove(cluster, group.spec.name, parked.states) + self.drop_saved(cluster, group)
+        out = remove_orders(cluster, group.spec.name, parked.states) + self.drop_saved(cluster, group)
         where = {"root": saving.root, "folder": fact.folder}
-        self.take(group, StoredState(**where, iteration=saving.iteration, layout=saving.layout))
+        self.park_stored(group, StoredState(**where, iteration=saving.iteration, layout=saving.layout))
         return out

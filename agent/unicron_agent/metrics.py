@@ -1,4 +1,4 @@
-"""What an agent tells Prometheus, beside what it says to others: its workers, its GPUs, and whether it keeps up."""
+"""The metrics of an agent for Prometheus: its workers, its GPUs, and its backlog."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,10 +22,10 @@ GPU: dict[str, Callable[[Gpu], float | None]] = {
     "unicron_gpu_pcie_replays_total": lambda gpu: gpu.pcie_replays,
     "unicron_gpu_nvlink_errors_total": lambda gpu: _sum(gpu.nvlink_replays, gpu.nvlink_recoveries, gpu.nvlink_crc),
 }
-"""What is told of each GPU, where its driver tells it."""
+"""Metrics of each GPU; left out where the driver does not know the value."""
 
 
-class Measured:
+class AgentMetrics:
     """The metrics of an agent.
 
     Args:
@@ -41,7 +41,7 @@ class Measured:
         self.metrics = Metrics(core.node, self._read)
 
     def observe(self, message: Message) -> None:
-        """Take note of what the agent's core says."""
+        """Record a message of the agent's core."""
         if isinstance(message, NodeHeartbeat):
             self._beat_at = self._now()
         elif isinstance(message, GpusSampled):
@@ -49,8 +49,8 @@ class Measured:
         else:
             self.metrics.tell(message, message)
 
-    def fetched(self, seconds: float) -> None:
-        """Note how long it took to get a state for a worker here; of which task is not told, as no task ends here."""
+    def record_fetch(self, seconds: float) -> None:
+        """Record how long fetching a state took; without the task, whose series no agent would know to end."""
         self.metrics.phase("fetch", "", seconds)
 
     def _read(self) -> Iterator[Sample]:
