@@ -65,7 +65,7 @@ def test_a_storm_with_liars_is_what_it_is_without_and_their_lies():
         assert len(lying.faults) > len(honest.faults)
 
 
-TELL = "import sys; from unicron_simulator import storm; print([storm.run(int(s)).digest for s in sys.argv[1:]])"
+TELL = "import sys; from unicron_simulator.storms import storm; print([storm.run(int(s)).digest for s in sys.argv[1:]])"
 
 
 @pytest.mark.slow
