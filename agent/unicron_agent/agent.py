@@ -9,13 +9,13 @@ import logging
 from collections.abc import Callable
 
 from unicron import subjects
-from unicron.aio import insist, next_beat, together
+from unicron.aio import gather_or_cancel, next_beat, retry_until_available
 from unicron.bus.lease import token_in_force
 from unicron.bus.protocol import Bus
 from unicron.contracts.base import Message
 from unicron.contracts.events import CommandRefused, DeadLetter
 from unicron.errors import InvalidInputError
-from unicron.rate_limits import LETTERS, Floods, more
+from unicron.rate_limits import LETTERS, RateLimiter, more_text
 from unicron_agent.core import AgentCore
 from unicron_agent.hardware.clocks import MOST_S
 from unicron_agent.outbox import Outbox
@@ -79,7 +79,7 @@ class Agent:
         self._token_wanted = asyncio.Event()
         self._ticks_at, self._earlier_tick = 0.0, asyncio.Event()
         self._clock_offset = 0.0
-        self._floods = Floods(LETTERS)
+        self._floods = RateLimiter(LETTERS)
         self.observe: Callable[[Message], None] = lambda _: None
 
     def handle(self, stimulus: Stimulus) -> Out:
@@ -109,14 +109,14 @@ class Agent:
         return admitted
 
     def _report_suppressed(self) -> None:
-        for what, count in self._floods.over(asyncio.get_running_loop().time()).items():
-            letter = DeadLetter(subject=subjects.commands(self.core.node), error=f"{more(count)}: {what}")
+        for what, count in self._floods.held_back(asyncio.get_running_loop().time()).items():
+            letter = DeadLetter(subject=subjects.commands(self.core.node), error=f"{more_text(count)}: {what}")
             log.warning("%s", letter)
             self._outbox.put(letter)
 
     async def run(self, position: int) -> None:
         """Serve until cancelled; `position` is the place in the journal behind which commands are to be obeyed."""
-        await together(
+        await gather_or_cancel(
             self._outbox.publish(lambda fact, sequence: self.handle(Published(fact, sequence))),
             self._outbox.send_telemetry(),
             self._read(position),
@@ -163,7 +163,9 @@ class Agent:
         lease = self._bus.bucket("lease")
         while True:
             await self._token_wanted.wait()
-            token = await insist(lambda: token_in_force(lease, COMMANDER), "reading who may give commands")
+            token = await retry_until_available(
+                lambda: token_in_force(lease, COMMANDER), "reading who may give commands"
+            )
             if token is None:
                 await asyncio.sleep(LEASE_S)
                 continue

@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from unicron.authentication import received
+from unicron.authentication import authenticate
 from unicron.checks import share_problems
 from unicron.contracts.base import Message
 from unicron.contracts.commands import (
@@ -275,7 +275,7 @@ class AgentCore:
 
     def _handle_entry(self, entry: EntryRead) -> Out:
         try:
-            message = received(entry.subject, entry.data)
+            message = authenticate(entry.subject, entry.data)
             if isinstance(message, RecordingSwitched):
                 return self._switch_recording(message)
         except InvalidInputError as error:

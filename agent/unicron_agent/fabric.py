@@ -14,7 +14,7 @@ from unicron import fabric_proofs
 from unicron.contracts.worker import Enter, Membership
 from unicron.errors import InvalidInputError
 from unicron.files import read_secret
-from unicron.rate_limits import LETTERS, Floods, more
+from unicron.rate_limits import LETTERS, RateLimiter, more_text
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class Fabric:
     def verify_entry(self, enter: Enter, address: str, challenge: bytes) -> bool:
         """Return whether the answer to `challenge` proves a secret of the membership that `enter` names."""
         secrets = fabric_proofs.epoch_secrets(self.keys(), enter.rendezvous_id, enter.epoch)
-        return fabric_proofs.answered(secrets, enter.answers, address, challenge)
+        return fabric_proofs.is_response(secrets, enter.answers, address, challenge)
 
     # --- state servers -----------------------------------------------------------------------------------------------
 
@@ -134,7 +134,9 @@ class Fabric:
         """Return the metadata with the proof for a call whose first message is `request`."""
         if not self.requires_proof:
             return ()
-        shown = fabric_proofs.CallProof.of(self.keys(), method, address, request, self._node, self._now(), challenge)
+        shown = fabric_proofs.CallProof.create(
+            self.keys(), method, address, request, self._node, self._now(), challenge
+        )
         return ((HEADER, msgspec.msgpack.encode(shown)),)
 
     def verify_call(self, metadata: Any, method: str, address: str) -> fabric_proofs.CallProof:
@@ -145,7 +147,7 @@ class Fabric:
             InvalidInputError: there is none, or it does not verify; says why, with the cure.
         """
         now = self._now()
-        found = fabric_proofs.checked(
+        found = fabric_proofs.verify_call(
             self.keys(), dict(metadata or ()).get(HEADER), method, address, now, self._challenges
         )
         self._challenges.pop(found.challenge, None)
@@ -182,7 +184,7 @@ class RefusalLog:
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._floods = Floods(LETTERS)
+        self._floods = RateLimiter(LETTERS)
         self._summing: asyncio.TimerHandle | None = None
 
     def record(self, host: str, reason: object) -> None:
@@ -195,6 +197,6 @@ class RefusalLog:
 
     def _report_suppressed(self) -> None:
         now = asyncio.get_running_loop().time()
-        for host, count in self._floods.over(now).items():
-            log.warning("the %s turned %s away: %s", self._where, host, more(count))
+        for host, count in self._floods.held_back(now).items():
+            log.warning("the %s turned %s away: %s", self._where, host, more_text(count))
         self._summing = None

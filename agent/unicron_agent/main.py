@@ -11,7 +11,7 @@ from secrets import token_hex
 from unicron.bus.nats import connect
 from unicron.clock import SystemClock
 from unicron.errors import InvalidInputError
-from unicron.fabric_proofs import boot
+from unicron.fabric_proofs import boot_id
 from unicron.service.runner import run_process
 from unicron_agent.departure import wait_for_departure
 from unicron_agent.hardware.slots import find_slots
@@ -31,7 +31,7 @@ async def _run(make_standby: Callable[[Path], Standby], settings: AgentSettings)
     try:
         clock, standby = SystemClock(), make_standby(Path(settings.run_dir, "logs", "standby.log").resolve())
         leaving = partial(wait_for_departure, clock.now(), settings.leave_s)
-        await NodeShell(settings, bus, clock, slots, boot(secret), standby, leaving, bus.cut).run()
+        await NodeShell(settings, bus, clock, slots, boot_id(secret), standby, leaving, bus.cut).run()
     finally:
         await bus.close()
 

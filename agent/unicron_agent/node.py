@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from unicron import codec, subjects
-from unicron.aio import beat, insist, together
+from unicron.aio import gather_or_cancel, retry_until_available, sleep_until_beat
 from unicron.bus.protocol import Bus
 from unicron.clock import Clock
 from unicron.contracts.commands import StartWorker
@@ -29,7 +29,7 @@ from unicron.contracts.worker import (
     Raised,
     StateFetched,
     ToAgent,
-    told_cause,
+    printable_cause,
 )
 from unicron.errors import (
     BusUnavailableError,
@@ -170,7 +170,7 @@ class NodeShell:
         watches = self._watch_hardware()
         await self._bus.serve(subjects.rpc(self._name), f"agent-{self._name}", self._on_query)
         await self._bus.serve(subjects.orders(self._name), f"agent-{self._name}", self._on_order)
-        running = asyncio.create_task(together(self._agent.run(position), self._look_at_outputs()))
+        running = asyncio.create_task(gather_or_cancel(self._agent.run(position), self._look_at_outputs()))
         try:
             await self._serve_until_departure(running)
         finally:
@@ -208,7 +208,7 @@ class NodeShell:
             self._handle_all(self._outputs.new_lines())
             for path in self._outputs.oversized():
                 await asyncio.to_thread(rotate, path)
-            await beat(LOOK_S)
+            await sleep_until_beat(LOOK_S)
 
     def _handle_all(self, logged: list[Logged]) -> None:
         for each in logged:
@@ -238,7 +238,7 @@ class NodeShell:
         """
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
-                return await insist(self._bus.tail, "waiting for the journal")
+                return await retry_until_available(self._bus.tail, "waiting for the journal")
         except TimeoutError as error:
             raise BusUnavailableError(
                 f"no journal within {self._settings.connect_timeout_s:g} s: start the control services, or run "
@@ -394,8 +394,8 @@ class NodeShell:
             "CUDA_VISIBLE_DEVICES": slot.device,
             STOP_GRACE: str(command.spec.stop_grace_s),
             DRILL: "due" if command.spec.drill and not command.cause else "",
-            UNCARRIED: told_cause(command.uncarried),
-            CAUSE: told_cause(command.cause),
+            UNCARRIED: printable_cause(command.uncarried),
+            CAUSE: printable_cause(command.cause),
             **torchrun_variables(command, self._slots),
         }
 

@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 
 from unicron import codec, subjects
-from unicron.aio import insist
+from unicron.aio import retry_until_available
 from unicron.bus.protocol import Bus
 from unicron.clock import Clock
 from unicron.contracts.base import Message
@@ -59,9 +59,9 @@ class Outbox:
         """Publish facts until cancelled; `published` is called with each and its place in the journal."""
         while True:
             fact = await self._facts.get()
-            append = partial(self._bus.append, subjects.of(fact), codec.encode(fact), fact.id)
+            append = partial(self._bus.append, subjects.for_message(fact), codec.encode(fact), fact.id)
             try:
-                sequence = await insist(append, f"publishing {type(fact).__name__}")
+                sequence = await retry_until_available(append, f"publishing {type(fact).__name__}")
             except InvalidInputError as error:  # it will never be taken, and the next must not wait for that
                 log.error("can't say %s: %s", type(fact).__name__, error)  # noqa: TRY400
                 self.unpublished -= 1
@@ -74,5 +74,5 @@ class Outbox:
         while True:
             telemetry = await self._telemetry.get()
             with contextlib.suppress(BusUnavailableError):
-                await self._bus.tell(subjects.of(telemetry), codec.encode(telemetry))
+                await self._bus.publish_telemetry(subjects.for_message(telemetry), codec.encode(telemetry))
                 self._on_sent()

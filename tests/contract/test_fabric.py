@@ -64,7 +64,7 @@ class States(Node):
 
     def header(self, method=FETCH, request=None, address=None, at=None, key=KEY):
         request, at = NAME.encode() if request is None else request, self.now if at is None else at
-        shown = fabric_proofs.CallProof.of([key], method, address or self.address, request, "n2", at)
+        shown = fabric_proofs.CallProof.create([key], method, address or self.address, request, "n2", at)
         return ((HEADER, msgspec.msgpack.encode(shown)),)
 
     async def fetch(self, header, name=NAME):
@@ -269,7 +269,7 @@ class Rank:
 
     def enter(self, key=KEY, name="gpt-1", epoch=3, asked=None, address=None, under=None):
         secrets = fabric_proofs.epoch_secrets([key], *(under or (name, epoch)))
-        answers = fabric_proofs.answers(secrets, address or self.address, asked or self.asked)
+        answers = fabric_proofs.challenge_responses(secrets, address or self.address, asked or self.asked)
         return Enter(rendezvous_id=name, epoch=epoch, answers=answers)
 
     def say(self, *messages):
@@ -421,7 +421,7 @@ def test_a_key_is_replaced_while_nodes_hold_either_and_in_the_end_the_old_one_op
     late, early = (fabric(tmp_path, node, now=lambda: now) for node in ("n1", "n2"))
     new = fabric_proofs.new_key()
     path = tmp_path / "n2-fabric.key"
-    path.write_bytes(fabric_proofs.as_file(new, KEY, now + 600.0))
+    path.write_bytes(fabric_proofs.key_file_text(new, KEY, now + 600.0))
     for one, other in ((late, early), (early, late)):
         one.verify_call(other.proof_metadata(FETCH, "here", b""), FETCH, "here")
     now += 601.0
@@ -434,7 +434,7 @@ def test_a_key_is_replaced_while_nodes_hold_either_and_in_the_end_the_old_one_op
 
 def test_a_membership_is_told_what_opens_it_under_both_keys_and_shows_none_of_it(tmp_path):
     own = fabric(tmp_path, now=lambda: NOW)
-    (tmp_path / "n1-fabric.key").write_bytes(fabric_proofs.as_file(OTHER_KEY, KEY, NOW + 1.0))
+    (tmp_path / "n1-fabric.key").write_bytes(fabric_proofs.key_file_text(OTHER_KEY, KEY, NOW + 1.0))
     told = own.with_secrets(replace(NOWHERE, rendezvous_id="gpt-1", epoch=3))
     assert told.secrets == [
         *fabric_proofs.epoch_secrets([OTHER_KEY], "gpt-1", 3),
@@ -452,10 +452,10 @@ def test_a_membership_is_told_what_opens_it_under_both_keys_and_shows_none_of_it
     [
         b"",
         b"x" * 64,
-        fabric_proofs.as_file(KEY)[:-2],
+        fabric_proofs.key_file_text(KEY)[:-2],
         b"%s until 1900000000\n" % KEY.hex().encode(),
-        fabric_proofs.as_file(KEY) * 3,
-        fabric_proofs.as_file(KEY).upper(),
+        fabric_proofs.key_file_text(KEY) * 3,
+        fabric_proofs.key_file_text(KEY).upper(),
     ],
     ids=["empty", "no number", "cut", "only an old one", "three", "capitals"],
 )

@@ -129,7 +129,7 @@ class GpuWatch:
 
     def _report_fault(self, slot: int, text: str) -> None:
         log.warning("%s", text)
-        if ruling := self._rules.of_hardware(text):
+        if ruling := self._rules.rule_for_hardware(text):
             self._report(Logged(text=text, status=ruling.verdict.status, slot=slot))
 
     def _sample(self, handles: list[Any]) -> None:

@@ -166,7 +166,7 @@ class KernelLog:
         return self._began - slack <= at <= now + slack
 
     def _report_faults(self, lines: str) -> None:
-        for line, ruling in self._rules.telling(lines):
+        for line, ruling in self._rules.match_hardware_lines(lines):
             if (at := _AT.search(line)) and not self._is_news(float(at[1])):
                 continue
             pid, address = _PID.search(line), _PCI.search(line)

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import msgspec
 
-from unicron.aio import together
+from unicron.aio import gather_or_cancel
 from unicron.contracts.states import Keeper, StateRef
 from unicron.errors import StateTransferError, UnsoundStateError
 from unicron.snapshots.gate import Gate
@@ -102,7 +102,7 @@ class _Sending:
             grpc.aio.AioRpcError: it never will be.
         """
         try:
-            await together(self._read_receipts(), self._send())
+            await gather_or_cancel(self._read_receipts(), self._send())
         finally:
             self._traffic.line.on_its_way -= sum(size for size, _ in self._under_way)
 

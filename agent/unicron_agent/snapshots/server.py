@@ -108,7 +108,7 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _send_snapshot(
         self, shown: CallProof | None, request: bytes, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[bytes]:
-        if shown is not None and not shown.is_of(request):
+        if shown is not None and not shown.matches(request):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, OTHER)
         try:
             path = self._memory.path(request.decode(errors="replace"))
@@ -123,7 +123,7 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     ) -> None:
         """Take a copy: first what it is, then its content; one that wants no receipts gets one answer in the end."""
         first = await anext(pieces, b"")
-        if shown is not None and not shown.is_of(first):
+        if shown is not None and not shown.matches(first):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, OTHER)
         try:
             ref = self._check_announced(first)

@@ -134,7 +134,7 @@ class Outputs:
             return []
         return [
             Logged(text=line.strip(), status=ruling.verdict.status, author=worker)
-            for line, ruling in self._rules.telling_of_output(lines)
+            for line, ruling in self._rules.match_output_lines(lines)
         ]
 
     def oversized(self) -> list[str]:

@@ -23,7 +23,7 @@ class HardwareFaults:
         """Give up the node that is not fit for work, have the worker restarted that can't go on, or remember it."""
         if fault.printed:
             return self._record_line(fault)
-        ruling = self._rules.of_hardware(fault.text[:LONGEST_LINE])
+        ruling = self._rules.rule_for_hardware(fault.text[:LONGEST_LINE])
         if ruling is None or fault.node not in self._state.nodes:
             return []
         verdict = ruling.verdict
@@ -50,7 +50,9 @@ class HardwareFaults:
 
     def _record_line(self, fault: FaultLogged) -> list[Message]:
         """Remember the first line of a worker that stands for something: it explains what fails, and fails nothing."""
-        if self._rules.of_output(fault.text[:LONGEST_LINE]) is not None and self._reporter.is_about_known_worker(fault):
+        if self._rules.rule_for_output(fault.text[:LONGEST_LINE]) is not None and self._reporter.is_about_known_worker(
+            fault
+        ):
             self._reporter.worker(fault.worker, fault.task, fault.node, fault.slot)
             self._state.wrote.setdefault(fault.worker, LoggedLine(text=fault.text, at=self._state.now))
         return []

@@ -88,7 +88,7 @@ def translate(subject: str, data: bytes) -> ConnectionLost | None:
     except (ValueError, TypeError, KeyError, AttributeError, InvalidInputError):
         return None  # whatever it is, it tells of no agent of ours
     return ConnectionLost(
-        node=node, boot=fabric_proofs.boot(secret), reason=str(advisory.get("reason", "")), id=str(identity), at=at
+        node=node, boot=fabric_proofs.boot_id(secret), reason=str(advisory.get("reason", "")), id=str(identity), at=at
     )
 
 

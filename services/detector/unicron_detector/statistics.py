@@ -16,7 +16,7 @@ import msgspec
 from faust.app.base import BootStrategy
 
 from unicron import codec, subjects
-from unicron.aio import insist
+from unicron.aio import retry_until_available
 from unicron.bus.protocol import Bus
 from unicron.clock import Clock
 from unicron.contracts.base import Message
@@ -125,8 +125,8 @@ class Statistics:
 
     async def _publish(self, fact: Message) -> None:
         log.info("%s", fact)
-        await insist(
-            lambda: self._bus.append(subjects.of(fact), codec.encode(fact), fact.id),
+        await retry_until_available(
+            lambda: self._bus.append(subjects.for_message(fact), codec.encode(fact), fact.id),
             f"telling of {type(fact).__name__}",
         )
 
@@ -135,7 +135,7 @@ class Statistics:
     async def _load(self) -> None:
         """Go on from what the last active instance has written down; where that can't be read, begin anew."""
         self._token, known = self._service.token, StoredSeries()
-        found = await insist(lambda: self._bucket.get(KEY), "reading the statistics")
+        found = await retry_until_available(lambda: self._bucket.get(KEY), "reading the statistics")
         self._revision = found.revision if found else 0
         if found and found.value:
             try:
@@ -157,7 +157,7 @@ class Statistics:
     async def _save(self) -> None:
         value = msgspec.msgpack.encode(self._windows.known)
         try:
-            self._revision = await insist(
+            self._revision = await retry_until_available(
                 lambda: self._bucket.update(KEY, value, self._revision), "writing the statistics down"
             )
         except ConflictError:  # another instance is active, or this write was repeated

@@ -43,7 +43,7 @@ class NodeRun(msgspec.Struct, kw_only=True):
 
 
 class KnownNodes(msgspec.Struct, kw_only=True, dict=True):
-    """All nodes, and how they are addressed.
+    """The nodes that have been admitted, and the nodes that keep copies for each of them.
 
     Attributes:
         token: fencing token of the active instance.
@@ -57,11 +57,11 @@ class KnownNodes(msgspec.Struct, kw_only=True, dict=True):
     idle_s: float = TIMEOUT_S[WaitKind.IDLE]
 
     def is_there(self, node: str) -> bool:
-        """Return whether a node can be given commands."""
+        """Return whether a node is admitted and its agent can be given commands."""
         return node in self.nodes and self.nodes[node].alive
 
     def is_staying(self, node: str) -> bool:
-        """Return whether a node is there, and not to go."""
+        """Return whether a node is admitted and is not being drained."""
         return node in self.nodes and self.nodes[node].keeps_states
 
     def command_fields(self, node: str) -> dict[str, Any]:
@@ -73,12 +73,12 @@ class KnownNodes(msgspec.Struct, kw_only=True, dict=True):
         return [slot for slot in slots if self.is_there(slot.node) and self.nodes[slot.node].has_slot(slot.slot)]
 
     def partners(self, node: str) -> list[Keeper]:
-        """Return the nodes that keep copies of what is saved on a node, those of one that is to go by preference."""
+        """Return the nodes that keep copies of the states saved on `node`, in order of preference."""
         names = self._keepers[node][1:] if node in self._keepers else self._staying_nodes(node)
         return [Keeper(node=name, address=self.nodes[name].state_server) for name in names]
 
     def invalidate_partners(self) -> None:
-        """Note that other nodes stay than before: who keeps whose copies is worked out when it is asked for."""
+        """Forget which nodes keep copies for which; it is computed again from the staying nodes at the next call."""
         self.__dict__.pop("_keepers", None)
 
     def _staying_nodes(self, node: str) -> list[str]:

@@ -32,6 +32,7 @@ from unicron.contracts.worker import LONGEST_CAUSE
 from unicron.service.core import Core, Handlers
 from unicron_transition.deadlines import TIMEOUT_S, Deadline, WaitKind
 from unicron_transition.doubts import find_contradiction
+from unicron_transition.endings import end_task, finish_task
 from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.moves import MoveCause, move_task
 from unicron_transition.nodes import admit_node, lose_worker, release_nodes, remove_node, remove_strays, stop_if_stray
@@ -64,11 +65,11 @@ class TransitionCore(Core):
             StateCopied: self._state_copied,
             StateKept: self._state_kept,
             StateUnusable: self._state_unusable,
-            TaskBroken: lambda broken: self._end_task(
-                broken.task, MoveCause.OWN_FAULT, broken.reason, broken.traceback
+            TaskBroken: lambda broken: end_task(
+                self.state, broken.task, MoveCause.OWN_FAULT, broken.reason, broken.traceback
             ),
             TaskPaused: self._pause,
-            TaskRemoved: lambda removed: self._end_task(removed.task, MoveCause.USER, "removed by its user"),
+            TaskRemoved: lambda removed: end_task(self.state, removed.task, MoveCause.USER, "removed by its user"),
             TaskSubmitted: self._submitted,
             TimerFired: self._timer_fired,
             WorkerAway: self._worker_away,
@@ -103,12 +104,12 @@ class TransitionCore(Core):
         return []
 
     def _node_admitted(self, node: NodeAdmitted) -> list[Message]:
-        """A node is new, or its agent came back."""
+        """Record a node that is new or whose agent has restarted, and reconcile the tasks that this concerns."""
         out = admit_node(self.state, node) + self._adjust_to_node(node.node)
         return out + remove_strays(self.state, node.node, node.kept)
 
     def _adjust_to_node(self, node: str) -> list[Message]:
-        """See what a node that can keep copies now, or can't any more, changes for whom."""
+        """Reconcile the tasks that are affected when a node can keep copies, or no longer can."""
         # a task without a slot waits for the plan that this node's coming brings: it may have a worker here
         hit = {run.spec.name: None for run in self.state.tasks_on(node) if run.target}
         short = {name: None for name, run in self.state.tasks.items() if run.snapshots.saves.short}
@@ -116,14 +117,14 @@ class TransitionCore(Core):
         return self._reconcile(hit | short) + move_snapshots(self.state, parked)
 
     def _node_leaving(self, fact: NodeLeaving) -> list[Message]:
-        """A node is to go; the registry drains it, and it waits until nobody needs it any more."""
+        """Record that a node will leave; its agent waits for `ReleaseNode`, sent when no task needs the node."""
         node = self.state.nodes.get(fact.node)
         if node is not None and node.alive and node.incarnation == fact.incarnation:
             self.state.set_leaving(fact.node, waits=True)
         return []
 
     def _node_drained(self, fact: NodeDrained) -> list[Message]:
-        """Nothing more is to lie on a node that is to go, and nothing only there."""
+        """Record that a node is drained or no longer drained, and move the states that lie only on it."""
         node = self.state.nodes.get(fact.node)
         if node is None or node.drained == fact.drain:
             return []
@@ -218,16 +219,6 @@ class TransitionCore(Core):
         found = {other.task: None for other in there if other and not self.state.tasks[other.task].target}
         return list(found)
 
-    def _end_task(self, task: str, cause: MoveCause, reason: str, traceback: str = "") -> list[Message]:
-        run = self.state.tasks.get(task)
-        if run is None or run.state.ended:
-            return []
-        out = move_task(self.state, run, cause, reason, traceback)
-        out += run.snapshots.release_parked(self.state, run) + run.snapshots.drop_exported(self.state, run)
-        self.state.set_target(run, [])
-        out += reconcile(self.state, [task])  # then its workers are no more
-        return out + run.snapshots.drop_saved(self.state, run) + [Deadline(WaitKind.REGROUP, task).cancel()]
-
     # --- reports of workers ------------------------------------------------------------------------------------------
 
     def _ready(self, ready: WorkerReady) -> list[Message]:
@@ -263,7 +254,7 @@ class TransitionCore(Core):
         return out + self._report_complete(run, report.at) + reconcile(self.state, [report.task])
 
     def _state_kept(self, kept: StateKept) -> list[Message]:
-        """A worker has left its state behind; when all have who are to, the task can go on in its new layout."""
+        """Record an exported state; when all members have exported theirs, the task continues in its new layout."""
         run = self.state.tasks.get(kept.task)
         membership = run.membership if run and not run.state.ended else None
         due = (
@@ -278,7 +269,7 @@ class TransitionCore(Core):
         return self._reconcile([kept.task]) if membership.exported_snapshot() else []
 
     def _state_copied(self, fact: StateCopied) -> list[Message]:
-        """A node that is to go has handed a state over, or could not."""
+        """Record that a draining node has copied a state to another node, or failed to."""
         run = self.state.tasks.get(fact.task)
         return run.snapshots.record_copy(self.state, run, fact) + self._reconcile([fact.task]) if run else []
 
@@ -290,7 +281,7 @@ class TransitionCore(Core):
         return out + rewind(self.state, run) + self._reconcile([fact.task])
 
     def _state_unusable(self, fact: StateUnusable) -> list[Message]:
-        """What a task went on from is no good: it is to go on from something older."""
+        """Rule out the snapshot that a task restored from, and look for an older one."""
         run = self.state.tasks.get(fact.task)
         if run is None or run.state.ended or fact.epoch != run.membership.epoch or fact.worker not in run.workers:
             return []
@@ -305,7 +296,7 @@ class TransitionCore(Core):
         return out + self._reconcile([fact.task]) + move_task(self.state, run, MoveCause.FAILURE, reason)
 
     def _report_complete(self, run: TaskRun, at: float) -> list[Message]:
-        """Say that the newest membership computes, and whether it is all that the plan wants."""
+        """Report that the newest membership computes; the task has recovered if it is as large as the plan wants."""
         task, epoch, size = run.spec.name, run.membership.epoch, len(run.membership.group)
         out: list[Message] = [Deadline(WaitKind.REGROUP, task).cancel()]
         if run.membership.leaving:
@@ -326,28 +317,16 @@ class TransitionCore(Core):
             return []
         run.workers[finished.worker].stage = WorkerStage.FINISHED
         run.membership.through[finished.worker] = None
-        return self._after_the_end(run)
+        return self._reconcile_last_iteration(run)
 
-    def _after_the_end(self, run: TaskRun) -> list[Message]:
-        """A member is through, and maybe gone: who missed the end of the last iteration must finish it without."""
+    def _reconcile_last_iteration(self, run: TaskRun) -> list[Message]:
+        """Regroup the members that missed the end of the last iteration, as one that finished it never joins again."""
         membership = run.membership
         needed = membership.broken or not membership.complete or run.has_ended
         return self._reconcile([run.spec.name]) if needed else []
 
-    def _finish_task(self, run: TaskRun) -> list[Message]:
-        """End the task; those that are through may still be writing their results: let them go, and stop the rest."""
-        group, through = run.membership.group, run.membership.through
-        silent = [name for name in group if name not in run.workers and name not in through]
-        for name in through.keys() & run.workers.keys():
-            self.state.drop_worker(run, name)
-        count = f"all {run.spec.iterations} iterations are done"
-        reason = count if run.spec.way.counts_iterations else "its program is done"
-        if silent:
-            reason += f"; {', '.join(silent)} ended without saying so: what it was to write then may be missing"
-        return self._end_task(run.spec.name, MoveCause.DONE, reason)
-
     def _exited(self, exited: WorkerExited) -> list[Message]:
-        """A process is gone. Whether that is a failure is for the detector to say; an expected end frees the slot."""
+        """Free the slot of a process that ended as expected. The detector decides which ends are failures."""
         run = self.state.tasks.get(exited.task)
         if run is not None and run.failed.get(exited.worker) == exited.node:
             del run.failed[exited.worker]
@@ -355,13 +334,13 @@ class TransitionCore(Core):
             return []
         if exited.worker in run.membership.through:
             self.state.drop_worker(run, exited.worker)
-            return self._after_the_end(run)
+            return self._reconcile_last_iteration(run)
         if not exited.expected:
             return []
         lose_worker(self.state, run, exited.worker, exited.at)
         return self._reconcile([exited.task])
 
-    # --- what does not come back -------------------------------------------------------------------------------------
+    # --- refusals and timeouts ---------------------------------------------------------------------------------------
 
     def _command_refused(self, refused: CommandRefused) -> list[Message]:
         run = self.state.tasks.get(refused.task)
@@ -385,14 +364,14 @@ class TransitionCore(Core):
         return self._join_timed_out(run, deadline)
 
     def _worker_away(self, away: WorkerAway) -> list[Message]:
-        """Wait for a member whose script evaluates, say, before it can notice that there is a new membership."""
+        """Record that a member's script is busy, with an evaluation for example, and will join the membership later."""
         run = self.state.tasks.get(away.task)
         if run is not None and away.worker in run.workers and away.epoch == run.membership.epoch:
             run.membership.away[away.worker] = None
         return []
 
     def _join_timed_out(self, run: TaskRun, deadline: Deadline) -> list[Message]:
-        """Tell of who did not join in time; replace it where the detector has nothing to say of it.
+        """Report the members that did not join in time; replace the first of them if the detector reports no failure.
 
         That process had ended, say, before its node was admitted on an older word by which it lived.
         """
@@ -415,16 +394,16 @@ class TransitionCore(Core):
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _reconcile(self, names: Iterable[str]) -> list[Message]:
-        """Return what brings these tasks nearer to their targets, or to their end."""
+        """Reconcile these tasks; end those that have finished, and those whose copies are all unusable."""
         runs = [run for name in names if not (run := self.state.tasks[name]).state.ended]
-        out = [message for run in runs if run.has_ended for message in self._finish_task(run)]
+        out = [message for run in runs if run.has_ended for message in finish_task(self.state, run)]
         out += reconcile(self.state, [run.spec.name for run in runs if not run.state.ended])
         vain = [(run.spec.name, why) for run in runs if (why := run.snapshots.exhausted_reason(run))]
-        return out + [message for name, why in vain for message in self._end_task(name, MoveCause.OWN_FAULT, why)]
+        return out + [message for name, why in vain for message in end_task(self.state, name, MoveCause.OWN_FAULT, why)]
 
 
 def _cause(failure: FailureDetected) -> str:
-    """Return what programs that begin again read of a failure: whose it was, and what."""
+    """Return the cause of a failure in words, which restarted programs can read."""
     who = failure.node if failure.severity is Severity.SEV1 else failure.worker
     named = failure.severity is Severity.SEV3 or failure.reason.startswith(who)
     return failure.reason if named else f"{who}: {failure.reason}"

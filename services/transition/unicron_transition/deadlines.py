@@ -1,4 +1,4 @@
-"""What may not take for ever: the timers of this service, made and read in one place."""
+"""The timers of this service: what each waits for, how long, and its name."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -52,7 +52,7 @@ class Deadline(NamedTuple):
         return SetTimer(name=self.name, after_s=TIMEOUT_S[self.wait] if after_s is None else after_s)
 
     def cancel(self) -> CancelTimer:
-        """Return that it is no longer waited for."""
+        """Return the request that cancels its timer."""
         return CancelTimer(name=self.name)
 
     @classmethod

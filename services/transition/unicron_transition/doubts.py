@@ -1,4 +1,4 @@
-"""What can't be true of a task's workers and plans. Pure functions on `state`.
+"""Facts that contradict what was ordered of a task's workers. Pure functions on `state`.
 
 A worker is known here from before its process starts, so what is said of it is held against what was ordered.
 """
@@ -51,14 +51,14 @@ def find_contradiction(state: TransitionState, message: Message) -> str | None:
 
 
 def _export_contradiction(fact: StateKept) -> str | None:
-    """Return why a worker can't have left a state behind under that name; others of it would be taken for that."""
+    """Return why a worker can't have exported a state of that name, which would then stand for another one."""
     where, name = fact.state.location, f"{fact.worker}.{fact.epoch}.{KEPT}"
     left = (where.node, where.worker, where.name) == (fact.node, fact.worker, name)
     return None if left else f"{fact.worker} can't have left {where.name} of {where.node} behind on {fact.node}"
 
 
 def _state_contradiction(task: str, ref: StateRef) -> str | None:
-    """Return why a copy is none of a task's: an order to remove it would be about another's."""
+    """Return why a copy can't be one of this task; removing it would remove another task's state."""
     writer = ref.location.name.partition(".")[0]
     own = ref.task == task == writer.rpartition("-")[0] and writer == ref.location.worker
     return None if own else f"{ref.location.name} of {ref.location.worker} is no copy of a state of {task}"

@@ -1,4 +1,4 @@
-"""A task's workers: who lives, who has which place of its state, and which of them can compute together. Pure.
+"""A task's workers: which live, which place of the state each has, and which of them can compute together. Pure.
 
 A worker has built one place of the model. Only whole replicas compute. Those that are whole stay as they are; what is
 left of broken ones is put together where places fit, and where too many have the same place, some are to be started
@@ -46,23 +46,23 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
 
     @property
     def shape(self) -> ParallelLayout:
-        """The shape of a replica that it is to have."""
+        """The shape that the newest plan gives a replica."""
         return self.aimed or self.spec.layout.with_workers(0)
 
     @property
     def present_shape(self) -> ParallelLayout:
-        """The shape of a replica of those who hold its state; where nobody does, the one it is to have."""
+        """The shape of a replica among the workers that hold the task's state; the planned shape where none does."""
         holders = (self.workers[name] for name in self.holders if name in self.workers)
         return next((worker.layout for worker in holders), self.shape)
 
     @property
     def changes_layout(self) -> bool:
-        """Whether those who have its state have not the shape that it is to have, or it is to have no slots."""
+        """Whether the workers that hold the state must export it: the plan changes the shape, or takes all slots."""
         return not (self.target and self.present_shape.is_like(self.shape))
 
     @property
     def fewest_workers(self) -> int:
-        """Workers without which it can't compute in the shape that it is to have."""
+        """The smallest number of workers that can compute in the planned shape."""
         return min(self.spec.sizes_like(self.shape), default=self.shape.replica_workers)
 
     @property
@@ -75,7 +75,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
         return len(slots) == len(membership.group) and set(slots) == set(self.target)
 
     def ready_workers(self) -> list[str]:
-        """Return the workers of the present layout that compute or could."""
+        """Return the workers of the present layout that are ready, in a membership or not."""
         shape = self.present_shape
         return [
             name
@@ -86,12 +86,12 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
     # --- who has which place of the state ----------------------------------------------------------------------------
 
     def record_state(self, worker: str, place: int, iteration: int, node: str) -> None:
-        """Note that `worker` has the state of `place`, unless workers of this task have none."""
+        """Record that `worker` has the state of `place`, where the task's way of healing tracks states."""
         if self.spec.way.tracks_states:
             self.holders[worker] = HeldState(place=place, iteration=iteration, node=node)
 
     def forget_others(self, node: str, workers: Collection[str]) -> None:
-        """Note that no other workers than these live on `node`."""
+        """Drop the states held on `node` by workers other than these, which no longer live."""
         gone = [name for name, held in self.holders.items() if held.node == node and name not in workers]
         for name in gone:
             del self.holders[name]
@@ -101,7 +101,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
         return {held.place for name in workers if (held := self.holders.get(name))}
 
     def newest_holder(self, place: int, workers: Iterable[str]) -> str:
-        """Return who of `workers` has the newest state of `place`."""
+        """Return the one of `workers` that has the newest state of `place`."""
         held = [(name, found) for name in workers if (found := self.holders.get(name)) and found.place == place]
         return max(held, key=lambda each: each[1].iteration)[0]
 
@@ -198,7 +198,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
         return group, len(group)
 
     def unneeded_workers(self) -> list[WorkerRun]:
-        """Return the workers that are in no membership and in no slot of the task.
+        """Return the workers that can be stopped: they are in no membership, and in no slot of the task.
 
         Who has its state is among them only when those that go on have met: they may be dying unseen.
         """
@@ -227,7 +227,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
         return sizes[index - 1] if index else 0
 
     def _state_givers(self, ready: list[str]) -> list[str]:
-        """Return a worker elsewhere for each place that nobody of `ready` holds."""
+        """Return, for each place that none of `ready` holds, the worker in another slot that has its newest state."""
         everybody = self.ready_workers()
         missing = self.held_places(everybody) - self.held_places(ready)
         return [self.newest_holder(place, everybody) for place in sorted(missing)]

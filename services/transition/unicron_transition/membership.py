@@ -1,4 +1,4 @@
-"""Who computes together: one worker process, and the newest membership that was ordered of them."""
+"""A task's worker processes, and the newest membership that was ordered of them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -90,11 +90,11 @@ class TaskMembership(msgspec.Struct, kw_only=True):
         return following
 
     def exporting_members(self) -> list[str]:
-        """Return who is to leave its state behind: the workers of as many replicas as there are to be copies."""
+        """Return the members that must export their states: those of the first `COPIES` replicas."""
         return [name for replica in self.replicas()[:COPIES] for name in replica] if self.leaving else []
 
     def exported_snapshot(self) -> ParkedSnapshot | None:
-        """Return what its workers have left behind, once all have who are to, living or not; None before."""
+        """Return the snapshot that the members have exported; None until all that must have done so."""
         due = self.exporting_members()
         if not due or not self.left.keys() >= set(due):
             return None
@@ -102,7 +102,7 @@ class TaskMembership(msgspec.Struct, kw_only=True):
         return ParkedSnapshot(layout=self.layout, iteration=states[0].iteration, states=states)
 
     def is_exporting(self, workers: Mapping[str, WorkerRun]) -> bool:
-        """Return whether those who are to leave their states behind and have not yet still live, and can."""
+        """Return whether the export can still complete: each member that must export has, or still lives."""
         there = (
             name in self.left or (name in workers and name not in self.through) for name in self.exporting_members()
         )
@@ -123,13 +123,13 @@ class TaskMembership(msgspec.Struct, kw_only=True):
         return [since[rank] if rank < self.layout.workers else self.epoch for rank in ranks]
 
     def record_join(self, worker: str) -> None:
-        """Note that a member computes in it, so that all of them have met; nobody else joins."""
+        """Record that `worker`, a member, computes in this membership; by then all members have met."""
         self.joined[worker] = None
         self.taken_back.pop(worker, None)
         self.met = self.group[: self.layout.workers]
 
     def record_loss(self, worker: str) -> None:
-        """Note that a worker is gone, or going."""
+        """Record that a worker is gone or is being stopped; losing a member breaks the membership."""
         self.broken = self.broken or (worker in self.group and worker not in self.left)
 
     @property
@@ -143,7 +143,7 @@ class TaskMembership(msgspec.Struct, kw_only=True):
         return bool(self.joined) and not self.broken
 
     def intact(self, workers: Mapping[str, WorkerRun]) -> bool:
-        """Return whether every member lives and computes in it, or can still come: who is through can't."""
+        """Return whether every member lives and has joined or still can; a member that has finished can't."""
         return (
             bool(self.group)
             and not self.broken
@@ -174,7 +174,7 @@ class TaskMembership(msgspec.Struct, kw_only=True):
         return not left or in_vain or (lost and not self._is_ending(workers))
 
     def _is_ending(self, workers: Mapping[str, WorkerRun]) -> bool:
-        """Whether a rank of a replica that is through has yet to say so; they update together."""
+        """Return whether a rank has yet to report the end that another rank of its replica has reported."""
         size, through = self.layout.replica_workers, self.through.keys()
         replicas = [self.met[first : first + size] for first in range(0, len(self.met), size)]
         return any(workers.keys() & replica - through for replica in replicas if not through.isdisjoint(replica))

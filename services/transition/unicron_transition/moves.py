@@ -1,4 +1,4 @@
-"""The moves of a task's state: from which state what leads to which."""
+"""The transitions of a task's state."""
 
 from enum import StrEnum
 
@@ -48,7 +48,7 @@ MOVES: dict[TaskState, dict[MoveCause, TaskState]] = {
 def move_task(
     state: TransitionState, run: TaskRun, cause: MoveCause, reason: str, traceback: str = ""
 ) -> list[Message]:
-    """Move a task, and return the fact that it moved."""
+    """Change a task's state as `cause` demands, and return the fact that it changed."""
     moved = MOVES.get(run.state, {}).get(cause)
     if moved is None:
         return []

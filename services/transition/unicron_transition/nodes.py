@@ -13,7 +13,7 @@ from unicron_transition.state import TaskRun, TransitionState
 
 
 def admit_node(state: TransitionState, node: NodeAdmitted) -> list[Message]:
-    """Take in a node that is new, or whose agent came back: believe what it says about its workers."""
+    """Record a node that is new or whose agent has restarted, and synchronize its workers with the agent's list."""
     before = state.nodes.get(node.node)
     state.set_leaving(node.node, waits=False)
     state.nodes[node.node] = NodeRun(
@@ -48,7 +48,7 @@ def admit_node(state: TransitionState, node: NodeAdmitted) -> list[Message]:
 
 
 def remove_strays(state: TransitionState, node: str, kept: list[str]) -> list[Message]:
-    """Have states removed that are of no task; of their workers, who are no more, also what is on its way."""
+    """Return the commands that remove states of no task from a node, and copies that are still on their way there."""
     runs = state.tasks.values()
     wanted = {ref.location.name for run in runs for ref in run.snapshots.usable_states(run, node)}
     saved = {name for run in runs for name in kept if run.snapshots.saves.is_expected(node, name)}
@@ -59,7 +59,7 @@ def remove_strays(state: TransitionState, node: str, kept: list[str]) -> list[Me
 
 
 def stop_if_stray(state: TransitionState, run: TaskRun | None, ready: WorkerReady) -> list[Message]:
-    """Have a worker stopped that is ready and that nobody started, or wants: it would have its slot for ever."""
+    """Return the command that stops a ready worker that no task wants; it would occupy its slot for ever."""
     through = run is not None and ready.worker in run.membership.through
     if through or not state.is_there(ready.node):
         return []
@@ -68,7 +68,7 @@ def stop_if_stray(state: TransitionState, run: TaskRun | None, ready: WorkerRead
 
 
 def remove_node(state: TransitionState, name: str, at: float) -> list[Message]:
-    """Take a node out of use, and with it what its workers had."""
+    """Mark a node as lost, stop its workers, and forget the states that they had."""
     node = state.nodes.get(name)
     if node is None:
         return []
@@ -90,14 +90,14 @@ def remove_node(state: TransitionState, name: str, at: float) -> list[Message]:
 
 
 def release_nodes(state: TransitionState) -> list[Message]:
-    """Return the commands that let nodes go which are to leave, where nobody needs them any more."""
+    """Return the commands that release the leaving nodes which no task needs any more."""
     free = [node for node in state.leaving if state.nodes[node].drained and not _is_needed(state, node)]
     state.leaving = [node for node in state.leaving if node not in free]
     return [ReleaseNode(**state.command_fields(node)) for node in free]
 
 
 def _is_needed(state: TransitionState, node: str) -> bool:
-    """Return whether a task has or is to have a worker on a node, or something to go on with that lies there only."""
+    """Return whether a task has or will have a worker on a node, or depends on a state that lies only there."""
     for run in state.tasks_on(node):
         slots = [*run.target, *(worker.slot for worker in run.workers.values())]
         if not run.state.ended and (
@@ -108,14 +108,14 @@ def _is_needed(state: TransitionState, node: str) -> bool:
 
 
 def lose_worker(state: TransitionState, run: TaskRun, name: str, at: float) -> None:
-    """Forget a worker, and what it had."""
+    """Remove a worker and the state that it had from its task."""
     state.drop_worker(run, name)
     run.membership.record_loss(name)
     run.begin_recovery(at, f"{name} is gone")
 
 
 def _record_saved(state: TransitionState, node: str, names: list[str]) -> None:
-    """Note what a node that joins has of tasks' snapshots, known before or not."""
+    """Record the saved states that a joining node lists, so that they are found or removed later."""
     for worker in map(saver_of, names):
         task, _, number = worker.rpartition("-")
         run = state.tasks.get(task)
@@ -125,7 +125,7 @@ def _record_saved(state: TransitionState, node: str, names: list[str]) -> None:
 
 
 def _sync_worker(run: TaskRun, worker: WorkerRun, status: WorkerStatus) -> None:
-    """A worker outlived its agent: see what was said on either side while the agent was away."""
+    """Bring the record of a worker that outlived its agent up to date with what the new agent reports."""
     if status.ready and worker.stage is WorkerStage.STARTING:
         worker.stage = WorkerStage.READY
     place = _place_held(status)
@@ -136,7 +136,7 @@ def _sync_worker(run: TaskRun, worker: WorkerRun, status: WorkerStatus) -> None:
 
 
 def _readopt_worker(state: TransitionState, node: str, status: WorkerStatus) -> bool:
-    """Take in a worker that was given up with its node, where nobody else has its part of the state any more."""
+    """Readmit a worker that was lost with its node if no other worker has its part of the state; return whether so."""
     run = state.tasks.get(status.task)
     if run is None or run.state.ended or not status.ready:
         return False

@@ -25,7 +25,7 @@ def drop_order(
 
 
 def remove_orders(cluster: KnownNodes, task: str, states: Iterable[StateRef]) -> list[Message]:
-    """Have states removed that were left behind, on nodes that are there; what was saved is another matter."""
+    """Return the commands that remove exported states from the nodes that are there; saved states are not touched."""
     names: dict[str, list[str]] = {}
     for ref in states:
         if ref.location.name.endswith(KEPT):

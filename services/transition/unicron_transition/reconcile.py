@@ -44,7 +44,7 @@ def reconcile(state: TransitionState, names: Iterable[str]) -> list[Message]:
 
 
 def move_snapshots(state: TransitionState, runs: Iterable[TaskRun]) -> list[Message]:
-    """Return the commands that take parked snapshots from where they are not to stay."""
+    """Return the commands that move parked snapshots off draining nodes, and to storage."""
     out: list[Message] = []
     for run in runs:
         out += run.snapshots.order_moves(state, run)
@@ -53,7 +53,7 @@ def move_snapshots(state: TransitionState, runs: Iterable[TaskRun]) -> list[Mess
 
 
 def stop_worker(state: TransitionState, run: TaskRun, worker: WorkerRun, reason: str) -> list[Message]:
-    """Count on a worker no more, and have it killed if its node is there."""
+    """Remove a worker from its task; return the command that kills it, if its node is there."""
     state.drop_worker(run, worker.worker)
     run.membership.record_loss(worker.worker)
     if not state.is_there(worker.slot.node):
@@ -63,7 +63,7 @@ def stop_worker(state: TransitionState, run: TaskRun, worker: WorkerRun, reason:
 
 
 def rewind(state: TransitionState, run: TaskRun) -> list[Message]:
-    """Give up the state that a task has, where the earlier checkpoint is there that a user wants instead."""
+    """Discard a task's state for the earlier checkpoint that its user wants, once that has been found."""
     rewind, snapshots = run.snapshots.rewind, run.snapshots
     if rewind is None or rewind.stored is None:
         return []
@@ -97,7 +97,7 @@ def _lost_places(run: TaskRun) -> set[int]:
 
 
 def _discard_partial_state(state: TransitionState, run: TaskRun, lost: set[int]) -> list[Message]:
-    """Give up what is left of a state that lacks some places."""
+    """Stop the workers that hold the rest of a state of which some places are lost; the task begins anew."""
     if run.membership.through:
         return []  # who is through had it, and the rest of that replica is about to say the same: then it is over
     reason = f"nobody has place {min(lost)} of the state any more: the task begins anew"
@@ -106,7 +106,7 @@ def _discard_partial_state(state: TransitionState, run: TaskRun, lost: set[int])
 
 
 def _export_state(state: TransitionState, run: TaskRun) -> list[Message]:
-    """Have those with the state leave it behind: the task is to go on in another layout, or to go on later."""
+    """Order the workers that hold the state to export it, as the task will continue in another layout or later."""
     out = run.snapshots.park_exported(state, run)
     if run.snapshots.parked:
         return out + _stop_old_layout(state, run, f"its state is kept, and the task goes on with {run.shape.degrees}")
@@ -121,7 +121,7 @@ def _export_state(state: TransitionState, run: TaskRun) -> list[Message]:
 
 
 def _stop_old_layout(state: TransitionState, run: TaskRun, reason: str) -> list[Message]:
-    """Stop the workers of the old layout, and go on in the new one; or stop all, if the task is to go on later."""
+    """Stop the workers of the old layout, and regroup in the new one; stop all if the task has no slots now."""
     if not run.target:
         return _stop_all(state, run, list(run.workers.values()), GIVEN_UP)
     old = [worker for worker in run.workers.values() if not worker.layout.is_like(run.shape)]
@@ -129,7 +129,7 @@ def _stop_old_layout(state: TransitionState, run: TaskRun, reason: str) -> list[
 
 
 def _order_membership(state: TransitionState, run: TaskRun, membership: TaskMembership) -> list[Message]:
-    """Order a membership, and have removed what members of the one before have left behind in vain."""
+    """Order a membership, and remove the states that members of the previous one exported in vain."""
     in_vain = run.snapshots.drop_exported(state, run, membership.group)
     run.snapshots.search = None
     run.membership = membership
@@ -164,7 +164,7 @@ def _regroup_orders(state: TransitionState, run: TaskRun) -> list[Message]:
 
 
 def _alert_restart_from_scratch(run: TaskRun) -> list[Message]:
-    """Say that a program in place begins from its beginning, as nobody has a state of it and none was saved whole."""
+    """Alert that a script healed in place restarts from its beginning, as no complete state of it exists."""
     began = run.spec.way.fixes_ranks and run.membership.epoch > 0 and bool(run.membership.met)
     if not began or run.snapshots.saved_whole or run.held_places(run.membership.group):
         return []
@@ -188,7 +188,7 @@ def _stop_all(state: TransitionState, run: TaskRun, workers: list[WorkerRun], re
 
 
 def _break_slot_cycle(state: TransitionState, runs: Iterable[TaskRun]) -> list[Message]:
-    """Let a task give slots up where each of several waits for slots that another of them computes in."""
+    """Stop workers of a task where several tasks each wait for slots in which another of them computes."""
     out: list[Message] = []
     if not any(slots_waited_for(state, run) for run in runs):
         return out

@@ -46,7 +46,7 @@ class TaskRun(WorkerGroup, kw_only=True):
         return self.membership.has_ended(self.workers, lost=lost)
 
     def begin_recovery(self, at: float, cause: str) -> None:
-        """Note that a failure or a plan is being carried out, if nothing is yet, and what it is."""
+        """Begin a recovery, from a failure or for a plan, if none is under way."""
         if self.failed_at is None:
             self.failed_at, self.cause = at, cause[:LONGEST_CAUSE]
 
@@ -86,7 +86,7 @@ class TransitionState(KnownNodes, kw_only=True, dict=True):
 
     @cached_property
     def occupied(self) -> dict[SlotRef, Occupant]:
-        """Who is in a slot; not stored, as it follows from the workers."""
+        """The worker in each occupied slot; not stored, as it follows from the workers."""
         return {
             worker.slot: Occupant(name, worker.worker)
             for name, run in self.tasks.items()
@@ -99,25 +99,25 @@ class TransitionState(KnownNodes, kw_only=True, dict=True):
         return set()
 
     def add_worker(self, run: TaskRun, worker: WorkerRun) -> None:
-        """Take a worker process in."""
+        """Add a worker process to its task."""
         run.workers[worker.worker] = worker
         self.occupied[worker.slot] = Occupant(run.spec.name, worker.worker)
         self._seen[worker.slot.node].add(run.spec.name)
 
     def drop_worker(self, run: TaskRun, name: str) -> None:
-        """Take a worker process out."""
+        """Remove a worker process from its task."""
         worker = run.workers.pop(name, None)
         if worker is not None:
             self.occupied.pop(worker.slot, None)
             self.freed.add(worker.slot)
 
     def set_target(self, run: TaskRun, target: list[SlotRef]) -> None:
-        """Give a task other slots to be in."""
+        """Set the slots in which a task is to compute."""
         run.target = list(target)
         self.index_nodes(run, (slot.node for slot in target))
 
     def index_nodes(self, run: TaskRun, nodes: Iterable[str]) -> None:
-        """Note that what happens to these nodes concerns a task."""
+        """Add a task to the index of tasks by node, for these nodes."""
         for node in nodes:
             self._seen[node].add(run.spec.name)
 
@@ -138,7 +138,7 @@ class TransitionState(KnownNodes, kw_only=True, dict=True):
         return found
 
     def set_leaving(self, node: str, *, waits: bool) -> None:
-        """Note whether a node's agent waits until nobody needs it any more."""
+        """Record whether a node's agent waits for the order that releases it."""
         self.leaving = [each for each in self.leaving if each != node] + [node] * waits
 
     def members(self, run: TaskRun) -> list[Member]:

@@ -1,4 +1,4 @@
-"""Tasks that wait for one another's slots: who of them has to give way. Pure functions on `state`.
+"""Tasks that wait in a circle for one another's slots: which workers are stopped. Pure functions on `state`.
 
 A task goes on in its old slots until it can in its new ones. Where two or more that do so wait for slots of one
 another, and none has its least number of workers without, that would never end.
@@ -15,7 +15,7 @@ Waits = Mapping[str, Mapping[SlotRef, str]]
 
 
 def find_wait_cycle(state: TransitionState) -> Waits:
-    """Return tasks each of which waits for slots of the next, and the last for those of the first; or none."""
+    """Return tasks each of which waits for slots of the next, and the last for those of the first; empty if none."""
     waiting = {name: found for name, run in state.tasks.items() if (found := slots_waited_for(state, run))}
     while going := [name for name in waiting if _has_enough_without(state, name, waiting)]:
         for name in going:
@@ -37,7 +37,7 @@ def slots_waited_for(state: TransitionState, run: TaskRun) -> dict[SlotRef, str]
 
 
 def choose_workers_to_stop(state: TransitionState, tied: Waits) -> tuple[TaskRun, list[WorkerRun], str]:
-    """Return who of the tied tasks gives which workers up, and why; the least weighty task first.
+    """Return which task of the cycle gives which workers up, and why; the least weighty task first.
 
     One worker for each place of its state stays, until its state is in other slots. Only if that is of no help to
     anybody, and nothing is on its way that could be, a task loses its state and begins anew.

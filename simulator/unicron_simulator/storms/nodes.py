@@ -11,7 +11,7 @@ from unicron_agent.outbox import Outbox
 from unicron_agent.stimuli import Tick, WorkerMessage, WorkerRecord
 
 from unicron import fabric_proofs
-from unicron.aio import insist
+from unicron.aio import retry_until_available
 from unicron.clock import VirtualClock
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
@@ -20,7 +20,7 @@ from unicron.contracts.tasks import Slot
 from unicron.contracts.worker import Membership, Ping, Pong, Save, Secured, ToAgent, ToWorker
 from unicron.train.worker.iteration import WorkerCore
 from unicron_simulator.storms.checked_agent import WatchedAgent
-from unicron_simulator.storms.collectives import Group
+from unicron_simulator.storms.collectives import SimulatedGroup
 from unicron_simulator.storms.invariants import Invariants
 from unicron_simulator.storms.links import CrashedError, Network
 from unicron_simulator.storms.storage import SharedStorage
@@ -63,7 +63,7 @@ class Machine:
         self.storage = SharedStorage()
         self._network = network
         self._boots, self.address, self.secret = 0, "", ""
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, SimulatedGroup] = {}
         self._sending: dict[tuple[StateRef, str], asyncio.TimerHandle] = {}
 
     # --- power -------------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class Machine:
             return
         self._boots += 1
         self.secret, link = f"{self.name}b{self._boots}", self._network.link(self.name)
-        boot = fabric_proofs.boot(self.secret)
+        boot = fabric_proofs.boot_id(self.secret)
         self.address = f"{self.name}:{self._boots}"
         slots = [Slot(index=index) for index in range(self.slots)]
         card = NodeJoined(node=self.name, incarnation="", host=self.name, slots=slots, rendezvous=f"{self.name}:1")
@@ -89,7 +89,7 @@ class Machine:
 
     async def _run(self, agent: WatchedAgent) -> None:
         with contextlib.suppress(CrashedError):
-            position = await insist(agent.link.tail, "waiting for the journal")
+            position = await retry_until_available(agent.link.tail, "waiting for the journal")
             agent.handle(stimuli.Adopted(list(self.running.values()), list(self.kept), list(self.saved.values())))
             for name in list(self.running):
                 if name in self.processes:
@@ -258,10 +258,10 @@ class Machine:
             self.running.pop(worker, None)
             self.agent.handle(stimuli.ProcessExited(worker, exit_code, signal))
 
-    def meeting(self, place: str, name: str, size: int) -> Group | None:
+    def meeting(self, place: str, name: str, size: int) -> SimulatedGroup | None:
         """Return the group that meets under `name` at another node's agent."""
         there = self.machines[place.partition(":")[0]]
-        return there._groups.setdefault(name, Group(size)) if there.agent else None  # noqa: SLF001 of the same kind
+        return there._groups.setdefault(name, SimulatedGroup(size)) if there.agent else None  # noqa: SLF001 of the same kind
 
     def hands_over(self, ref: StateRef) -> bool:
         """Return whether a state can be fetched now, from this node or another."""

@@ -70,7 +70,7 @@ class AgentHarness:
         """Let a message come, and nobody read the lease."""
         self.sequence += 1
         message = msgspec.structs.replace(message, source=source, id="m1", correlation="chain")
-        return self.feed(EntryRead(self.sequence, subject or subjects.of(message), codec.encode(message), 0.0))
+        return self.feed(EntryRead(self.sequence, subject or subjects.for_message(message), codec.encode(message), 0.0))
 
     def say(self, message, name="gpt-1"):
         return self.feed(WorkerMessage(name, message))
@@ -721,7 +721,7 @@ def test_a_new_node_whose_clock_is_off_leaves_as_it_is_admitted_and_says_why(bus
         scene.feed(Published(msgspec.structs.replace(CARD, incarnation="b.1", at=joined), 1))
     card = {"node": "n1", "incarnation": "b.1", "host": "h", "slots": CARD.slots}
     message = events.NodeAdmitted(**card, at=admitted, source="registry", id="m1")
-    out = scene.feed(EntryRead(2, subjects.of(message), codec.encode(message), read))
+    out = scene.feed(EntryRead(2, subjects.for_message(message), codec.encode(message), read))
     assert [told in fact.reason for fact in out] == [True] * bool(told)
     assert (bool(scene.core.fault), scene.core.left) == (bool(told), bool(told))
 

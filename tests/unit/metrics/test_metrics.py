@@ -26,7 +26,7 @@ from unicron.contracts.queries import GetStatus, Load, SubmitTask
 from unicron.contracts.tasks import Slot, TaskSpec, TaskState
 from unicron.errors import InvalidInputError
 from unicron.metric_definitions import FAMILIES
-from unicron.service.metrics import KEEP_S, OTHER, Metrics, of_load, of_status
+from unicron.service.metrics import KEEP_S, OTHER, Metrics, load_samples, status_samples
 from unicron.settings import Settings
 
 OWN = ("process_",)
@@ -48,9 +48,9 @@ def count(metrics):
 
 
 def take(metrics, cause, said=(), lag_s=None):
-    metrics.hear(cause, lag_s)
+    metrics.count_received(cause, lag_s)
     for message in said:
-        metrics.tell(cause, message)
+        metrics.count_sent(cause, message)
 
 
 def failure(**fields):
@@ -199,7 +199,7 @@ def test_how_many_series_16384_nodes_give():
     core = registry_of(NODES)
     status = core.answer(GetStatus())[0].status
     assert len(status.nodes) == NODES
-    registry = Metrics("registry", lambda: [*of_load("registry", LOAD), *of_status(status)])
+    registry = Metrics("registry", lambda: [*load_samples("registry", LOAD), *status_samples(status)])
     found = series(registry)
     assert found["unicron_nodes", "up"] == NODES
     assert found["unicron_tasks", "waiting"] == 1
@@ -270,8 +270,8 @@ def test_an_agent_tells_its_workers_its_heartbeat_its_gpus_and_what_went_wrong()
 
 
 def test_a_service_that_waits_tells_that_and_an_active_one_its_load():
-    assert list(of_load("planner", None)) == [("unicron_active", ("planner",), 0.0)]
-    found = {sample.family: sample.value for sample in of_load("planner", LOAD)}
+    assert list(load_samples("planner", None)) == [("unicron_active", ("planner",), 0.0)]
+    found = {sample.family: sample.value for sample in load_samples("planner", LOAD)}
     dropped = {"unicron_telemetry_dropped_total": 2, "unicron_telemetry_disbelieved_total": 1}
     assert found == {"unicron_active": 1.0, "unicron_queue_depth": 3, "unicron_journal_position": 70, **dropped}
 
@@ -289,7 +289,7 @@ async def test_a_scrape_gets_all_of_it_read_on_the_loop_and_a_taken_port_is_refu
 
     def read():
         threads.append(asyncio.current_task() is not None)
-        return of_load("planner", LOAD)
+        return load_samples("planner", LOAD)
 
     metrics = Metrics("planner", read)
     take(metrics, Started(token=1), [])

@@ -589,7 +589,7 @@ def test_a_planner_whose_stored_state_is_poisoned_learns_anew_and_plans_on(poiso
     before = cluster(submitted("a"))
     stored = msgspec.msgpack.decode(msgspec.msgpack.encode(before.state)) | poison
     commit = Commit(state=msgspec.msgpack.encode(stored))
-    planner = PlannerCore(commit.restored("planner", PlannerState, learnt=LEARNT))
+    planner = PlannerCore(commit.decode_state("planner", PlannerState, learnt=LEARNT))
     planner.handle(Started(token=7, at=1.8e9))
     planner.handle(TimerFired(name="refresh", at=1.8e9))
     [plan] = feed(planner, lost("n1", at=1.8e9 + 5))

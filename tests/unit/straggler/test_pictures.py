@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 from helpers.cli import printed
 from unicron_simulator import synthetic
-from unicron_simulator.planting import Shape, SlowWorker
+from unicron_simulator.planting import Shape, SlowedWorker
 from unicron_straggler.analysis import compare, pictures, report
 from unicron_straggler.analysis.diagnosis import diagnose
 from unicron_straggler.analysis.measures import analyze
@@ -29,7 +29,7 @@ def run(name, *plants):
 
 @pytest.fixture(scope="module")
 def slow():
-    return run("slow <b>", SlowWorker(3, 1, 1.5))
+    return run("slow <b>", SlowedWorker(3, 1, 1.5))
 
 
 @pytest.fixture(scope="module")

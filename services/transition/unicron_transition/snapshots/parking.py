@@ -67,7 +67,7 @@ class Parking(msgspec.Struct, kw_only=True):
         return self.snapshot.states if self.snapshot else []
 
     def usable_states(self, node: str) -> list[StateRef]:
-        """Return its parts on a node, and those that are to come there."""
+        """Return its parts on a node, and the copies that are on their way there."""
         coming = [each.state.at(node, "") for each in self.copying if each.keeper.node == node]
         return [ref for ref in self.states if ref.location.node == node] + coming
 
@@ -76,25 +76,25 @@ class Parking(msgspec.Struct, kw_only=True):
         return {ref.location.node for ref in self.states} | {each.keeper.node for each in self.copying}
 
     def depends_on(self, cluster: KnownNodes, node: str) -> bool:
-        """Return whether some place of it lies on a node, and on none that stays."""
+        """Return whether some place of it lies on `node`, and on no node that stays."""
         safe = {ref.place for ref in self.states if cluster.is_staying(ref.location.node)}
         return any(ref.location.node == node and ref.place not in safe for ref in self.states)
 
     def stranded(self, cluster: KnownNodes) -> bool:
-        """Return whether some place lies on nodes that are to go only, and no copy of it is on its way to another."""
+        """Return whether some place lies on draining nodes only, and no copy of it is on its way to another node."""
         safe = {ref.place for ref in self.states if cluster.is_staying(ref.location.node)}
         safe |= {each.state.place for each in self.copying if not each.failed}
         return any(ref.place not in safe for ref in self.states)
 
     def readdress(self, group: WorkerGroup, node: str, address: str) -> None:
-        """Note where what lies on a node is to be had now."""
+        """Record the new address from which a node's parts are fetched."""
         states = [ref.at(node, address) if ref.location.node == node else ref for ref in self.states]
         if self.snapshot is not None and states != self.snapshot.states:
             self.snapshot = replace(self.snapshot, states=states)
             group.membership.broken = True  # its members know other addresses
 
     def restrict(self, group: WorkerGroup, states: Iterable[StateRef]) -> None:
-        """Keep only these of its parts; nothing stays parked where they are not whole."""
+        """Keep only these parts; the snapshot is dropped where they are not complete."""
         left = list(states)
         if self.snapshot is None or len(left) == len(self.snapshot.states):
             return
@@ -103,7 +103,7 @@ class Parking(msgspec.Struct, kw_only=True):
         self.snapshot = replace(self.snapshot, states=left) if whole else None
 
     def order_copies(self, cluster: KnownNodes, group: WorkerGroup, saves: Saves) -> list[Message]:
-        """Return the commands that copy to nodes that stay what lies on none; copies of saved states count as saved."""
+        """Return the commands that copy, to nodes that stay, the parts that lie on none; the copies count as saved."""
         states = [] if group.state.ended else self.states
         vain = [each for each in self.copying if each.state not in states]
         goes_on = [each for each in self.copying if each.state in states and each.under_way(cluster)]
@@ -129,7 +129,7 @@ class Parking(msgspec.Struct, kw_only=True):
         return out + remove_orders(cluster, group.spec.name, strays)
 
     def _start_copy(self, cluster: KnownNodes, refs: list[StateRef]) -> PendingCopy | None:
-        """Have one of a place's states copied, if it is needed and one can be."""
+        """Begin to copy one of a place's states, if a copy is needed and possible."""
         orders = [each for each in self.copying if each.state in refs]
         if any(cluster.is_staying(ref.location.node) for ref in refs) or not all(each.failed for each in orders):
             return None
@@ -145,7 +145,7 @@ class Parking(msgspec.Struct, kw_only=True):
         return None  # until another node comes
 
     def record_copy(self, fact: StateCopied) -> bool:
-        """Count on a copy that is there; return whether there is one that nobody wants any more."""
+        """Record a copy that has arrived; return whether it is no longer wanted."""
         copy, orders = fact.state, (*self.copying, *self.withdrawn)
         where = (copy.location.name, copy.location.node)
         sent = [each for each in orders if each.state.location.node == fact.node]

@@ -32,7 +32,7 @@ class StorageAttempt(msgspec.Struct, kw_only=True):
     nodes: dict[str, str] = {}
 
     def under_way(self, cluster: KnownNodes) -> bool:
-        """Return whether all who write are as they were when they were ordered to."""
+        """Return whether every writing node still has the incarnation to which the order was sent."""
         return self.saving is not None and all(
             cluster.is_there(node) and cluster.nodes[node].incarnation == incarnation
             for node, incarnation in self.nodes.items()
@@ -53,7 +53,7 @@ class Retirement(msgspec.Struct, kw_only=True):
     def retire(
         self, cluster: KnownNodes, group: WorkerGroup, parked: ParkedSnapshot, *, at_once: bool
     ) -> list[Message]:
-        """Return the commands that write what is not to stay in memory, or the timer for how long it may."""
+        """Return the commands that write the parked snapshot to storage, or the timer after which that is done."""
         idle_s = cluster.idle_s
         attempt = self.attempt
         if attempt is None:
@@ -65,19 +65,19 @@ class Retirement(msgspec.Struct, kw_only=True):
         return self._order_writes(cluster, group, parked, attempt)
 
     def cancel(self, task: str) -> list[Message]:
-        """Leave in memory what is there: it is about to be taken, or is gone; what is being written may be finished."""
+        """Cancel the attempt, as the snapshot is about to be restored or is gone; a write under way may finish."""
         attempt, self.attempt = self.attempt, None
         return [Deadline(WaitKind(attempt.wait), task).cancel()] if attempt and attempt.wait else []
 
     def expire(self) -> None:
-        """Note that the time is over that a snapshot may stay in memory, or until the next attempt."""
+        """Record that the wait before the next attempt is over."""
         if self.attempt is not None:
             self.attempt.wait = ""
 
     def record_failure(
         self, cluster: KnownNodes, task: str, node: str, *, at_once: bool
     ) -> tuple[Saving | None, list[Message]]:
-        """Try again later, where a node could not write its part, soon if it is to go; return what was written."""
+        """Schedule another attempt after a node failed to write its part; return the failed saving and the timer."""
         attempt = self.attempt
         if attempt is None or attempt.saving is None or node not in attempt.nodes:
             return None, []
@@ -87,7 +87,7 @@ class Retirement(msgspec.Struct, kw_only=True):
         return saving, [Deadline(wait, task).set(cluster.idle_s if wait is WaitKind.IDLE else None)]
 
     def record_written(self, node: str) -> Saving | None:
-        """Return what is on storage now that `node` says so; None where nobody was ordered to write."""
+        """End the attempt that `node` reports as written; return its saving, None where there is no such attempt."""
         attempt = self.attempt
         if attempt is None or node not in attempt.nodes or attempt.saving is None:
             return None
@@ -97,7 +97,7 @@ class Retirement(msgspec.Struct, kw_only=True):
     def _order_writes(
         self, cluster: KnownNodes, group: WorkerGroup, parked: ParkedSnapshot, attempt: StorageAttempt
     ) -> list[Message]:
-        """Have each place written by one of the nodes that have it, by another one with each attempt."""
+        """Order one node for each place to write it; each attempt chooses other nodes where it can."""
         out: list[Message] = [Deadline(WaitKind(attempt.wait), group.spec.name).cancel()] if attempt.wait else []
         self.attempts += 1
         named = f"{group.submitted_at}:{group.before}:{parked.iteration}:{self.attempts}"

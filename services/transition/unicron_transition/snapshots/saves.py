@@ -37,7 +37,7 @@ class Saves(msgspec.Struct, kw_only=True):
     short: bool = False
 
     def save_orders(self, cluster: KnownNodes, group: WorkerGroup, storage: CheckpointWrites) -> list[Message]:
-        """Return the commands that have the right workers save their states, where others did or none."""
+        """Return the `SaveStates` commands for the nodes whose savers change."""
         wanted = self._wanted(cluster, group, storage)
         out: list[Message] = []
         for node in sorted({*wanted, *self.ordered}):
@@ -54,25 +54,25 @@ class Saves(msgspec.Struct, kw_only=True):
         return out
 
     def record_location(self, worker: str, *nodes: str) -> None:
-        """Note that what a worker saved may lie on these nodes: it is removed there when newer ones are whole."""
+        """Record where states that a worker saved may lie; they are removed there when newer ones are complete."""
         self.held.setdefault(worker, {}).update(dict.fromkeys(nodes))
 
     def mark_order_unknown(self, node: str) -> None:
-        """Take it that an agent that joins saves others than it was ordered to: it may know no order, or the last."""
+        """Treat a joining agent's saves as unknown, so that they are ordered again; it may have missed an order."""
         self.ordered[node] = [Saver(worker="")]
 
     def is_expected(self, node: str, name: str) -> bool:
-        """Return whether a state that was saved under this name and lies on a node may still be wanted."""
+        """Return whether a node is recorded as a location of the saved state of this name."""
         return node in self.held.get(saver_of(name), ())
 
     def record_secured(self, worker: str, node: str, nodes: list[str]) -> None:
-        """Note that a worker's copies are whole, if they are on the nodes that the newest order names."""
+        """Record that a worker's copies are complete, if they are on the nodes that the newest order names."""
         for saver in self.ordered.get(node, ()):
             if saver.worker == worker and [keeper.node for keeper in saver.keepers] == nodes:
                 self.secured[worker], self.whole = None, True
 
     def forget_absent(self, cluster: KnownNodes) -> None:
-        """Count no more on what nodes have that are gone."""
+        """Drop the locations on nodes that are gone."""
         for nodes in self.held.values():
             for node in [node for node in nodes if not cluster.is_there(node)]:
                 del nodes[node]
@@ -82,24 +82,24 @@ class Saves(msgspec.Struct, kw_only=True):
         return {node for nodes in self.held.values() for node in nodes}
 
     def superseded(self, group: WorkerGroup) -> bool:
-        """Return whether the copies of all who save now are whole, so that older ones are of no use."""
+        """Return whether the copies of all present savers are complete, so that older ones can be removed."""
         savers = self._savers()
         return bool(savers) and self.secured.keys() >= savers.keys() and group.membership.has_met
 
     def drop_older(self, cluster: KnownNodes, group: WorkerGroup) -> list[Message]:
-        """Return the commands that remove what is saved where nobody saves it now."""
+        """Return the commands that remove saved states from nodes on which they are no longer saved."""
         current = {
             name: {node, *(keeper.node for keeper in saver.keepers)} for name, (node, saver) in self._savers().items()
         }
         return self._drop_all_but(cluster, group, current)
 
     def drop_all(self, cluster: KnownNodes, group: WorkerGroup) -> list[Message]:
-        """Return the commands that remove all that was saved; nobody saves any more."""
+        """Return the commands that remove all saved states, and forget all orders to save."""
         self.ordered = {}
         return self._drop_all_but(cluster, group, {})
 
     def drop_copies(self, cluster: KnownNodes, group: WorkerGroup, worker: str, node: str) -> list[Message]:
-        """Return the commands that remove copies that are in doubt; on its own node the worker saves them anew."""
+        """Return the commands that remove a worker's copies from other nodes; on its own node it saves them anew."""
         names = _file_names(worker)
         others = [each for each in self.held.get(worker, ()) if each != node and cluster.is_there(each)]
         return [drop_order(cluster, group.spec.name, each, names) for each in others]
@@ -125,7 +125,7 @@ class Saves(msgspec.Struct, kw_only=True):
         return [drop_order(cluster, task, node, names.get(node, ()), ended.get(node, ())) for node in there]
 
     def _wanted(self, cluster: KnownNodes, group: WorkerGroup, storage: CheckpointWrites) -> dict[str, list[Saver]]:
-        """Return who is to save on which node, and with copies where; note if there are fewer than there should be."""
+        """Return the savers of each node, with their keepers; set `short` if there are fewer keepers than wanted."""
         self.short, way = False, group.spec.way
         if not group.target or group.membership.leaving or not way.saves_states or group.uncarried:
             return {}

@@ -1,4 +1,4 @@
-"""All that is known and ordered of the saved states of one task."""
+"""The saved states of one task: where they are, and the commands that save, search, move and remove them."""
 
 from collections.abc import Collection
 
@@ -98,14 +98,14 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return orders or self._conclude_search(cluster, group)
 
     def is_searching(self, group: WorkerGroup) -> bool:
-        """Return whether no membership is to form, as snapshots of a state that no worker has are being looked for."""
+        """Return whether a search for the lost state is on, so that no membership may form."""
         search = self.search
         return (
             search is not None and (not search.over or bool(self.exhausted_reason(group))) and self.needs_search(group)
         )
 
     def order_saves(self, cluster: KnownNodes, group: WorkerGroup) -> list[Message]:
-        """Return the commands that have the right workers save their states, and that remove what is of no use.
+        """Return the commands that order workers to save their states, and that remove states of no use.
 
         Older copies are, once those of all who save now are whole; and what members that are gone were to take back.
         """
@@ -119,7 +119,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return out
 
     def order_moves(self, cluster: KnownNodes, group: WorkerGroup) -> list[Message]:
-        """Return the commands that move what is parked from where it is not to stay: to other nodes, or to storage."""
+        """Return the commands that move the parked snapshot off draining nodes: to other nodes, or to storage."""
         parked = self.parked
         if parked is None and not self.parking.copying and self.retirement.attempt is None:
             return []
@@ -130,7 +130,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return out + self.retirement.retire(cluster, group, parked, at_once=stranded)
 
     def park_exported(self, cluster: KnownNodes, group: WorkerGroup) -> list[Message]:
-        """Park what members have left behind, once all have who are to, and look for nothing any more.
+        """Park the snapshot that the members have exported, once it is complete, and end any search.
 
         Where a snapshot is parked already, what some members have left behind is of no use, and is removed.
         """
@@ -142,7 +142,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return in_vain
 
     def exhausted_reason(self, group: WorkerGroup) -> str:
-        """Return why a task can't go on whose snapshots were all tried in vain; empty as long as it may.
+        """Return why a task whose snapshots are all unusable can't continue; empty as long as it can.
 
         A script that is healed in place begins again from its top: as often as it is said of all memberships that fail.
         """
@@ -154,7 +154,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
     # --- what is there -----------------------------------------------------------------------------------------------
 
     def needs_search(self, group: WorkerGroup) -> bool:
-        """Return whether no living worker has some part of a state that the task may have, and none is parked.
+        """Return whether a search is needed: some part of the task's state is on no living worker, and none is parked.
 
         Members that are on their way into a membership may have one that nobody knows of yet.
         """
@@ -168,12 +168,12 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return group.lacks_places()
 
     def usable_states(self, group: WorkerGroup, node: str) -> list[StateRef]:
-        """Return the states on a node, left behind or copied there, that are to be taken."""
+        """Return the states on a node, exported or copied there, from which workers may restore."""
         left = [ref for ref in group.membership.left.values() if ref.location.node == node]
         return [*self.parking.usable_states(node), *left]
 
     def depends_on(self, cluster: KnownNodes, group: WorkerGroup, node: str) -> bool:
-        """Return whether the task has something to go on with that lies on a node only."""
+        """Return whether a part of the task's state lies on `node` only."""
         if self.parked is None:
             return self.needs_search(group) and node in self.saves.nodes()
         return self.parking.depends_on(cluster, node)
@@ -189,7 +189,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return self.saves.nodes() | self.parking.nodes() | set(filter(None, looking))
 
     def worker_was_on(self, group: WorkerGroup, worker: str, node: str) -> bool:
-        """Return whether a worker is on a node, or was; one that is gone is known as long as its state counts."""
+        """Return whether a worker is or was on a node; a lost worker is known as long as its state is kept."""
         if worker in group.workers:
             return group.workers[worker].slot.node == node
         held = group.holders.get(worker)
@@ -207,7 +207,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
     # --- facts -------------------------------------------------------------------------------------------------------
 
     def handle(self, cluster: KnownNodes, group: WorkerGroup, fact: SnapshotFact) -> list[Message]:
-        """Take in a fact about the snapshots of a task that has not ended; the next look at the task does the rest."""
+        """Record a fact about the snapshots of a running task; the reconciliation that follows acts on it."""
         match fact:
             case StateSecured():
                 self.saves.record_secured(fact.worker, fact.node, fact.nodes)
@@ -248,7 +248,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
                 return self._start_rewind(cluster, group, fact.iteration)
 
     def record_copy(self, cluster: KnownNodes, group: WorkerGroup, fact: StateCopied) -> list[Message]:
-        """Count on a copy that is there; of one that nobody wants any more have what arrived removed."""
+        """Record a copy that has arrived; return the command that removes it if it is no longer wanted."""
         if not self.parking.record_copy(fact):
             return []
         copy = fact.state
@@ -256,14 +256,14 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return [] if counts else remove_orders(cluster, group.spec.name, [copy])
 
     def rule_out(self, group: WorkerGroup, fact: StateUnusable) -> None:
-        """Note that a snapshot that was taken is no good: no worker has the state then; an older one is looked for."""
+        """Record that the snapshot from which workers restored is unusable, so that an older one is searched for."""
         self.tried.append(f"iteration {fact.iteration} from {fact.copies} ({fact.reason})")
         self.before, self.search, self.parking.snapshot = fact.iteration, None, None
         group.holders.clear()
         group.membership.broken = True
 
     def expire(self, cluster: KnownNodes, group: WorkerGroup, wait: WaitKind) -> list[Message]:
-        """Note that something has been waited for long enough: nodes that are gone, or slots, or the next attempt."""
+        """End a wait: for lost nodes that may have copies, for slots, or for the next attempt to write to storage."""
         if wait is not WaitKind.STATES:
             self.retirement.expire()
             return []
@@ -277,7 +277,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def node_joined(self, group: WorkerGroup, node: str, address: str) -> None:
-        """Note that an agent has come or was started again, and where what lies on its node is to be had now."""
+        """Record that an agent has started, and the address from which its node's states are fetched now."""
         self.saves.mark_order_unknown(node)
         self.search = None
         left = group.membership.left
@@ -287,7 +287,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
     def restrict_node(
         self, cluster: KnownNodes, group: WorkerGroup, node: str, names: Collection[str] = ()
     ) -> list[Message]:
-        """Note that of the states left behind on a node no others than these are there; those of no use are removed."""
+        """Drop the exported states of a node that it no longer has; return the commands that remove incomplete ones."""
         for worker, ref in list(group.membership.left.items()):
             if ref.location.node == node and ref.location.name not in names:
                 del group.membership.left[worker]
@@ -302,7 +302,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return remove_orders(cluster, group.spec.name, useless)
 
     def node_lost(self, cluster: KnownNodes, group: WorkerGroup, node: str) -> list[Message]:
-        """Wait for a node no more."""
+        """End the searches and orders that wait for a lost node."""
         self.saves.ordered.pop(node, None)
         out = self._cancel_rewind(group, node, f"{node}, which looked for it, is gone")
         search = self.search
@@ -322,17 +322,17 @@ class Snapshots(msgspec.Struct, kw_only=True):
         group.membership.broken, self.search = True, None
 
     def park_rewound(self, group: WorkerGroup, stored: StoredState) -> None:
-        """Park the checkpoint that a user wants, whatever was ruled out."""
+        """Park the checkpoint that a user wants, and allow again the snapshots that were ruled out."""
         self.rewind, self.tried, self.before = None, [], None
         self.park_stored(group, stored)
 
     def release_parked(self, cluster: KnownNodes, group: WorkerGroup) -> list[Message]:
-        """Have removed what is parked: living workers have a newer state, or none is to be had."""
+        """Return the commands that remove the parked snapshot: living workers have a newer state, or the task ended."""
         states, self.parking.snapshot = self.parking.states, None
         return remove_orders(cluster, group.spec.name, states)
 
     def drop_exported(self, cluster: KnownNodes, group: WorkerGroup, staying: Collection[str] = ()) -> list[Message]:
-        """Have removed what members have left behind in vain; those that stay remove it themselves, if they live to."""
+        """Return the commands that remove states exported in vain; `staying` members remove theirs when they join."""
         left, group.membership.left = group.membership.left, {}
         if not left:
             return []
@@ -340,14 +340,14 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return remove_orders(cluster, group.spec.name, [left[name] for name in sorted(left.keys() - set(staying))])
 
     def drop_saved(self, cluster: KnownNodes, group: WorkerGroup) -> list[Message]:
-        """Have all that was saved removed, and nothing saved any more."""
+        """Return the commands that stop all saving, and remove all saved states."""
         self.search = None
         return self.saves.drop_all(cluster, group)
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _record_found(self, cluster: KnownNodes, group: WorkerGroup, fact: StatesFound) -> list[Message]:
-        """Take in what a node has."""
+        """Record the states that a node has found."""
         search, node = self.search, fact.node
         if search is None or search.number != fact.search or node not in search.asked:
             return []
@@ -356,7 +356,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return self._conclude_search(cluster, group)
 
     def _conclude_search(self, cluster: KnownNodes, group: WorkerGroup) -> list[Message]:
-        """Go on with the newest state that is whole, once all have answered; or wait for nodes that may have more."""
+        """Park the newest complete snapshot once all nodes have answered; wait for lost nodes that may have one."""
         search, before = self.search, self.before
         if search is None or search.asked or search.over or search.looking:
             return []
@@ -376,7 +376,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return [Alert(text=f"{text}, from a checkpoint of its own if it has one")]
 
     def _search_storage(self, cluster: KnownNodes, group: WorkerGroup, search: Search) -> list[Message]:
-        """Have a node look at the storage, now that no memory has the state; without one, the task begins anew."""
+        """Order a node to look for a checkpoint, as no memory has the state; a task without storage begins anew."""
         if not group.spec.checkpoints:
             search.over = True
             return []
@@ -388,7 +388,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return [find_checkpoint_order(cluster, group, node, search.number, before=self.before)]
 
     def _checkpoint_found(self, group: WorkerGroup, answer: CheckpointFound) -> list[Message]:
-        """Go on with what lies on storage, or back to it; where nothing does, the task begins anew."""
+        """Park the checkpoint that a node has found, for a search or a rewind; end either where there is none."""
         rewind, search, stored = self.rewind, self.search, answer.stored
         if rewind is not None and (rewind.number, rewind.node) == (answer.search, answer.node):
             rewind.stored = stored
@@ -401,7 +401,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return []
 
     def _storage_failed(self, cluster: KnownNodes, group: WorkerGroup, fact: CheckpointFailed) -> list[Message]:
-        """Look or write again after a while where the storage could not be read or written."""
+        """Retry later what failed at the storage; give a rewind up."""
         node, task, search, out = fact.node, group.spec.name, self.search, list[Message]()
         self.storage.asked_after = None  # who ordered it can see why, and may mend it and order it again
         if search is not None and search.looking == node:
@@ -415,7 +415,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return out + later
 
     def _start_rewind(self, cluster: KnownNodes, group: WorkerGroup, iteration: int) -> list[Message]:
-        """Have a node look whether a checkpoint is there to which the task is to go back; it computes on until then."""
+        """Order a node to look for the checkpoint of a rewind; the task computes on until it is found."""
         node = choose_storage_node(cluster, group)
         self.rewind = Rewind(number=self.searches + 1, iteration=iteration, node=node)
         if not node:
@@ -425,7 +425,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return [find_checkpoint_order(cluster, group, node, self.searches, before=self.before, iteration=iteration)]
 
     def _cancel_rewind(self, group: WorkerGroup, node: str, why: str) -> list[Message]:
-        """Give an order to go back up, where `node` looks for the checkpoint, and there is none or the node can't."""
+        """Cancel the rewind whose checkpoint `node` looks for, and alert why."""
         rewind = self.rewind
         if rewind is None or rewind.node != node:
             return []
@@ -435,14 +435,14 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return [Alert(text=f"{text}; unicron checkpoints list {task} --at {root} shows what is there")]
 
     def _reject_copy(self, cluster: KnownNodes, group: WorkerGroup, bad: StateRef) -> list[Message]:
-        """Have a copy removed that is not what it should be, and go on without it."""
+        """Drop a copy that is corrupt; return the command that removes it."""
         where, name = bad.location.node, bad.location.name
         left = [ref for ref in self.parking.states if (ref.location.node, ref.location.name) != (where, name)]
         self.parking.restrict(group, left)
         return [drop_order(cluster, group.spec.name, where, [name])] if cluster.is_there(where) else []
 
     def _discard_worker_state(self, cluster: KnownNodes, group: WorkerGroup, worker: str, node: str) -> list[Message]:
-        """Count no more on the state of a worker that differs from the others', nor on what it saved."""
+        """Discard the state of a worker that differs from the other replicas', and the copies that it saved."""
         group.holders.pop(worker, None)
         self.saves.mark_order_unknown(node)
         doubtful = [each for each in self.parking.states if each.location.worker == worker]
@@ -458,7 +458,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         return self._can_be_stored(group) and self.parking.stranded(cluster)
 
     def _record_retired(self, cluster: KnownNodes, group: WorkerGroup, fact: CheckpointStored) -> list[Message]:
-        """Count on what is on storage now, and have all removed that is in memory."""
+        """Replace the parked snapshot by its checkpoint on storage; return the commands that free the memory."""
         parked = self.parked
         if parked is None or not parked.states or fact.iteration != parked.iteration:
             return []

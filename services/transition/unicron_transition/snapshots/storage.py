@@ -43,7 +43,7 @@ class CheckpointWrites(msgspec.Struct, kw_only=True):
     asked_after: Number | None = None
 
     def store_order(self, group: WorkerGroup) -> StoreOrder | None:
-        """Return how often those who save write to storage; None where they don't."""
+        """Return the order that says how often savers write to storage; None for a task without storage."""
         root = group.spec.checkpoints
         if not root:
             return None
@@ -58,11 +58,11 @@ class CheckpointWrites(msgspec.Struct, kw_only=True):
         return group.spec.checkpoint_s or best_s
 
     def request_checkpoint(self, after: int) -> None:
-        """Note that a user orders a checkpoint now, of a later iteration than `after`."""
+        """Record a user's order to write a checkpoint now, of a later iteration than `after`."""
         self.asks, self.asked_after = self.asks + 1, after
 
     def add_part(self, cluster: KnownNodes, group: WorkerGroup, fact: PartStored) -> list[Message]:
-        """Note a part; when all are there, have the checkpoint completed, and forget what came to nothing before."""
+        """Record a written part; when all are there, order the commit, and forget incomplete earlier attempts."""
         saving, task = fact.saving, group.spec.name
         if (saving.root, saving.task) != (group.spec.checkpoints, task):
             return []  # an earlier task's of this name
@@ -77,7 +77,7 @@ class CheckpointWrites(msgspec.Struct, kw_only=True):
         return [CommitCheckpoint(**to, task=task, saving=saving, parts=parts, since=group.submitted_at)]
 
     def record_checkpoint(self, group: WorkerGroup, fact: CheckpointStored) -> None:
-        """Note that a checkpoint is complete, and how often there should be one from now on."""
+        """Record that a checkpoint is complete, and adapt the interval to the next one."""
         if fact.iteration > (self.asked_after or 0):
             self.asked_after = None
         best_s = self.interval(group, fact.at)
