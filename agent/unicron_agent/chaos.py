@@ -121,8 +121,10 @@ class Chaos:
                 self._send(name, SlowFault(factor=float(value)))
             case "reset-connection":
                 self._send(name, ResetFault())
-            case _:
+            case "xid" | "ecc":
                 done = self._log_xid(int(value), worker)
+            case _:
+                raise _not_carried_out(fault)
         return f"{fault} {name} on {self._core.node}{done or (value and f': {value}')}"
 
     async def _strike_node(self, fault: str, value: str) -> str:
@@ -145,8 +147,10 @@ class Chaos:
                 return f"no room for states on {node} for {value} s"
             case "restart-node":
                 raise InvalidInputError(f"{node} runs: restart-node is for one that was killed")
-            case _:
+            case "xid" | "ecc":
                 return f"{fault} on {node}{self._log_xid(int(value))}"
+            case _:
+                raise _not_carried_out(fault)
 
     def _strike_when_published(self, strike: Callable[[], None], looks: int = LOOKS) -> None:
         """Strike when the answer is out and the journal has what there is to say, or does not take it for long."""
@@ -178,6 +182,10 @@ class Chaos:
         line = f"NVRM: Xid (PCI:{address}): {code}, {who}, {XIDS.get(code, 'Ch 00000008')}"
         append(self._kernel_log, line, time.monotonic())
         return f": {line}"
+
+
+def _not_carried_out(fault: str) -> InvalidInputError:
+    return InvalidInputError(f"{fault} is in the table of faults, but the agent of this version can't carry it out")
 
 
 def _kill_node(mark: str, workers: Sequence[int] = ()) -> None:

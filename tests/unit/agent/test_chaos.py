@@ -4,8 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+from unittest.mock import MagicMock
 
+import pytest
+from unicron_agent.chaos import Chaos
 from unicron_agent.workers.activity import start_time
+
+from unicron.contracts.faults import FAULTS, NODE, WORKER
+from unicron.contracts.queries import InjectFault
+from unicron.errors import InvalidInputError
 
 
 def test_a_node_that_is_killed_takes_along_what_leads_a_session_of_its_own(tmp_path):
@@ -28,3 +35,11 @@ def test_a_node_that_is_killed_takes_along_what_it_has_forked_and_the_workers_of
     agent = subprocess.run([sys.executable, "-c", strike], start_new_session=True, check=False, stdout=subprocess.PIPE)
     assert start_time(int(agent.stdout)) is None
     assert earlier.wait(5) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("target", [WORKER, NODE])
+async def test_a_fault_of_the_table_that_the_agent_has_no_case_for_is_refused(monkeypatch, target):
+    monkeypatch.setitem(FAULTS, "new", FAULTS["kill-node"]._replace(name="new", strikes=(target,)))
+    chaos = Chaos(*(MagicMock() for _ in range(7)))
+    with pytest.raises(InvalidInputError, match="new is in the table of faults"):
+        await chaos.inject(InjectFault(fault="new", worker="gpt-1" if target == WORKER else ""))

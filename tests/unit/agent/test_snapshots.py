@@ -420,6 +420,17 @@ def test_of_a_worker_that_is_gone_only_what_others_may_need_stays(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(stays)
 
 
+def test_a_file_that_cannot_be_removed_keeps_no_other_from_it(tmp_path, caplog):
+    for name in ("t-1.3.state", "t-1.5.state", "t-1.0.saved"):
+        (tmp_path / name).touch()
+    (tmp_path / "t-1.4.state").mkdir()  # no unlink() removes it, whoever asks
+    memory = SnapshotMemory(tmp_path, 0)
+    memory.forget("t-1")
+    memory.remove("t-1.4.state")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t-1.0.saved", "t-1.4.state"]
+    assert caplog.text.count("t-1.4.state can't be removed") == 2
+
+
 def test_a_full_memory_takes_no_state_more_until_it_is_freed_and_what_lies_there_stays(tmp_path):
     memory = SnapshotMemory(tmp_path, 1 << 40)
     (tmp_path / "t-1.0.saved").write_bytes(b"state")
