@@ -46,6 +46,7 @@ from unicron_agent.fabric import Fabric
 from unicron_agent.hardware.gpus import GpuWatch, addresses
 from unicron_agent.hardware.kernel_log import KernelLog
 from unicron_agent.hardware.network import home, interface_of, memory_dir, own_address
+from unicron_agent.hardware.whereabouts import locate
 from unicron_agent.metrics import AgentMetrics
 from unicron_agent.outbox import Outbox
 from unicron_agent.settings import AgentSettings
@@ -118,7 +119,7 @@ class NodeShell:
     ) -> None:
         self._settings, self._bus, self._clock, self._slots, self._boot = settings, bus, clock, slots, boot
         self._name = subjects.token(settings.node, "node")
-        self._rules = load(settings.rules)
+        self._rules, self._location = load(settings.rules), locate(settings)
         self._fabric = Fabric(settings.fabric_key, self._name, clock.now)
         self._run_dir = Path(settings.run_dir).resolve()
         self._memory = SnapshotMemory(memory_dir(self._run_dir), settings.state_limit)
@@ -253,7 +254,8 @@ class NodeShell:
             rendezvous=rendezvous,
             state_server=snapshots,
             pid=os.getpid(),
-            rack=self._settings.rack,
+            rack=self._location.rack,
+            domain=self._location.domain,
             home=home(self._run_dir),
         )
         stored = self._token_file.read_text().strip() if self._token_file.exists() else ""

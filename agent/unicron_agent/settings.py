@@ -18,7 +18,11 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
         host: address at which other nodes reach this one; empty: the one from which it reaches the bus.
         fabric_key: path of the file with the key that opens nodes to one another, which only we may read; empty for
             none: then they are open to everybody.
-        rack: that the node is in, or the switch it is behind: copies of its states are kept elsewhere.
+        rack: that the node is in, or the switch it is behind: copies of its states are kept elsewhere; empty: as the
+            topology file or Slurm says.
+        domain: of NVLink that the node is in: tensor-parallel groups stay inside of one; empty: as the topology file,
+            Slurm or the driver of the GPUs says.
+        topology: file that says in which racks and NVLink domains nodes are (docs/operations.md); empty for none.
         heartbeat_s: seconds between signs of life.
         state_limit: bytes that saved states may take in this node's memory; 0: half of the file system they lie in.
         asleep_s: seconds without progress after which a worker counts as hung whose processes all sleep meanwhile,
@@ -39,6 +43,8 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
     host: str = ""
     fabric_key: str = ""
     rack: str = ""
+    domain: str = ""
+    topology: str = ""
     heartbeat_s: float = 0.5
     state_limit: int = 0
     asleep_s: float = 2.0

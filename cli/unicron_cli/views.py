@@ -30,11 +30,12 @@ def nodes_table(status: Status, now: float | None = None) -> Table:
         layout = view.spec.shape(len(view.members))
         for rank, member in enumerate(view.members):
             used[member.node][member.slot] = f"{view.spec.name}:{layout.seat_name(rank)}"
-    table = plain_table("NODE", "STATE", "FOR", "HOST", "SLOTS")
+    known = [field for field in ("rack", "domain") if any(getattr(node, field) for node in status.nodes)]
+    table = plain_table("NODE", "STATE", "FOR", "HOST", *map(str.upper, known), "SLOTS")
     for node in sorted(status.nodes, key=lambda node: _natural(node.node)):
         slots = " ".join(f"{slot.kind}{slot.index}={used[node.node].get(slot.index, 'free')}" for slot in _in_use(node))
-        state = Text(node.state, NODE_STYLES[node.state])
-        table.add_row(Text(node.node), state, ago(now - node.since), Text(node.host), Text(slots))
+        state, where = Text(node.state, NODE_STYLES[node.state]), [Text(getattr(node, field)) for field in known]
+        table.add_row(Text(node.node), state, ago(now - node.since), Text(node.host), *where, Text(slots))
     return table
 
 

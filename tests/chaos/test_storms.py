@@ -12,6 +12,7 @@ from msgspec.structs import replace as replace_record
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
 from unicron_agent.snapshots.snapshots import NodeSnapshots
+from unicron_planner.core import PlannerCore
 from unicron_simulator.storms import storm
 from unicron_simulator.storms.faults import Lies, scene
 from unicron_simulator.storms.world import StormParts
@@ -307,6 +308,20 @@ def found(parts, first, lies=False):
     return ""
 
 
+class Domainless(PlannerCore):
+    """A planner that does not look in which domains nodes are."""
+
+    def _admit(self, admitted):
+        return super()._admit(replace_record(admitted, domain=""))
+
+
+class Unconfined(PlannerCore):
+    """A planner to which all tasks may have groups in two domains."""
+
+    def _submit(self, submitted):
+        return super()._submit(replace_record(submitted, spec=replace_record(submitted.spec, within_domain=False)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("parts", "words", "seed"),
@@ -335,6 +350,8 @@ def found(parts, first, lies=False):
         pytest.param(StormParts(worker=Trusting), "with several states of place", 1, id="states-not-compared"),
         pytest.param(StormParts(worker=Departing), "nobody has written its model", 29, id="model-not-waited-for"),
         pytest.param(StormParts(worker=Undiscerning), "a state that is no good", 18, id="states-not-tried"),
+        pytest.param(StormParts(planner=Domainless), "has room for it", 77, id="domains-unread"),
+        pytest.param(StormParts(planner=Unconfined), "which is confined to one", 54, id="tasks-not-confined"),
         pytest.param(StormParts(remembers=False), "stands in the journal twice", 0, id="no-duplicate-window"),
     ],
 )

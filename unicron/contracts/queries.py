@@ -182,7 +182,7 @@ class NodeView(Record, kw_only=True, frozen=True):
     """A node as the registry knows it.
 
     Attributes:
-        home: as in `NodeJoined`.
+        home, rack, domain: as in `NodeJoined`.
     """
 
     node: Label
@@ -192,6 +192,8 @@ class NodeView(Record, kw_only=True, frozen=True):
     slots: Annotated[list[Slot], Few] = []
     since: Moment = 0.0
     home: Label = ""
+    rack: Label = ""
+    domain: Label = ""
 
 
 class SaverView(Record, kw_only=True, frozen=True):

@@ -235,6 +235,8 @@ class TaskSpec(Record, kw_only=True, frozen=True):
             process that takes its place computes something else, all begin again, then and whenever a rank is lost.
         stop_grace_s: seconds from the SIGTERM that asks the others of a script without a session to end, where one has
             failed, to the SIGKILL.
+        within_domain: its tensor-parallel groups run in one NVLink domain each, or not at all; as long as no domain of
+            any node is known, as without.
     """
 
     name: Label
@@ -259,6 +261,7 @@ class TaskSpec(Record, kw_only=True, frozen=True):
     silence_s: float = SILENCE_S
     drill: bool = True
     stop_grace_s: float = 30.0
+    within_domain: bool = False
 
     def shape(self, workers: int) -> ParallelLayout:
         """Return the layout of so many workers."""

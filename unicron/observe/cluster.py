@@ -228,7 +228,8 @@ class ClusterPicture:
                 if not message.returned:
                     node.since, node.alarm, node.gpus = message.at, "", None
                 node.state = NodeState.DRAINING if node.drained else NodeState.UP
-                node.slots, node.host, node.rack = len(message.slots), message.host, message.rack
+                node.slots, node.host = len(message.slots), message.host
+                node.rack, node.domain = message.rack, message.domain
                 node.kind = message.slots[0].kind if message.slots else ""
                 node.suspected_until = 0.0
             case events.NodeDrained() if message.node in self.nodes:

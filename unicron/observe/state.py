@@ -156,6 +156,7 @@ class NodePicture:
     kind: str = ""
     host: str = ""
     rack: str = ""
+    domain: str = ""
     since: float = 0.0
     suspected_until: float = 0.0
     drained: bool = False

@@ -282,6 +282,7 @@ class Pages:
             square=self.square(node, now),
             host=node.host,
             rack=node.rack,
+            domain=node.domain,
             since=node.since,
             kind=node.kind,
             workers=[line for task in sorted(here) for line in self._workers(self._picture.tasks[task], name)],

@@ -250,6 +250,7 @@ class NodePage(Record, kw_only=True, frozen=True):
     square: NodeSquare
     host: str = ""
     rack: str = ""
+    domain: str = ""
     since: float = 0.0
     kind: str = ""
     workers: list[WorkerLine] = []

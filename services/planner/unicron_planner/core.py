@@ -35,11 +35,13 @@ from unicron.contracts.tasks import SlotRef, TaskState
 from unicron.errors import InvalidInputError
 from unicron.service.core import Answers, Core, Handlers
 from unicron_planner import estimates, lookup, nodes, situation, throughput
+from unicron_planner.confinement import planned
 from unicron_planner.doubts import find_contradiction
 from unicron_planner.estimates import FAILURE, KINDS, PlannerOptions
 from unicron_planner.holdings import PlannedSlots, Slots
 from unicron_planner.lookup import Effect, Event, LookupRow, Situation, Sweeps
-from unicron_planner.plans import changes_layout, differs, disturbance, make_plan
+from unicron_planner.neighbours import Neighbours
+from unicron_planner.plans import changes_layout, differs, disturbance
 from unicron_planner.state import AdmittedNode, PlannerState
 from unicron_planner.throughput import MeasuredSize
 
@@ -95,6 +97,7 @@ class PlannerCore(Core):
         self._table: dict[Effect, LookupRow] = {}
         self._sweeps: Sweeps = {}
         self._situation: Situation | None = None
+        self._near: Neighbours | None = None
         self._awaited = False
         self._refresh_s = 0.0
         self._decided: tuple[Situation, Event, LookupRow] | None = None
@@ -152,11 +155,12 @@ class PlannerCore(Core):
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def _admit(self, admitted: NodeAdmitted) -> list[Message]:
-        name, node = admitted.node, AdmittedNode(slots=[slot.index for slot in admitted.slots])
+        name, slots = admitted.node, [slot.index for slot in admitted.slots]
+        node = AdmittedNode(slots=slots, rack=admitted.rack, domain=admitted.domain)
         if self.state.nodes.get(name) == node:
             return []  # its agent was started again
         was_up, first = self._is_up(name), not self.state.joined
-        self.state.nodes[name] = node
+        self.state.nodes[name], self._near = node, None
         self.state.joined.append(name)
         if was_up:  # it lost slots, or has others now: workers may be where none can be
             return self._decide(Trigger.of(TriggerKind.NODE_JOINED, self.state.joined))
@@ -275,8 +279,13 @@ class PlannerCore(Core):
             event = replace(event, lost={task: count for task, count in event.lost.items() if task != ended}, ended="")
             row = lookup.answer(given, event)
         number = before.number + 1 if before else 1
-        plan = make_plan(event, row, number, self.state.tasks, self._held, there, given)
-        plan = structs.replace(plan, prepared=prepared, lookup_s=self._stopwatch() - began, refresh_s=self._refresh_s)
+        near = self._near = self._near or Neighbours.among(self.state.nodes)
+        plan, given, row, anew = planned(
+            event, row, given, self._situate, number, self.state.tasks, self._held, there, near
+        )
+        plan = structs.replace(
+            plan, prepared=prepared and not anew, lookup_s=self._stopwatch() - began, refresh_s=self._refresh_s
+        )
         self._table, self._situation = {}, None
         if not (owed or differs(plan, before)):
             return self._request_refresh()

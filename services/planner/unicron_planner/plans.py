@@ -10,7 +10,11 @@ from unicron_planner import throughput
 from unicron_planner.estimates import FAILURE, RELAYOUT, RESIZE
 from unicron_planner.holdings import PlannedSlots
 from unicron_planner.lookup import Event, LookupRow, Situation, TaskStanding
+from unicron_planner.neighbours import UNKNOWN, Neighbours
 from unicron_planner.placement import place
+
+Limits = dict[str, int]
+"""Most workers of tasks for whose tensor-parallel groups the NVLink domains have no more room."""
 
 
 def make_plan(
@@ -21,6 +25,8 @@ def make_plan(
     held: PlannedSlots,
     usable: Mapping[str, Sequence[int]],
     situation: Situation,
+    near: Neighbours = UNKNOWN,
+    limits: Limits | None = None,
 ) -> Plan:
     """Return the plan that carries out `row`.
 
@@ -32,9 +38,12 @@ def make_plan(
         held: which slots each task has now.
         usable: slots that may be used, by node.
         situation: what the row was made from.
+        near: which nodes are near to one another.
+        limits: that the row keeps to.
     """
-    shapes = {task: _shape(spec, situation.tasks[task], row.sizes[task]) for task, spec in tasks.items()}
-    placed = place(usable, held, {task: row.sizes[task] for task in tasks}, shapes)
+    shapes = {task: group_shape(spec, situation.tasks[task], row.sizes[task]) for task, spec in tasks.items()}
+    sizes = {task: row.sizes[task] for task in tasks}
+    placed = place(usable, held, sizes, shapes, near, confined(tasks, near))
     shares = []
     for task, spec in tasks.items():
         standing, size = situation.tasks[task], len(placed[task])
@@ -45,7 +54,7 @@ def make_plan(
                 waf=standing.waf_of(size),
                 before=len(held.slots_of(task)),
                 waf_before=standing.held_waf,
-                reason="" if size else waiting_reason(spec, tasks, row),
+                reason="" if size else waiting_reason(spec, tasks, row, limits or {}),
                 layout=spec.shape(size),
             )
         )
@@ -60,6 +69,11 @@ def make_plan(
         transition_s=_transition_s(event, shares, tasks, situation),
         tasks=list(tasks),
     )
+
+
+def confined(tasks: Mapping[str, TaskSpec], near: Neighbours) -> frozenset[str]:
+    """Return the tasks whose tensor-parallel groups are to stay inside of domains, as far as any domain is known."""
+    return frozenset(task for task, spec in tasks.items() if spec.within_domain) if near.domains else frozenset()
 
 
 def changes_layout(spec: TaskSpec, before: int, after: int) -> bool:
@@ -95,7 +109,7 @@ def _transition_s(
     return longest
 
 
-def waiting_reason(spec: TaskSpec, tasks: Mapping[str, TaskSpec], row: LookupRow) -> str:
+def waiting_reason(spec: TaskSpec, tasks: Mapping[str, TaskSpec], row: LookupRow, limits: Limits) -> str:
     """Return one line on why the task has no worker."""
     least, problem = throughput.least(spec)
     if not least:
@@ -103,6 +117,9 @@ def waiting_reason(spec: TaskSpec, tasks: Mapping[str, TaskSpec], row: LookupRow
     needs = f"needs {_count(least, 'worker')}"
     if least > row.workers:
         return f"{needs}, the cluster has {_count(row.workers, 'healthy slot')}"
+    if spec.name in limits:
+        room = _count(limits[spec.name], "such worker")
+        return f"{needs} in tensor-parallel groups inside of one NVLink domain each; there is room for {room}"
     used = sum(row.sizes.values())
     whole = f"all {_count(used, 'slot')}" if used == row.workers else f"{used} of {_count(row.workers, 'slot')}"
     if all(tasks[task].weight > spec.weight for task, size in row.sizes.items() if size):
@@ -114,7 +131,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _shape(spec: TaskSpec, standing: TaskStanding, size: int) -> ParallelLayout:
+def group_shape(spec: TaskSpec, standing: TaskStanding, size: int) -> ParallelLayout:
     """Return which workers belong together at `size`: replicas, or the tensor-parallel groups that its model needs."""
     if standing.tensor is None:
         return spec.shape(size)

@@ -7,7 +7,7 @@ import msgspec
 
 from unicron.contracts.base import Record
 from unicron.contracts.plans import Plan
-from unicron.contracts.ranges import Amount, Count, Moment, Number
+from unicron.contracts.ranges import Amount, Count, Label, Moment, Number
 from unicron.contracts.tasks import TaskSpec
 from unicron_planner.throughput import MeasuredSize
 
@@ -27,10 +27,13 @@ class AdmittedNode(Record, kw_only=True, frozen=True):
     Attributes:
         slots: numbers of its slots.
         up: False from its loss until it is admitted again.
+        rack, domain: as in `NodeJoined`.
     """
 
     slots: list[Number]
     up: bool = True
+    rack: Label = ""
+    domain: Label = ""
 
 
 class DurationSums(Record, kw_only=True, frozen=True):

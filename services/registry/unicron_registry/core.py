@@ -126,6 +126,8 @@ class RegistryCore(Core):
             slots=joined.slots,
             since=before.since if before and present else joined.at,
             home=joined.home,
+            rack=joined.rack,
+            domain=joined.domain,
         )
         if view == before:
             return []  # it only said again what is known
@@ -141,6 +143,7 @@ class RegistryCore(Core):
             returned=present,
             kept=joined.kept,
             rack=joined.rack,
+            domain=joined.domain,
             heartbeat_s=heartbeat_s(len(self.state.nodes)),
         )
         self.state.paced.pop(joined.node, None)

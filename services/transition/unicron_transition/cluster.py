@@ -11,6 +11,7 @@ from unicron.contracts.states import COPIES, Keeper
 from unicron.contracts.tasks import SlotRef
 from unicron.snapshots.placement import Placement, place
 from unicron.snapshots.shapes import Kept
+from unicron.snapshots.zones import failure_zones
 from unicron_transition.deadlines import TIMEOUT_S, WaitKind
 
 
@@ -26,6 +27,7 @@ class NodeRun(msgspec.Struct, kw_only=True):
     rendezvous: str = ""
     state_server: str = ""
     rack: str = ""
+    domain: str = ""
     alive: bool = True
     drained: bool = False
     slots: list[int] = []
@@ -80,14 +82,22 @@ class KnownNodes(msgspec.Struct, kw_only=True, dict=True):
         self.__dict__.pop("_keepers", None)
 
     def _staying_nodes(self, node: str) -> list[str]:
-        """Return the nodes that stay, those of other racks first; each node that is to go begins with another one."""
+        """Return the nodes that stay, those first that do not fail with it; each that is to go begins with another."""
         staying = [name for name, each in self.nodes.items() if each.keeps_states]
         first = list(self.nodes).index(node) % len(staying) if staying else 0
-        rack = self.nodes[node].rack
-        return sorted(staying[first:] + staying[:first], key=lambda name: bool(rack) and self.nodes[name].rack == rack)
+        zones = self._zones([*staying, node])
+        zone = zones.get(node)
+        return sorted(staying[first:] + staying[:first], key=lambda name: bool(zone) and zones.get(name) == zone)
+
+    def _zones(self, names: Iterable[str]) -> dict[str, str]:
+        """Return which of these nodes fail together."""
+        nodes = {name: self.nodes[name] for name in names}
+        return failure_zones(
+            {name: node.rack for name, node in nodes.items()}, {name: node.domain for name, node in nodes.items()}
+        )
 
     @cached_property
     def _keepers(self) -> Kept:
-        there = {name: node.rack for name, node in self.nodes.items() if node.keeps_states}
-        self.placement = place(list(there), COPIES, there, self.placement)
+        there = [name for name, node in self.nodes.items() if node.keeps_states]
+        self.placement = place(there, COPIES, self._zones(there), self.placement)
         return self.placement.keepers()

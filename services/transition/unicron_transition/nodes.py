@@ -21,6 +21,7 @@ def admit_node(state: TransitionState, node: NodeAdmitted) -> list[Message]:
         rendezvous=node.rendezvous,
         state_server=node.state_server,
         rack=node.rack,
+        domain=node.domain,
         slots=[slot.index for slot in node.slots],
         drained=before is not None and before.drained,
     )

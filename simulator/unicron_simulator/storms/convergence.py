@@ -2,6 +2,7 @@
 
 from math import isclose
 
+from msgspec.structs import replace
 from unicron_planner.core import PlannerCore
 
 from unicron.contracts.events import NodeAdmitted, TaskSubmitted
@@ -85,14 +86,21 @@ def _not_as_laid_out(world: World, share: TaskShare, mine: list[Trainer]) -> str
 
 
 def _better_plan(world: World) -> str:
-    """Return by how much a planner that is started afresh does better, empty where it does not."""
+    """Return by how much a planner that is started afresh does better, empty where it does not.
+
+    A task that is confined to domains gets what these have room for beside the others, who do not move for it: one that
+    places all anew may find more.
+    """
+    shares = world.invariants.plan.shares if world.invariants.plan else []
+    if any(world.specs[share.task].within_domain for share in shares):
+        return ""
     fresh = PlannerCore(None, OPTIONS)
     for name, machine in world.machines.items():
         if name in world.invariants.given_up():
             continue
         slots = [Slot(index=index) for index in range(machine.slots)]
-        fresh.handle(NodeAdmitted(node=name, incarnation="x", host=name, slots=slots))
-    shares = world.invariants.plan.shares if world.invariants.plan else []
+        admitted = NodeAdmitted(node=name, incarnation="x", host=name, slots=slots)
+        fresh.handle(replace(admitted, rack=machine.place[0], domain=machine.place[1]))
     for share in shares:
         fresh.handle(TaskSubmitted(task=share.task, spec=world.specs[share.task]))
     best, plan = fresh.state.plan, world.invariants.plan

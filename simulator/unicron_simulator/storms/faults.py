@@ -4,6 +4,7 @@ from random import Random
 
 from unicron.contracts.base import Record
 from unicron.contracts.tasks import ParallelLayout, TaskSpec
+from unicron_simulator.storms import domains
 from unicron_simulator.storms.invariants import SERVICES
 from unicron_simulator.storms.links import Weather
 
@@ -194,6 +195,7 @@ class Scene(Record, kw_only=True, frozen=True):
         slots: of each node.
         tasks: submitted at the start.
         standbys: services of which a second instance waits.
+        places: rack and NVLink domain of each node, where they are known.
     """
 
     seed: int
@@ -202,6 +204,7 @@ class Scene(Record, kw_only=True, frozen=True):
     standbys: list[str]
     weather: Weather
     faults: list[StormFault]
+    places: dict[str, tuple[str, str]] = {}
 
 
 def scene(seed: int, *, lies: bool = False) -> Scene:
@@ -217,7 +220,8 @@ def scene(seed: int, *, lies: bool = False) -> Scene:
     return Scene(
         seed=seed,
         slots=slots,
-        tasks=tasks,
+        places=domains.locate(seed, slots),
+        tasks=domains.confine(seed, tasks),
         standbys=[name for name in SERVICES if random.random() < 0.25],
         weather=_weather(random),
         faults=faults,

@@ -30,6 +30,7 @@ from unicron.contracts.plans import Plan
 from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskSpec, TaskState
 from unicron.contracts.worker import Joined
 from unicron.service.commit import Commit
+from unicron_simulator.storms import domains
 from unicron_simulator.storms.lie_tracking import LieTracker
 from unicron_simulator.storms.training import saves_model
 
@@ -79,6 +80,8 @@ class Invariants:
         self._slots: dict[str, set[SlotRef]] = {}
         self._up: set[str] = set()
         self._drained: set[str] = set()
+        self._domains: dict[str, str] = {}
+        self._planned_before: Plan | None = None
         self._replayed = 0
         self._models: set[str] = set()
         self._handed: dict[str, int] = {}
@@ -182,13 +185,15 @@ class Invariants:
         if service == "planner":
             state = msgspec.msgpack.decode(commit.state, type=PlannerState)
             self._healthy(state.plan, commit.sequence)
+            self._near(state)
 
     def _healthy(self, plan: Plan | None, sequence: int) -> None:
         """Check that the plan in force uses slots of healthy nodes, each once; facts up to `sequence` were known."""
         for message in self.messages[self._replayed : sequence]:
             match message:
-                case NodeAdmitted(node=node, slots=slots):
+                case NodeAdmitted(node=node, slots=slots, domain=domain):
                     self._up.add(node)
+                    self._domains |= {node: domain} if domain else {}
                     self._slots[node] = {SlotRef(node=node, slot=slot.index) for slot in slots}
                 case NodeGone(node=node) | FailureDetected(severity=Severity.SEV1, node=node):
                     self._up.discard(node)
@@ -205,6 +210,18 @@ class Invariants:
         bad = sorted(map(str, set(given) - usable))
         self.check(not bad, f"plan {plan.number} uses {', '.join(bad)}, not healthy at position {sequence}")
         self.check(len(given) <= len(usable), f"plan {plan.number} uses more than the {len(usable)} healthy slots")
+
+    def _near(self, state: PlannerState) -> None:
+        """Check that the plan in force has no tensor-parallel group in two domains without need."""
+        plan, before = state.plan, self._planned_before
+        if plan is None or (before and before.number == plan.number):
+            return
+        there = self._up - self._drained - set(state.joined)  # those wait for the next plan
+        usable = [slot for node in there for slot in self._slots[node]]
+        successive = before if before and before.number + 1 == plan.number else None
+        problem = domains.problem(plan, successive, self._specs, self._domains, usable)
+        self.check(not problem, problem)
+        self._planned_before = plan
 
     # --- nodes and workers -------------------------------------------------------------------------------------------
 

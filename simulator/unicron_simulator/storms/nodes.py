@@ -43,6 +43,7 @@ class Machine:
         rotten: those of them that are not what their checksums say.
         pace: of its workers.
         storage: that all nodes see.
+        place: its rack and its NVLink domain; empty where that is not known.
     """
 
     def __init__(self, name: str, slots: int, clock: VirtualClock, network: Network, invariants: Invariants) -> None:
@@ -57,7 +58,7 @@ class Machine:
         self.random = Random(f"{network.seed}:{name}")
         self.make_core, self.make_outbox, self.make_worker = AgentCore, Outbox, WorkerCore
         self.make_trainer = Trainer
-        self.pace = STORM
+        self.pace, self.place = STORM, ("", "")
         self.machines: dict[str, Machine] = {}
         self.storage = SharedStorage()
         self._network = network
@@ -77,7 +78,7 @@ class Machine:
         self.address = f"{self.name}:{self._boots}"
         slots = [Slot(index=index) for index in range(self.slots)]
         card = NodeJoined(node=self.name, incarnation="", host=self.name, slots=slots, rendezvous=f"{self.name}:1")
-        card = replace(card, state_server=self.address, home=self.name)
+        card = replace(card, state_server=self.address, home=self.name, rack=self.place[0], domain=self.place[1])
         core, outbox = self.make_core(card, boot, self.token), self.make_outbox(link, self.clock, self.name, boot)
         self.agent = WatchedAgent(core, link, outbox, self._carry_out, self._look, self.invariants)
         self.agent.task = asyncio.ensure_future(self._run(self.agent))

@@ -66,14 +66,15 @@ class StormParts:
     agent: type[AgentCore] = AgentCore
     outbox: type[Outbox] = Outbox
     worker: type[WorkerCore] = WorkerCore
+    planner: type[PlannerCore] = PlannerCore
     compares: bool = True
     remembers: bool = True
 
 
-def wirings() -> dict[str, Wiring]:
+def wirings(planner_core: type[PlannerCore] = PlannerCore) -> dict[str, Wiring]:
     """Return the services' own wirings, the planner's without its stopwatch."""
     planner = replace(
-        planner_wiring(PlannerSettings(use_measured=False)), core=lambda state: PlannerCore(state, OPTIONS)
+        planner_wiring(PlannerSettings(use_measured=False)), core=lambda state: planner_core(state, OPTIONS)
     )
     return {
         "registry": registry_wiring(RegistrySettings()),
@@ -126,8 +127,9 @@ class World:
             machine.storage = self.storage
             machine.machines, machine.make_core, machine.make_outbox = self.machines, parts.agent, parts.outbox
             machine.make_worker = parts.worker
+            machine.place = scene.places.get(machine.name, machine.place)
         self._instances: dict[str, list[_Instance]] = {name: [] for name in SERVICES}
-        self._wirings = wirings()
+        self._wirings = wirings(parts.planner)
         self._ids = 0
         self._user = self.network.link("user")
         self._random = Random(f"{scene.seed}:world")

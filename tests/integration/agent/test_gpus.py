@@ -81,6 +81,7 @@ async def machine(nats_world, library, tmp_path):
 async def test_events_of_gpus_and_lines_of_the_kernel_are_told(machine):
     joined, at = await machine.next_of(NodeJoined)
     assert [slot.kind for slot in joined.slots] == ["gpu"] * 8
+    assert joined.domain == "01020300-0000-0000-0000-000000000000.5"
     told = []
     for command in ("xid 2 63", "xid 2 79", "dbe 3", "dbe 7", "xid 5 94", "unload", "xid 1 48", "lost 4"):
         machine.happen(command)  # 63 says nothing; GPU 7 tells of no memory errors; the driver comes back

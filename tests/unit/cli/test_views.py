@@ -44,6 +44,16 @@ def test_status_shows_who_computes_where_and_why_a_task_waits():
     assert "no plan yet" in text
 
 
+def test_racks_and_domains_of_nodes_are_shown_where_any_is_known():
+    up, slots = {"state": NodeState.UP, "since": 90.0}, [Slot(index=0)]
+    nodes = [NodeView(node="n1", rack="r1", slots=slots, **up), NodeView(node="n2", domain="d[2]", slots=slots, **up)]
+    text = shown(status_view(Status(nodes=nodes), now=100.0))
+    assert "NODE STATE FOR HOST RACK DOMAIN SLOTS" in text
+    assert "n1 up 10 s r1 cpu0=free" in text
+    assert "n2 up 10 s d[2] cpu0=free" in text
+    assert "RACK" not in shown(status_view(Status(nodes=[NodeView(node="n1", **up)]), now=100.0))
+
+
 def test_nodes_come_in_the_order_of_their_numbers_and_a_lost_one_waits_for_somebody():
     nodes = [NodeView(node=f"node-{n}", state=NodeState.LOST if n == 4 else NodeState.UP, slots=[]) for n in (10, 4, 2)]
     shows = shown(status_view(Status(nodes=nodes)))

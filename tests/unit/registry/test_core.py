@@ -46,6 +46,16 @@ def admitted(node="node-1", incarnation="a", **fields):
     return events.NodeAdmitted(node=node, incarnation=incarnation, **{**AT, **fields})
 
 
+def test_rack_and_domain_of_a_node_are_passed_on_and_shown():
+    core = RegistryCore()
+    admission = next(
+        each for each in core.handle(joined(rack="r1", domain="d1")) if isinstance(each, events.NodeAdmitted)
+    )
+    assert (admission.rack, admission.domain) == ("r1", "d1")
+    view = core.state.nodes["node-1"]
+    assert (view.rack, view.domain) == ("r1", "d1")
+
+
 def lost(node, severity=Severity.SEV1):
     return events.FailureDetected(severity=severity, method="node_health", status="lost_connection", node=node, at=5.0)
 

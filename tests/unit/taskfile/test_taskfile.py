@@ -44,6 +44,7 @@ heal: session
 silence_s: 90
 drill: false
 stop_grace_s: 7
+within_domain: true
 """
 
 HERE = Path("/jobs/gpt/task.yaml")
@@ -71,6 +72,7 @@ def test_every_field_arrives():
     assert spec.layout == ParallelLayout(tensor=2)
     assert (spec.silence_s, spec.may_be_silent_s) == (90.0, 0.0), "a session says how far it is"
     assert spec.stop_grace_s == 7
+    assert spec.within_domain
     assert (spec.model.layers, spec.model.batch, spec.model.accelerator) == (32, 1024, "A100")
     assert warnings == []
 

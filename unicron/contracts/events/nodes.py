@@ -20,6 +20,7 @@ class NodeJoined(Message, kw_only=True, frozen=True):
         rack: nodes of one rack, or behind one switch, fail together; empty where that is not known.
         home: of the machine, since it was started, and the run folder: the same for an agent that is started again
             there, another for a second one of that name; empty where that is not known.
+        domain: of NVLink: its nodes reach one another as fast as GPUs of one node do; empty where that is not known.
     """
 
     SENDER: ClassVar[str] = AGENT
@@ -35,6 +36,7 @@ class NodeJoined(Message, kw_only=True, frozen=True):
     kept: Annotated[list[Label], Few] = []
     rack: Label = ""
     home: Label = ""
+    domain: Label = ""
 
     def __str__(self) -> str:
         return f"{self.node} joined with {len(self.slots)} slots, {len(self.workers)} workers alive"
@@ -88,7 +90,7 @@ class NodeAdmitted(Message, kw_only=True, frozen=True):
 
     Attributes:
         returned: the same incarnation's predecessor was still held to be up (an agent restart within the grace).
-        kept, rack: as in `NodeJoined`.
+        kept, rack, domain: as in `NodeJoined`.
         heartbeat_s: between heartbeats, where all nodes together would send too many; 0: as the agent likes.
     """
 
@@ -105,6 +107,7 @@ class NodeAdmitted(Message, kw_only=True, frozen=True):
     kept: Annotated[list[Label], Few] = []
     rack: Label = ""
     heartbeat_s: Seconds = 0.0
+    domain: Label = ""
 
     def __str__(self) -> str:
         return f"{self.node} admitted with {len(self.slots)} slots" + " again" * self.returned

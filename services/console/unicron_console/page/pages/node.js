@@ -33,7 +33,7 @@ export default function nodePage(place) {
     alarm.hidden = !square.alarm;
     put(alarm, square.alarm ?? "");
     list.set({
-      host: page.host, rack: page.rack, slots: `${count((square.slots ?? []).length)}${page.kind ? ` of kind ${page.kind}` : ""}`,
+      host: page.host, rack: page.rack, domain: page.domain, slots: `${count((square.slots ?? []).length)}${page.kind ? ` of kind ${page.kind}` : ""}`,
       [`${square.state} since`]: { sign: page.since, build: () => moment(page.since) },
       "cost of its failures": gpuTime(page.cost_s),
     });
