@@ -56,6 +56,7 @@ from unicron_agent.stimuli import (
     Effect,
     Kill,
     Logged,
+    PatternMatched,
     ProcessExited,
     ProcessStarted,
     Sampled,
@@ -69,6 +70,7 @@ from unicron_agent.stimuli import (
     WorkerSaid,
 )
 from unicron_agent.traffic import NodeTraffic
+from unicron_agent.watchdogs import probes
 from unicron_agent.workers import flight
 from unicron_agent.workers.activity import Pressure, asleep, is_stopped, use_of
 from unicron_agent.workers.channels import Channels
@@ -86,6 +88,9 @@ OPEN = (
     "INSECURE: this node has no fabric key. Whoever reaches its ports can fetch the states of models, have others "
     "kept, and disturb any rendezvous here: name the key's file in UNICRON_FABRIC_KEY, see `unicron credentials`"
 )
+
+MEASURE_S = 10.0
+"""How often is looked at how full the machine is."""
 
 LOOK_S = 0.5
 """How often what workers write is looked at."""
@@ -169,7 +174,9 @@ class Node:
         watches = self._watch_hardware()
         await self._bus.serve(subjects.rpc(self._name), f"agent-{self._name}", self._on_query)
         await self._bus.serve(subjects.orders(self._name), f"agent-{self._name}", self._on_order)
-        running = asyncio.create_task(together(self._agent.run(position), self._look_at_outputs()))
+        running = asyncio.create_task(
+            together(self._agent.run(position), self._look_at_outputs(), self._measure_machine())
+        )
         try:
             await self._until_told(running)
         finally:
@@ -209,7 +216,15 @@ class Node:
                 await asyncio.to_thread(put_aside, path)
             await beat(LOOK_S)
 
-    def _hear_all(self, logged: list[Logged]) -> None:
+    async def _measure_machine(self) -> None:
+        """Feed the watchdogs, from a thread: a file system may hang."""
+        while True:
+            folders: list[str | Path] = [self._run_dir, self._memory.folder, *sorted(self._supervisor.checkpoints)]
+            pids = {name: worker.pid for name, worker in self._agent.core.workers.items() if worker.pid}
+            self._handle(await asyncio.to_thread(probes.measure, folders, self._settings.disk_free, pids))
+            await asyncio.sleep(MEASURE_S)
+
+    def _hear_all(self, logged: list[Logged | PatternMatched]) -> None:
         for each in logged:
             self._handle(each)
 
@@ -261,7 +276,8 @@ class Node:
         limits = StallLimits(
             asleep_s=self._settings.asleep_s, hang_s=self._settings.hang_s, between_s=self._settings.between_s
         )
-        core = AgentCore(card, self._boot, token, limits, self._settings.heartbeat_s)
+        settings = self._settings
+        core = AgentCore(card, self._boot, token, limits, settings.heartbeat_s, settings.watchdogs)
         self._outbox = Outbox(self._bus, self._clock, self._name, self._boot, self._alive.touch)
         return Agent(core, self._bus, self._outbox, self._carry_out, self._look)
 

@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 
 from unicron.contracts.base import Record, Word
 from unicron.contracts.ranges import Count, Few, Label, Number, Text, Whole
+from unicron.contracts.watchdogs import LogPattern
 
 
 class Seat(NamedTuple):
@@ -235,6 +236,7 @@ class TaskSpec(Record, kw_only=True, frozen=True):
             process that takes its place computes something else, all begin again, then and whenever a rank is lost.
         stop_grace_s: seconds from the SIGTERM that asks the others of a script without a session to end, where one has
             failed, to the SIGKILL.
+        watch_log: what its workers are to write.
     """
 
     name: Label
@@ -259,6 +261,7 @@ class TaskSpec(Record, kw_only=True, frozen=True):
     silence_s: float = SILENCE_S
     drill: bool = True
     stop_grace_s: float = 30.0
+    watch_log: Annotated[list[LogPattern], Few] = []
 
     def shape(self, workers: int) -> ParallelLayout:
         """Return the layout of so many workers."""

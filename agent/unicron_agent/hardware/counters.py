@@ -48,6 +48,7 @@ def reading(slot: int, handle: Any, clock_changes: int | None, before: Gpu | Non
         temperature_c=_counted(temperature, MOST_NUMBER),
         power_w=None if power_mw is None else power_mw / 1000,
         memory_used=None if memory is None else _counted(memory.used),
+        memory_total=None if memory is None else _counted(memory.total),
         throttled=_counted(_told_by(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)),
         clock_changes=clock_changes,
         ecc_corrected=_counted(_told_by(pynvml.nvmlDeviceGetTotalEccErrors, handle, corrected, volatile)),
