@@ -8,7 +8,7 @@ from unicron.errors import InvalidInputError
 from unicron.services import SERVICES
 
 
-def received(subject: str, data: bytes, now: float | None = None) -> Message:
+def authenticate(subject: str, data: bytes, now: float | None = None) -> Message:
     """Return the message that came in on a subject.
 
     Where users of the bus have keys, the server sees to it that a subject names its sender. So this is where a node's
@@ -23,7 +23,7 @@ def received(subject: str, data: bytes, now: float | None = None) -> Message:
         InvalidInputError: it is none that can be used; says why.
     """
     message = codec.decode_message(data, now)
-    own = subjects.of(message)
+    own = subjects.for_message(message)
     if own != subject:
         raise InvalidInputError(f"it belongs on {own}: source, type or key is not its own")
     sender, node = message.SENDER, getattr(message, "node", "")

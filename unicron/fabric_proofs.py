@@ -39,7 +39,7 @@ def nonce() -> bytes:
     return secrets.token_bytes(16)
 
 
-def boot(secret: str) -> str:
+def boot_id(secret: str) -> str:
     """Return what everybody may know of a start of an agent, by what only it and who hears of its end may know."""
     return sha256(secret.encode()).hexdigest()[:BOOT_CHARS]
 
@@ -49,7 +49,7 @@ def new_key() -> bytes:
     return secrets.token_bytes(KEY_BYTES)
 
 
-def as_file(key: bytes, before: bytes | None = None, until: float = 0.0) -> bytes:
+def key_file_text(key: bytes, before: bytes | None = None, until: float = 0.0) -> bytes:
     """Return what stands in the file of a key; the one before it is held as well until then, in Unix seconds."""
     return b"%s\n" % key.hex().encode() + (b"%s until %d\n" % (before.hex().encode(), until) if before else b"")
 
@@ -66,29 +66,29 @@ def keys_in(content: bytes, now: float) -> list[bytes]:
     return [bytes.fromhex(line[1].decode()) for line in lines if line and (not line[2] or now < int(line[2]))]
 
 
-def proof(key: bytes, *over: str | bytes | float) -> bytes:
+def sign(key: bytes, *over: str | bytes | float) -> bytes:
     """Return what only who has the key can say of these things."""
     return hmac.digest(key, msgspec.msgpack.encode(over), "sha256")
 
 
-def proves(keys: Iterable[bytes], proofs: Sequence[bytes], *over: str | bytes | float) -> bool:
+def is_signed(keys: Iterable[bytes], proofs: Sequence[bytes], *over: str | bytes | float) -> bool:
     """Return whether one of the proofs is that of these things under one of the keys."""
-    return any(hmac.compare_digest(proof(key, *over), each) for key in keys for each in proofs)
+    return any(hmac.compare_digest(sign(key, *over), each) for key in keys for each in proofs)
 
 
 def epoch_secrets(keys: Iterable[bytes], rendezvous_id: str, epoch: int) -> list[bytes]:
     """Return the secrets of a membership: its workers are told them, and can work out those of no other."""
-    return [proof(key, "membership", rendezvous_id, epoch) for key in keys]
+    return [sign(key, "membership", rendezvous_id, epoch) for key in keys]
 
 
-def answers(epoch_secrets: Iterable[bytes], address: str, challenge: bytes) -> list[bytes]:
+def challenge_responses(epoch_secrets: Iterable[bytes], address: str, challenge: bytes) -> list[bytes]:
     """Return what a worker answers to the challenge of the rendezvous at `address`; it holds there and this once."""
-    return [proof(secret, *_meeting(address, challenge)) for secret in epoch_secrets]
+    return [sign(secret, *_meeting(address, challenge)) for secret in epoch_secrets]
 
 
-def answered(epoch_secrets: Iterable[bytes], proofs: Sequence[bytes], address: str, challenge: bytes) -> bool:
+def is_response(epoch_secrets: Iterable[bytes], proofs: Sequence[bytes], address: str, challenge: bytes) -> bool:
     """Return whether a challenge was answered by who has a secret of the membership."""
-    return proves(epoch_secrets, proofs, *_meeting(address, challenge))
+    return is_signed(epoch_secrets, proofs, *_meeting(address, challenge))
 
 
 def _meeting(address: str, challenge: bytes) -> tuple[str | bytes, ...]:
@@ -115,7 +115,7 @@ class CallProof(msgspec.Struct, kw_only=True, frozen=True):
     challenge: Annotated[bytes, Meta(max_length=16)] = b""
 
     @classmethod
-    def of(
+    def create(
         cls,
         keys: Iterable[bytes],
         method: str,
@@ -128,14 +128,14 @@ class CallProof(msgspec.Struct, kw_only=True, frozen=True):
         """Return the proof for a call of `node` to the server at `address`."""
         asked = sha256(request).digest()
         bare = cls(node=node, at=float(at), nonce=nonce(), request=asked, challenge=challenge)
-        return msgspec.structs.replace(bare, proofs=[proof(key, *bare.over(method, address)) for key in keys])
+        return msgspec.structs.replace(bare, proofs=[sign(key, *bare.signed_values(method, address)) for key in keys])
 
-    def over(self, method: str, address: str) -> tuple[str | bytes | float, ...]:
+    def signed_values(self, method: str, address: str) -> tuple[str | bytes | float, ...]:
         """Return what is proven."""
         answer = (self.challenge,) if self.challenge else ()  # older versions know of none
         return "call", method, address, self.node, self.at, self.nonce, self.request, *answer
 
-    def is_of(self, request: bytes) -> bool:
+    def matches(self, request: bytes) -> bool:
         """Return whether this is the first message of the call."""
         return hmac.compare_digest(sha256(request).digest(), self.request)
 
@@ -143,7 +143,7 @@ class CallProof(msgspec.Struct, kw_only=True, frozen=True):
 _shown: msgspec.msgpack.Decoder[CallProof] = msgspec.msgpack.Decoder(CallProof)
 
 
-def checked(
+def verify_call(
     keys: Iterable[bytes],
     shown: bytes | None,
     method: str,
@@ -169,7 +169,7 @@ def checked(
         raise InvalidInputError(
             f"a proof that can't be read: {error}; use a version of Unicron like this one"
         ) from None
-    if not proves(keys, found.proofs, *found.over(method, address)):
+    if not is_signed(keys, found.proofs, *found.signed_values(method, address)):
         raise InvalidInputError(
             "a proof that does not hold: give both nodes the same fabric key, the newest of `unicron credentials`"
         )

@@ -23,7 +23,7 @@ class Family(NamedTuple):
     text: str
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """What is read when somebody asks: a value of a family, with the values of its labels."""
 
     family: str

@@ -31,7 +31,7 @@ TELEMETRY = Limit(each=1000, overall=1_000_000, period_s=1.0, senders=65536)
 than senders that are told apart would be given up, since they drown one another."""
 
 
-class Floods:
+class RateLimiter:
     """Counts by sender; the time comes with each call.
 
     Args:
@@ -48,7 +48,7 @@ class Floods:
 
     def admit(self, sender: str, now: float) -> bool:
         """Return whether one more thing of `sender` is let through at `now`, in seconds; count it if it is not."""
-        self._turn(now)
+        self._start_period(now)
         if sender not in self._seen and len(self._seen) >= self._limit.senders:
             sender = OTHERS
         self._seen[sender] += 1
@@ -58,15 +58,15 @@ class Floods:
         self._held_back[sender] += 1
         return False
 
-    def over(self, now: float) -> dict[str, int]:
+    def held_back(self, now: float) -> dict[str, int]:
         """Return, once, how much of each sender was held back in periods that have ended."""
-        self._turn(now)
+        self._start_period(now)
         if not self._over:
             return {}
         over, self._over = self._over, Counter()
         return dict(over)
 
-    def _turn(self, now: float) -> None:
+    def _start_period(self, now: float) -> None:
         if now < self._ends and self._ends - now <= self._limit.period_s:  # else the clock was set back
             return
         self._ends = now + self._limit.period_s
@@ -77,6 +77,6 @@ class Floods:
         self._overall = 0
 
 
-def more(count: int) -> str:
+def more_text(count: int) -> str:
     """Return a number of things held back, in words."""
     return f"{count:,} more like this"

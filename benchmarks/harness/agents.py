@@ -16,7 +16,7 @@ def joined(node: str, start: int, host: str, slots: list[Slot]) -> NodeJoined:
     """Return what a node says that joins for the `start`-th time."""
     return NodeJoined(
         node=node,
-        incarnation=f"{fabric_proofs.boot(node)}.{start}",
+        incarnation=f"{fabric_proofs.boot_id(node)}.{start}",
         host=host,
         slots=slots,
         rendezvous=f"{host}:29400",

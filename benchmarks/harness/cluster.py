@@ -18,7 +18,7 @@ from unicron_deploy.nats_server import NatsServer, free_port
 from benchmarks.harness.command import ROOT
 from benchmarks.harness.processes import ONE_THREAD
 from unicron import subjects
-from unicron.aio import insist
+from unicron.aio import retry_until_available
 from unicron.bus import topology
 from unicron.bus.nats import NatsBus
 from unicron.client import Client
@@ -178,7 +178,7 @@ async def server_only(root: Path) -> AsyncIterator[tuple[NatsServer, NatsBus]]:
     await asyncio.to_thread(server.start)
     try:
         async with connected(Settings(nats_url=server.url), "benchmark") as bus:
-            await insist(lambda: topology.provision(bus.jetstream), "provisioning")
+            await retry_until_available(lambda: topology.provision(bus.jetstream), "provisioning")
             yield server, bus
     finally:
         await asyncio.to_thread(server.stop)

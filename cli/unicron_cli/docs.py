@@ -161,8 +161,8 @@ def records() -> list[type]:
 def subject_of(kind: type[Message | queries.Query]) -> str:
     """Return the subject of the example of `kind`."""
     if issubclass(kind, Message):
-        return subjects.of(sample(kind))
-    return subjects.asked(OWNERS.get(kind, "registry"), sample(kind))
+        return subjects.for_message(sample(kind))
+    return subjects.for_query(OWNERS.get(kind, "registry"), sample(kind))
 
 
 def _chapters() -> Iterator[tuple[str, list[type[Message]]]]:

@@ -19,7 +19,7 @@ from typing import BinaryIO, Protocol, Self
 
 import msgspec
 
-from unicron.aio import insist
+from unicron.aio import retry_until_available
 from unicron.bus import topology
 from unicron.bus.backup import restore
 from unicron.client import Client
@@ -31,7 +31,7 @@ from unicron.settings import Settings
 from unicron_deploy.keys import Keyring
 from unicron_deploy.nats_server import PING_S, NatsServer, Routes, free_port, is_free
 from unicron_deploy.options import CONSOLE_PORT, PORT, Options
-from unicron_deploy.processes import Started, wait_until_gone
+from unicron_deploy.processes import ProcessRecord, wait_until_gone
 from unicron_deploy.rights import OPERATOR
 
 NATS = "nats"
@@ -84,7 +84,7 @@ class Layout(msgspec.Struct, kw_only=True):
     servers: list[Server] = []
     metrics: dict[str, int] = {}
     console: int = 0
-    processes: dict[str, Started] = {}
+    processes: dict[str, ProcessRecord] = {}
 
 
 Step = Callable[[str], None]
@@ -244,7 +244,7 @@ class Cluster:
         return cluster
 
     @property
-    def processes(self) -> dict[str, Started]:
+    def processes(self) -> dict[str, ProcessRecord]:
         """The processes started last under each name, dead or alive."""
         return dict(self._layout.processes)
 
@@ -334,7 +334,7 @@ class Cluster:
                     environment = {**self._usual(name), **os.environ, **self._environment(name)}
                     child = self._spawn(self._command(name), log, environment | {"PYTHONUNBUFFERED": "1"})
                 self._children[name], pid = child, child.pid
-            self._layout.processes[name] = Started.of(pid)
+            self._layout.processes[name] = ProcessRecord.from_pid(pid)
             self._save()
 
     def _tell_targets(self) -> None:
@@ -354,7 +354,7 @@ class Cluster:
 
     async def _restored(self, path: Path) -> None:
         async with connected(self.settings(), "unicron-restore") as bus:
-            await insist(partial(restore, bus, path, topology.copies(self.servers)), "restoring")
+            await retry_until_available(partial(restore, bus, path, topology.copies(self.servers)), "restoring")
 
     def _new_servers(self) -> dict[str, NatsServer]:
         accounts = None if self.insecure else self.keys.accounts
@@ -531,7 +531,7 @@ class Cluster:
         if name not in self.names:
             raise InvalidInputError(f"no process {name!r}; there are {', '.join(self.names)}")
 
-    def _known(self, name: str) -> Started:
+    def _known(self, name: str) -> ProcessRecord:
         self._check(name)
         if name not in self._layout.processes:
             raise InvalidInputError(f"{name} was not started")

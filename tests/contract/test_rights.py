@@ -310,7 +310,7 @@ async def test_no_reply_of_the_server_is_stored_or_obeyed_or_heard_as_anothers_w
         return b""
 
     async def listen(bus, subject):
-        async for each in bus.hear([subject]):
+        async for each in bus.receive_telemetry([subject]):
             heard.append(each)  # noqa: PERF401 - it never ends
 
     async with (

@@ -19,7 +19,7 @@ def fabric(folder, node="n1", key=KEY, **fields):
     """Return a node's end of it, with a file of its own in `folder`."""
     path = folder / f"{node}-fabric.key"
     path.touch(mode=0o600)
-    path.write_bytes(fabric_proofs.as_file(key))
+    path.write_bytes(fabric_proofs.key_file_text(key))
     return Fabric(str(path), node, **fields)
 
 

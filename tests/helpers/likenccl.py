@@ -100,11 +100,11 @@ def install(library):
 
 def in_forks_of(standby):
     """Have a standby's forks install it where the variable says so, before their scripts run."""
-    usual = standby._become
+    usual = standby._run_request
 
     def become(request):
         if library := request["env"].get(VARIABLE, os.environ.get(VARIABLE)):
             install(library)
         usual(request)
 
-    standby._become = become
+    standby._run_request = become

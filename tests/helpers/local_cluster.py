@@ -30,7 +30,7 @@ from unicron.client import Client
 from unicron.clock import SystemClock
 from unicron.contracts.tasks import NodeState
 from unicron.errors import UnicronError
-from unicron.fabric_proofs import boot
+from unicron.fabric_proofs import boot_id
 from unicron.service.service import Service
 
 LEASE_TTL_S = 60.0
@@ -57,7 +57,7 @@ class SharedStandby:
     async def fork(self, request):
         return await asyncio.to_thread(standby.fork, request)
 
-    def clear_up(self, workers):
+    def kill_orphans(self, workers):
         """Other children of this process are its own business."""
 
     async def stop(self):
@@ -105,7 +105,7 @@ class LocalCluster:
             self.kernel_log(name).touch()
         flags = [f"--{flag}={value}" for flag, value in {**given, "host": "127.0.0.1"}.items()]
         settings = AgentSettings.load(flags)
-        proof = boot(secrets.token_hex())
+        proof = boot_id(secrets.token_hex())
         leaving = self._leave[name].wait
         bus, cut = self.world.connect(), _cut
         return Node(settings, bus, SystemClock(), find_slots(self._slots), proof, SharedStandby(), leaving, cut)

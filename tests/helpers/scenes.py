@@ -14,7 +14,7 @@ import logging
 from unicron_simulator.storms import convergence
 from unicron_simulator.storms.faults import CALM, FOREVER, Scene
 from unicron_simulator.storms.training import Trainer
-from unicron_simulator.storms.world import START, Parts, World
+from unicron_simulator.storms.world import START, StormParts, World
 
 from helpers.told import Told
 from unicron.client import Client
@@ -52,7 +52,7 @@ def scene(nodes=3, slots=1, *, script=Trainer, worker=WorkerCore, **wirings):
             machines = {f"node-{number}": slots for number in range(1, nodes + 1)}
             cluster = Scene(seed=1, slots=machines, tasks=[], standbys=[], weather=CALM, faults=[])
             clock = VirtualClock(START)
-            world = World(cluster, clock, Parts(worker=worker))
+            world = World(cluster, clock, StormParts(worker=worker))
             world._wirings |= wirings
             for machine in world.machines.values():
                 machine.make_trainer = script

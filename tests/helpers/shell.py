@@ -66,7 +66,7 @@ async def newest(bus):
 
 
 async def ask(bus, query):
-    data = await insist(lambda: bus.ask(subjects.asked(tally.NAME, query), codec.encode(query), 5.0))
+    data = await insist(lambda: bus.ask(subjects.for_query(tally.NAME, query), codec.encode(query), 5.0))
     return codec.decode(data, queries.Reply)
 
 

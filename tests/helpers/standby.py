@@ -77,12 +77,12 @@ def _main():
     import likenccl  # noqa: PLC0415 of that process, where it lies beside this file
     from unicron_agent.workers import standby  # noqa: PLC0415
 
-    def ahead(request, usual=standby._ahead):
+    def ahead(request, usual=standby._modules_needed):
         script = Path(request["cwd"], request["argv"][0])
         text = script.read_bytes() if script.is_file() else b""
         return (*usual(request), *(FOR_LIBRARIES if b"lightning" in text or b"transformers" in text else ()))
 
-    standby._ahead = ahead
+    standby._modules_needed = ahead
     likenccl.in_forks_of(standby)
     standby.main()
 

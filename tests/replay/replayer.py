@@ -99,7 +99,7 @@ class Replay:
                 yield last - GRACE_S, lost
             if self._name == "planner" and isinstance(message, PlanDecided):
                 continue  # it would hear what it has yet to decide, and overrule that
-            if isinstance(message, NodeJoined) or subjects.matches(self._wiring.facts, subjects.of(message)):
+            if isinstance(message, NodeJoined) or subjects.matches(self._wiring.facts, subjects.for_message(message)):
                 yield last, message
 
     def _go_on_to(self, at: float) -> None:

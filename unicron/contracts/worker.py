@@ -263,7 +263,7 @@ LONGEST_CAUSE = 500
 """Characters of it."""
 
 
-def told_cause(cause: str) -> str:
+def printable_cause(cause: str) -> str:
     """Return a cause as a variable may hold it: one line, and nothing that steers a terminal."""
     return one_line(cause)[:LONGEST_CAUSE]
 

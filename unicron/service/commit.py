@@ -57,7 +57,9 @@ class Commit(Record, kw_only=True, frozen=True):
     writer: str = ""
     token: Size = 0
 
-    def restored(self, name: str, kind: Any, migrations: Sequence[Migration] = (), learnt: Collection[str] = ()) -> Any:
+    def decode_state(
+        self, name: str, kind: Any, migrations: Sequence[Migration] = (), learnt: Collection[str] = ()
+    ) -> Any:
         """Return the state as today's `kind`; None where none was ever written.
 
         Args:
@@ -85,12 +87,12 @@ class Commit(Record, kw_only=True, frozen=True):
                 plain = msgspec.msgpack.decode(state)
                 if not learnt or not isinstance(plain, dict):
                     raise
-                return msgspec.msgpack.decode(_mended(name, kind, plain, learnt), type=kind)
+                return msgspec.msgpack.decode(_drop_bad_fields(name, kind, plain, learnt), type=kind)
         except (msgspec.MsgspecError, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise InvalidInputError(f"it is not of this version: {explained(error, plain)}") from error
 
 
-def _mended(name: str, kind: Any, plain: dict[str, Any], learnt: Collection[str]) -> bytes:
+def _drop_bad_fields(name: str, kind: Any, plain: dict[str, Any], learnt: Collection[str]) -> bytes:
     """Return a state without those of its `learnt` fields that are out of their ranges."""
     sound = dict(plain)
     for field in learnt:

@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from unicron import codec
-from unicron.aio import insist, together
+from unicron.aio import gather_or_cancel, retry_until_available
 from unicron.bus.protocol import Bucket, Revisioned
 from unicron.errors import ConflictError, InvalidInputError
 from unicron.service.commit import Commit, Part
@@ -45,7 +45,7 @@ class Sizes:
     most: int = 512 * 1024
 
 
-class Ledger:
+class CommitStore:
     """The commits of one service, the newest two of which are kept.
 
     Attributes:
@@ -94,7 +94,7 @@ class Ledger:
                 self._kept[zlib.decompress(values[-1]) if sound else b"anew %d" % part.number] = part
             except zlib.error as error:
                 raise InvalidInputError(f"its part {part.number} is damaged: {error}") from error
-        return joined(self._root, values)
+        return join_parts(self._root, values)
 
     async def _is_replaced(self) -> bool:
         """Return whether another commit than the one we read is in force: then its parts may be another's."""
@@ -146,16 +146,16 @@ class Ledger:
         new = [segment for segment in dict.fromkeys(wanted) if segment not in kept]
         used = {part.number for part in self._kept.values()}
         free = list(islice((number for number in count() if number not in used), len(new)))
-        await self._learn([number for number in free if number not in self._last])
+        await self._record_revisions([number for number in free if number not in self._last])
 
         async def write(number: int, segment: bytes) -> None:
             kept[segment] = Part(number, await self._put_part(number, zlib.compress(segment, 1)))
 
         if new:
-            await together(*map(write, free, new))
+            await gather_or_cancel(*map(write, free, new))
         return kept
 
-    async def _learn(self, numbers: list[int]) -> None:
+    async def _record_revisions(self, numbers: list[int]) -> None:
         """Note the revisions of parts, if the root is still our own: then no successor has written to them yet."""
         if not numbers:
             return
@@ -170,7 +170,7 @@ class Ledger:
             try:
                 revision = await self._update(self._key(number), value, self._last[number])
             except ConflictError:  # an earlier try may have arrived without an answer, or one of an earlier instance
-                await self._learn([number])
+                await self._record_revisions([number])
             else:
                 self._last[number] = revision
                 return revision
@@ -194,16 +194,16 @@ class Ledger:
         return await self._get(self._key(part.number))
 
     async def _get(self, key: str) -> Revisioned | None:
-        return await insist(lambda: self._bucket.get(key), "reading the state")
+        return await retry_until_available(lambda: self._bucket.get(key), "reading the state")
 
     async def _before(self, key: str, revision: int) -> Revisioned | None:
-        return await insist(lambda: self._bucket.before(key, revision), "reading the state")
+        return await retry_until_available(lambda: self._bucket.before(key, revision), "reading the state")
 
     async def _update(self, key: str, value: bytes, last: int) -> int:
-        return await insist(lambda: self._bucket.update(key, value, last), "committing")
+        return await retry_until_available(lambda: self._bucket.update(key, value, last), "committing")
 
 
-def joined(root: Commit, values: Sequence[bytes]) -> Commit:
+def join_parts(root: Commit, values: Sequence[bytes]) -> Commit:
     """Return the whole commit of which `root` names the parts whose `values` these are."""
     if not values:
         return root

@@ -16,7 +16,7 @@ FAR = 10_000
 Answers = Mapping[type[Query], Callable[[Any], tuple[Reply, list[Message]]]]
 
 
-def too_far(what: str, number: int, known: int) -> str | None:
+def gap_problem(what: str, number: int, known: int) -> str | None:
     """Return why `number` can't come after `known`; None where it can, or comes before."""
     return f"{what} {number} can't come after {what} {known}" if number > known + FAR else None
 
@@ -53,11 +53,11 @@ class Core:
         handler = self.handlers.get(type(message))
         return handler(message) if handler else []
 
-    def believes(self, message: Message) -> bool:  # noqa: ARG002 whoever knows better says so
+    def is_credible(self, message: Message) -> bool:  # noqa: ARG002 whoever knows better says so
         """Return whether others may rely on a piece of telemetry that was not doubted: it is of somebody known."""
         return True
 
-    def doubt(self, message: Message) -> str | None:
+    def find_contradiction(self, message: Message) -> str | None:
         """Return why a message from the bus can't be true, as it contradicts what is known; None where it can.
 
         Facts come late, twice, and after their node or task has ended: that is no reason. What is doubted becomes a

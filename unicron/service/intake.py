@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from unicron import subjects
-from unicron.authentication import received
+from unicron.authentication import authenticate
 from unicron.clock import Clock
 from unicron.contracts.base import Message, TelemetryDropped
 from unicron.contracts.events import Alert, DeadLetter
 from unicron.contracts.queries import Query, Reply
 from unicron.errors import InvalidInputError
-from unicron.rate_limits import LETTERS, TELEMETRY, Floods, Limit, more
+from unicron.rate_limits import LETTERS, TELEMETRY, Limit, RateLimiter, more_text
 from unicron.service.timers import Timer
 
 log = logging.getLogger(__name__)
@@ -75,36 +75,40 @@ class Intake:
 
     def __init__(self, name: str, clock: Clock, fresh_id: Callable[[], str]) -> None:
         self._name, self._clock, self._fresh_id = name, clock, fresh_id
-        self._letters, self._alerts, self._telemetry = Floods(LETTERS), Floods(LETTERS), Floods(TELEMETRY)
-        self._unheard, self._told = Floods(NONE), 0
+        self._letters, self._alerts, self._telemetry = (
+            RateLimiter(LETTERS),
+            RateLimiter(LETTERS),
+            RateLimiter(TELEMETRY),
+        )
+        self._unheard, self._told = RateLimiter(NONE), 0
         self.dropped = 0
 
     def read(self, subject: str, data: bytes, sequence: int = 0) -> Input:
         """Return what came in on `subject`: the message, or a dead letter where it can't be used."""
         try:
-            message = received(subject, data, self._clock.now())
+            message = authenticate(subject, data, self._clock.now())
         except InvalidInputError as error:
-            return self.aside(subject, data, str(error), sequence)
+            return self.dead_letter(subject, data, str(error), sequence)
         if not (message.id and message.at):
             own_id, at = message.id or self._fresh_id(), message.at or self._clock.now()
             message = msgspec.structs.replace(message, id=own_id, at=at)
         return Input(message, sequence, subject)
 
-    def aside(self, subject: str, data: bytes, error: str, sequence: int = 0) -> Input:
+    def dead_letter(self, subject: str, data: bytes, error: str, sequence: int = 0) -> Input:
         """Return a dead letter about what came in on `subject`."""
         item = Input(self._own(), sequence)
-        self.condemn(item, DeadLetter(subject=subject, error=error, payload=data[:4096]))
+        self.admit_dead_letter(item, DeadLetter(subject=subject, error=error, payload=data[:4096]))
         return item
 
     def alert(self, text: str) -> Input:
         """Return what the service itself has to say."""
         return Input(self._own(), says=[Alert(text=text)])
 
-    def condemn(self, item: Input, letter: DeadLetter) -> None:
+    def admit_dead_letter(self, item: Input, letter: DeadLetter) -> None:
         """Let a dead letter go out for an input, unless there are too many of its sender."""
         if self._letters.admit(subjects.sender(letter.subject), self._clock.now()):
             log.warning("%s: dead letter on %s: %s", self._name, letter.subject, letter.error)
-            item.says = said_of(letter)
+            item.says = dead_letter_messages(letter)
         else:
             item.silent = True
 
@@ -126,12 +130,12 @@ class Intake:
         floods = {"dead letters": self._letters, "alerts": self._alerts, "pieces of telemetry": self._telemetry}
         found, now = [], self._clock.now()
         for what, flood in floods.items():
-            for sender, count in flood.over(now).items():
-                error = f"{more(count)}: {what} of {sender} that the {self._name} has only counted"
+            for sender, count in flood.held_back(now).items():
+                error = f"{more_text(count)}: {what} of {sender} that the {self._name} has only counted"
                 log.warning(error)
                 letter = DeadLetter(subject=f"{subjects.ROOT}.*.{sender}.>", error=error)
-                found.append(Input(self._own(), says=said_of(letter)))
-        for count in self._unheard.over(now).values():
+                found.append(Input(self._own(), says=dead_letter_messages(letter)))
+        for count in self._unheard.held_back(now).values():
             text = f"the {self._name} can't keep up: it has dropped {count:,} pieces of telemetry"
             log.warning(text)
             found.append(self.alert(text))
@@ -145,6 +149,6 @@ class Intake:
         return Message(id=self._fresh_id(), at=self._clock.now(), source=self._name)
 
 
-def said_of(letter: DeadLetter) -> list[Message]:
+def dead_letter_messages(letter: DeadLetter) -> list[Message]:
     """Return what goes out about a message that can't be used."""
     return [letter, Alert(text=f"a message on {letter.subject} could not be used: {letter.error}")]

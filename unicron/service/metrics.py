@@ -28,7 +28,7 @@ from unicron.contracts.notices import NotificationFailed, NotificationSent
 from unicron.contracts.queries import Load, Status
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import InvalidInputError
-from unicron.metric_definitions import COUNTER, FAMILIES, HISTOGRAM, Sample
+from unicron.metric_definitions import COUNTER, FAMILIES, HISTOGRAM, MetricSample
 from unicron.settings import PREFIX
 from unicron.subjects import TELEMETRY
 
@@ -64,7 +64,7 @@ class Metrics:
         InvalidInputError: prometheus-client is not installed.
     """
 
-    def __init__(self, process: str, read: Callable[[], Iterable[Sample]] = tuple) -> None:
+    def __init__(self, process: str, read: Callable[[], Iterable[MetricSample]] = tuple) -> None:
         try:
             import prometheus_client as client  # noqa: PLC0415 only who tells metrics needs it
         except ImportError as error:
@@ -94,14 +94,14 @@ class Metrics:
         }
         heard: dict[str, dict[type[Message], Callable[[Any], None]]] = {
             "registry": {IterationFinished: self._iterated},
-            "planner": {FailureDetected: self._begins},
-            "transition": {FailureDetected: self._begins, Regrouped: self._regrouped},
+            "planner": {FailureDetected: self._record_begin},
+            "transition": {FailureDetected: self._record_begin, Regrouped: self._regrouped},
         }
         self._heard = heard.get(process, {})
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
-    def hear(self, message: Message, lag_s: float | None = None) -> None:
+    def count_received(self, message: Message, lag_s: float | None = None) -> None:
         """Count a message that was taken in, and could be used.
 
         Args:
@@ -116,37 +116,37 @@ class Metrics:
         if handler := self._heard.get(kind):
             handler(message)
         if self._process == "detector" and kind not in TELEMETRY:
-            self._begins(message)
+            self._record_begin(message)
         if lag_s is not None:
             self._lag = max(0.0, lag_s)
 
-    def tell(self, cause: Message, message: Message) -> None:
+    def count_sent(self, cause: Message, message: Message) -> None:
         """Count a message that this process said because of another."""
         if handler := self._said.get(type(message)):
             handler(cause, message)
         elif isinstance(message, Command):
             self._count("unicron_commands_total", type(message).__name__)
             if isinstance(message, Regroup | StartWorker):
-                self._ends("decide", message)
+                self._observe_end("decide", message)
         elif isinstance(message, TaskStateChanged):
             self._changed(message)
 
-    def phase(self, phase: str, task: str, seconds: float) -> None:
+    def observe_phase(self, phase: str, task: str, seconds: float) -> None:
         """Note how long a phase of a recovery took."""
         self._of("unicron_phase_seconds", phase, self._name("task", task)).observe(max(0.0, seconds))
 
     def _failed(self, cause: Message, failure: FailureDetected) -> None:
         task, node = self._name("task", failure.task), self._name("node", failure.node)
         self._count("unicron_failures_total", str(int(failure.severity)), str(failure.status), task, node)
-        self.phase("detect", failure.task, failure.at - self._since.get(failure.correlation, cause.at))
+        self.observe_phase("detect", failure.task, failure.at - self._since.get(failure.correlation, cause.at))
 
     def _planned(self, _: Message, decided: PlanDecided) -> None:
         self._count("unicron_plans_total", str(decided.plan.cause.kind))
-        self._ends("plan", decided)
+        self._observe_end("plan", decided)
 
     def _recovered(self, _: Message, recovered: TaskRecovered) -> None:
         self._count("unicron_recoveries_total", self._name("task", recovered.task))
-        self.phase("resume", recovered.task, recovered.seconds)
+        self.observe_phase("resume", recovered.task, recovered.seconds)
 
     def _exited(self, _: Message, exited: WorkerExited) -> None:
         by = "signal" if exited.signal is not None else "exit"
@@ -163,19 +163,19 @@ class Metrics:
         self._count("unicron_regroups_total", task)
         if regrouped.rank == 0:  # all tell the same
             self._of("unicron_recomputed_microbatches_total", task).inc(regrouped.recomputed)
-        self.phase("regroup", task, regrouped.seconds)
+        self.observe_phase("regroup", task, regrouped.seconds)
 
-    def _begins(self, message: Message) -> None:
+    def _record_begin(self, message: Message) -> None:
         """Remember when a chain began, here: with its first message, or its first failure."""
         self._since.setdefault(message.correlation or message.id, message.at)
         if len(self._since) > MOST_CHAINS:
             self._since.popitem(last=False)
 
-    def _ends(self, phase: str, message: Message) -> None:
+    def _observe_end(self, phase: str, message: Message) -> None:
         """Note the seconds since a chain began, the first time that something comes of it."""
         since = self._since.pop(message.correlation, None)
         if since is not None:
-            self.phase(phase, str(getattr(message, "task", "")), message.at - since)
+            self.observe_phase(phase, str(getattr(message, "task", "")), message.at - since)
 
     # --- series ------------------------------------------------------------------------------------------------------
 
@@ -235,23 +235,23 @@ class Metrics:
                 f"{PREFIX}METRICS: can't listen on {host}:{port}: {error}; give another port of this machine"
             ) from error
 
-    def _asked(self) -> list[Sample]:
+    def _asked(self) -> list[MetricSample]:
         if self._loop is None:
             return self._samples()
         return asyncio.run_coroutine_threadsafe(self._on_the_loop(), self._loop).result(SCRAPE_S)
 
-    async def _on_the_loop(self) -> list[Sample]:
+    async def _on_the_loop(self) -> list[MetricSample]:
         return self._samples()
 
-    def _samples(self) -> list[Sample]:
-        lag = [] if self._lag is None else [Sample("unicron_journal_lag_seconds", (self._process,), self._lag)]
+    def _samples(self) -> list[MetricSample]:
+        lag = [] if self._lag is None else [MetricSample("unicron_journal_lag_seconds", (self._process,), self._lag)]
         return [*self._read(), *lag]
 
 
 class _Read:
     """What prometheus-client asks at each scrape."""
 
-    def __init__(self, asked: Callable[[], list[Sample]]) -> None:
+    def __init__(self, asked: Callable[[], list[MetricSample]]) -> None:
         self._asked = asked
 
     def describe(self) -> list[Any]:
@@ -271,34 +271,34 @@ class _Read:
         return iter(found.values())
 
 
-def of_load(service: str, load: Load | None) -> Iterator[Sample]:
+def load_samples(service: str, load: Load | None) -> Iterator[MetricSample]:
     """Tell of a service whether it keeps up; `load` is None of an instance that only waits."""
     who = (service,)
-    yield Sample("unicron_active", who, float(load is not None))
+    yield MetricSample("unicron_active", who, float(load is not None))
     if load is not None:
-        yield Sample("unicron_queue_depth", who, load.waiting)
-        yield Sample("unicron_journal_position", who, load.position)
-        yield Sample("unicron_telemetry_dropped_total", who, load.dropped)
-        yield Sample("unicron_telemetry_disbelieved_total", who, load.disbelieved)
+        yield MetricSample("unicron_queue_depth", who, load.waiting)
+        yield MetricSample("unicron_journal_position", who, load.position)
+        yield MetricSample("unicron_telemetry_dropped_total", who, load.dropped)
+        yield MetricSample("unicron_telemetry_disbelieved_total", who, load.disbelieved)
 
 
-def of_status(status: Status) -> Iterator[Sample]:
+def status_samples(status: Status) -> Iterator[MetricSample]:
     """Tell of a cluster what the registry knows: its nodes, its tasks, and the plan in force."""
     for state in NodeState:
-        yield Sample("unicron_nodes", (state.value,), sum(view.state is state for view in status.nodes))
+        yield MetricSample("unicron_nodes", (state.value,), sum(view.state is state for view in status.nodes))
     for kind in TaskState:
-        yield Sample("unicron_tasks", (kind.value,), sum(view.state is kind for view in status.tasks))
-    yield Sample("unicron_waf", (), sum(view.waf for view in status.tasks))
-    yield Sample("unicron_planned_waf", (), status.plan.waf if status.plan else 0.0)
+        yield MetricSample("unicron_tasks", (kind.value,), sum(view.state is kind for view in status.tasks))
+    yield MetricSample("unicron_waf", (), sum(view.waf for view in status.tasks))
+    yield MetricSample("unicron_planned_waf", (), status.plan.waf if status.plan else 0.0)
     planned = {share.task: share.waf for share in status.plan.shares} if status.plan else {}
     for view in status.tasks:
         if view.state.ended:
             continue
         task = (view.spec.name,)
-        yield Sample("unicron_task_waf", task, view.waf)
-        yield Sample("unicron_task_planned_waf", task, planned.get(view.spec.name, 0.0))
-        yield Sample("unicron_task_workers", task, len(view.members))
-        yield Sample("unicron_task_iteration", task, view.iteration)
-        yield Sample("unicron_task_iteration_seconds", task, view.iteration_s)
+        yield MetricSample("unicron_task_waf", task, view.waf)
+        yield MetricSample("unicron_task_planned_waf", task, planned.get(view.spec.name, 0.0))
+        yield MetricSample("unicron_task_workers", task, len(view.members))
+        yield MetricSample("unicron_task_iteration", task, view.iteration)
+        yield MetricSample("unicron_task_iteration_seconds", task, view.iteration_s)
         if view.loss is not None:
-            yield Sample("unicron_task_loss", task, view.loss)
+            yield MetricSample("unicron_task_loss", task, view.loss)

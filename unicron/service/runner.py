@@ -7,16 +7,16 @@ from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-from unicron.aio import insist, run_until_signal
+from unicron.aio import retry_until_available, run_until_signal
 from unicron.bus import nats, topology
 from unicron.bus.protocol import Bus
 from unicron.clock import SystemClock
 from unicron.contracts.queries import GetStatus
 from unicron.errors import InvalidInputError, UnicronError
-from unicron.metric_definitions import Sample
+from unicron.metric_definitions import MetricSample
 from unicron.printable import one_line, printable
 from unicron.service.intake import Input
-from unicron.service.metrics import Metrics, of_load, of_status
+from unicron.service.metrics import Metrics, load_samples, status_samples
 from unicron.service.service import Service, Wiring
 from unicron.settings import PREFIX, Settings
 
@@ -89,7 +89,9 @@ async def _serve(wiring: Wiring, settings: S, beside: Beside[S] | None) -> None:
         if wiring.provisions:
             copies = topology.copies(settings.nats_servers)
             make = partial(topology.provision, bus.jetstream, copies, settings.lease_ttl_s)
-            await insist(make, "making the streams")  # of several servers two have to find one another first
+            await retry_until_available(
+                make, "making the streams"
+            )  # of several servers two have to find one another first
         service = Service(wiring, bus, SystemClock(), settings.lease_ttl_s)
         measure(service, wiring.name, settings)
         extra = asyncio.create_task(_guarded(beside(settings, bus, service), wiring.name)) if beside else None
@@ -112,19 +114,19 @@ def measure(service: Service, name: str, settings: Settings) -> None:
     if settings.metrics_address is None:
         return
 
-    def read() -> Iterator[Sample]:
-        yield from of_load(name, service.load())
+    def read() -> Iterator[MetricSample]:
+        yield from load_samples(name, service.load())
         reply = service.peek(GetStatus()) if name == REGISTRY else None
         if reply and reply.status:
-            yield from of_status(reply.status)
+            yield from status_samples(reply.status)
 
     metrics = Metrics(name, read)
 
     def observe(item: Input) -> None:
         if item.sound:
-            metrics.hear(item.message, item.taken - item.message.at if item.sequence else None)
+            metrics.count_received(item.message, item.taken - item.message.at if item.sequence else None)
         for message in item.said:
-            metrics.tell(item.message, message)
+            metrics.count_sent(item.message, message)
 
     service.observe = observe
     metrics.serve(settings.metrics_address)

@@ -20,16 +20,16 @@ from typing import Any
 import msgspec
 
 from unicron import codec, subjects
-from unicron.aio import insist, together, unhurried
+from unicron.aio import gather_or_cancel, retry_until_available, shielded
 from unicron.bus.lease import Lease, token_in_force
-from unicron.bus.protocol import Bus, Heard
+from unicron.bus.protocol import Bus, TelemetryEntry
 from unicron.clock import Clock
 from unicron.contracts.base import BusReconnected, CancelTimer, Message, SetTimer, Started, TimerFired
 from unicron.contracts.events import Alert, DeadLetter
 from unicron.contracts.queries import GetLoad, Load, Order, Query, Reply
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
 from unicron.service.commit import Commit, Migration, Outgoing
-from unicron.service.commit_store import Ledger, Sizes
+from unicron.service.commit_store import CommitStore, Sizes
 from unicron.service.core import Core, order_taken
 from unicron.service.intake import Input, Intake
 from unicron.service.timers import Timer, Timers
@@ -126,7 +126,7 @@ class Service:
         self._bus = bus
         self._clock = clock
         instance = fresh_id()
-        self._ledger = Ledger(bus.bucket("state"), wiring.name, instance, sizes)
+        self._ledger = CommitStore(bus.bucket("state"), wiring.name, instance, sizes)
         self._lease = Lease(bus.bucket("lease"), wiring.name, f"{os.getpid()}-{instance}", lease_ttl_s)
         self._inputs: asyncio.Queue[Input] = asyncio.Queue(WAITING)
         self._left: list[Input] = []
@@ -151,7 +151,7 @@ class Service:
         Raises:
             InvalidInputError: neither the stored state nor the one before it is one that this version can read.
         """
-        await together(self._hear(), self._watch_connection(), self._take_turns())
+        await gather_or_cancel(self._read_telemetry(), self._watch_connection(), self._take_turns())
 
     async def _take_turns(self) -> None:
         while True:
@@ -175,14 +175,18 @@ class Service:
         if trouble:
             log.error(trouble)
             self._inputs.put_nowait(self._intake.alert(trouble))
-        self.tell(Started(token=token, id=f"{name}-{token}"))
+        self.queue_input(Started(token=token, id=f"{name}-{token}"))
         self._active = True
         stops = [
-            await insist(partial(self._bus.serve, subjects.rpc(name), name, self._on_query), "announcing the service"),
-            await insist(partial(self._bus.serve, subjects.orders(name), name, self._on_order), "taking orders"),
+            await retry_until_available(
+                partial(self._bus.serve, subjects.rpc(name), name, self._on_query), "announcing the service"
+            ),
+            await retry_until_available(
+                partial(self._bus.serve, subjects.orders(name), name, self._on_order), "taking orders"
+            ),
         ]
         try:
-            await together(self._follow(self._committed.sequence), self._keep_lease(), self._loop())
+            await gather_or_cancel(self._follow(self._committed.sequence), self._keep_lease(), self._loop())
         finally:
             self._active = False
             for reply in [reply for reply in self._asked if not reply.done()]:
@@ -206,24 +210,29 @@ class Service:
         """
         name = self._wiring.name
         try:
-            await self._go_to(await self._ledger.read(), token)
+            await self._restore_commit(await self._ledger.read(), token)
         except InvalidInputError as error:
             trouble = f"the stored state of {name} can't be used: {error}"
         else:
             return f"the stored state of {name} was damaged: {self._ledger.damage}" if self._ledger.damage else ""
         try:
-            await self._go_to(await self._ledger.read(former=True), token)
+            await self._restore_commit(await self._ledger.read(former=True), token)
         except InvalidInputError as error:
             raise InvalidInputError(f"{trouble}; nor can the one before it: {error}; {CURE}") from error
         return f"{trouble}; it goes on from the one before it, at position {self._sequence} of the journal"
 
-    async def _go_to(self, commit: Commit, token: int) -> None:
+    async def _restore_commit(self, commit: Commit, token: int) -> None:
         """Make a commit the last one, if it can be."""
         if commit.token > token:  # it may take a while from taking the lease to here, and that ends meanwhile
-            if await insist(partial(token_in_force, self._bus.bucket("lease"), self._wiring.name), "a look") != token:
+            if (
+                await retry_until_available(
+                    partial(token_in_force, self._bus.bucket("lease"), self._wiring.name), "a look"
+                )
+                != token
+            ):
                 raise ConflictError(f"an instance with token {commit.token} has served since it took {token}")
             log.error("%s: nobody was given the token %d of its stored state", self._wiring.name, commit.token)
-        tail = await insist(self._bus.tail, "asking for the end of the journal")
+        tail = await retry_until_available(self._bus.tail, "asking for the end of the journal")
         if commit.sequence > tail:
             raise InvalidInputError(f"it is of position {commit.sequence}, and the journal ends at {tail}")
         self._committed = commit
@@ -232,7 +241,7 @@ class Service:
     def _restore(self) -> None:
         """Go back to the last commit."""
         wiring = self._wiring
-        state = self._committed.restored(wiring.name, wiring.state, wiring.migrations, wiring.learnt)
+        state = self._committed.decode_state(wiring.name, wiring.state, wiring.migrations, wiring.learnt)
         self._core = wiring.core(state)
         self._sequence = self._committed.sequence
         self._timers = Timers(self._committed.timers)
@@ -245,10 +254,10 @@ class Service:
             async for entry in self._bus.follow(self._wiring.facts, after):
                 await self._inputs.put(self._intake.read(entry.subject, entry.data, entry.sequence))
 
-    async def _hear(self) -> None:
+    async def _read_telemetry(self) -> None:
         if not self._wiring.telemetry:
             return
-        async for heard in self._bus.hear(self._wiring.telemetry):
+        async for heard in self._bus.receive_telemetry(self._wiring.telemetry):
             if not self._active:
                 continue
             ours = heard.subject.startswith(subjects.ROOT)
@@ -261,21 +270,21 @@ class Service:
             elif self._wiring.translate:
                 self._translate(self._wiring.translate, heard)
 
-    def _translate(self, translate: Callable[[str, bytes], Message | None], heard: Heard) -> None:
+    def _translate(self, translate: Callable[[str, bytes], Message | None], heard: TelemetryEntry) -> None:
         try:
             message = translate(heard.subject, heard.data)
         except Exception as error:  # noqa: BLE001 - the sender is not ours, so anything may be wrong with it
-            self._inputs.put_nowait(self._intake.aside(heard.subject, heard.data, repr(error)))
+            self._inputs.put_nowait(self._intake.dead_letter(heard.subject, heard.data, repr(error)))
         else:
             if message is not None:
-                self.tell(message)
+                self.queue_input(message)
 
     async def _watch_connection(self) -> None:
         async for down_s in self._bus.reconnected():
             if self._active:
-                self.tell(BusReconnected(down_s=down_s))
+                self.queue_input(BusReconnected(down_s=down_s))
 
-    def tell(self, message: Message) -> bool:
+    def queue_input(self, message: Message) -> bool:
         """Queue a message of the shell's own making for the core; return whether there was room."""
         own_id, now = message.id or self._fresh_id(), message.at or self._clock.now()
         try:
@@ -323,7 +332,7 @@ class Service:
     async def _loop(self) -> None:
         while True:
             batch = self._left or await self._next_batch()
-            await unhurried(self._take_in(batch))
+            await shielded(self._process_batch(batch))
 
     async def _next_batch(self) -> list[Input]:
         """Return inputs and due timers; nothing at all after a while without any."""
@@ -342,7 +351,7 @@ class Service:
             batch.append(Input(fired, timer=timer))
         return batch + self._intake.held_back()
 
-    async def _take_in(self, batch: list[Input]) -> None:
+    async def _process_batch(self, batch: list[Input]) -> None:
         """Apply `batch`, or what of it there is time for, commit when that led to anything, then publish and answer.
 
         Facts, and timers that were set for them, need no commit for themselves: who starts again reads them again.
@@ -382,7 +391,7 @@ class Service:
     def _set_aside(self, item: Input, error: str) -> None:
         unused = item.query or item.message
         payload = codec.encode(unused)[:4096]
-        self._intake.condemn(item, DeadLetter(subject=type(unused).__name__, error=error, payload=payload))
+        self._intake.admit_dead_letter(item, DeadLetter(subject=type(unused).__name__, error=error, payload=payload))
         item.answer = Reply(error=f"{self._wiring.name} could not handle it: {error}; see its log")
 
     def _apply(self, item: Input) -> list[Outgoing]:
@@ -399,8 +408,8 @@ class Service:
             if isinstance(cause, DeadLetter | Alert):
                 return []  # no dead letters about dead letters: that would never end
             return self._outgoing(item, item.says)
-        if item.subject and (doubt := self._core.doubt(cause)):
-            self._intake.condemn(
+        if item.subject and (doubt := self._core.find_contradiction(cause)):
+            self._intake.admit_dead_letter(
                 item, DeadLetter(subject=item.subject, error=doubt, payload=codec.encode(cause)[:4096])
             )
             return self._apply(item)
@@ -408,7 +417,7 @@ class Service:
         try:
             if item.query is None:
                 outcomes = self._core.handle(cause)
-                self._let_overhear(item)
+                self._pass_on(item)
             else:
                 item.answer, outcomes = self._answer(item.query)
             outgoing = self._outgoing(item, outcomes)
@@ -425,10 +434,10 @@ class Service:
             outcomes = [order_taken(query, answer.text), *outcomes]
         return answer, outcomes
 
-    def _let_overhear(self, item: Input) -> None:
+    def _pass_on(self, item: Input) -> None:
         if not item.subject or item.sequence:
             return
-        if not self._core.believes(item.message):
+        if not self._core.is_credible(item.message):
             self._disbelieved += 1
             item.believed = False
         elif not self.overhear(item.message):
@@ -449,7 +458,9 @@ class Service:
                 case _:
                     message = outcome.descend(cause, index, self._wiring.name, now, item.sequence)
                     item.said.append(message)
-                    found.append(Outgoing(subject=subjects.of(message), id=message.id, data=codec.encode(message)))
+                    found.append(
+                        Outgoing(subject=subjects.for_message(message), id=message.id, data=codec.encode(message))
+                    )
         return found
 
     # --- commit ------------------------------------------------------------------------------------------------------
@@ -472,6 +483,6 @@ class Service:
     async def _publish(self, outbox: list[Outgoing]) -> None:
         for each in outbox:
             try:
-                await insist(partial(self._bus.append, each.subject, each.data, each.id), "publishing")
+                await retry_until_available(partial(self._bus.append, each.subject, each.data, each.id), "publishing")
             except InvalidInputError as error:  # it will never be taken, and the next must not wait for that
                 log.error("%s can't say what is on %s: %s", self._wiring.name, each.subject, error)  # noqa: TRY400

@@ -1,4 +1,4 @@
-"""What NVML counts of a GPU, as a record; what it does not tell, or can't be, is None."""
+"""Reads NVML's counters of a GPU into a record; a value that is missing or out of range is None."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,13 +22,13 @@ MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Where the value of a field is, by its type (nvmlValueType_t)."""
 
 
-def reading(slot: int, handle: Any, clock_changes: int | None, before: Gpu | None) -> Gpu:
+def read_gpu(slot: int, handle: Any, clock_changes: int | None, before: Gpu | None) -> Gpu:
     """Return what a GPU counts now.
 
     Args:
         slot: of the GPU.
         handle: of NVML.
-        clock_changes: that were told of so far.
+        clock_changes: number of clock events so far.
         before: the reading before this one.
 
     Raises:
@@ -36,29 +36,29 @@ def reading(slot: int, handle: Any, clock_changes: int | None, before: Gpu | Non
     """
     corrected, uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
     volatile = pynvml.NVML_VOLATILE_ECC
-    power_mw = _told_by(pynvml.nvmlDeviceGetPowerUsage, handle)
-    memory = _told_by(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    temperature = _told_by(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
-    _, rows, pending, failed = _told_by(pynvml.nvmlDeviceGetRemappedRows, handle) or (None,) * 4
-    fields = _told_by(pynvml.nvmlDeviceGetFieldValues, handle, list(FIELDS)) or ()
+    power_mw = _ask_nvml(pynvml.nvmlDeviceGetPowerUsage, handle)
+    memory = _ask_nvml(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    temperature = _ask_nvml(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
+    _, rows, pending, failed = _ask_nvml(pynvml.nvmlDeviceGetRemappedRows, handle) or (None,) * 4
+    fields = _ask_nvml(pynvml.nvmlDeviceGetFieldValues, handle, list(FIELDS)) or ()
     single, double, replays, recoveries, flits, data = [_value(each) for each in fields] or [None] * len(FIELDS)
     links = (replays, recoveries, _sum(flits, data))
     return Gpu(
         slot=slot,
-        temperature_c=_counted(temperature, MOST_NUMBER),
+        temperature_c=_in_range(temperature, MOST_NUMBER),
         power_w=None if power_mw is None else power_mw / 1000,
-        memory_used=None if memory is None else _counted(memory.used),
-        memory_total=None if memory is None else _counted(memory.total),
-        throttled=_counted(_told_by(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)),
+        memory_used=None if memory is None else _in_range(memory.used),
+        memory_total=None if memory is None else _in_range(memory.total),
+        throttled=_in_range(_ask_nvml(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)),
         clock_changes=clock_changes,
-        ecc_corrected=_counted(_told_by(pynvml.nvmlDeviceGetTotalEccErrors, handle, corrected, volatile)),
-        ecc_uncorrected=_counted(_told_by(pynvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, volatile)),
-        pages_retired_single=_counted(single, MOST_NUMBER),
-        pages_retired_double=_counted(double, MOST_NUMBER),
-        rows_remapped=_counted(rows, MOST_NUMBER),
+        ecc_corrected=_in_range(_ask_nvml(pynvml.nvmlDeviceGetTotalEccErrors, handle, corrected, volatile)),
+        ecc_uncorrected=_in_range(_ask_nvml(pynvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, volatile)),
+        pages_retired_single=_in_range(single, MOST_NUMBER),
+        pages_retired_double=_in_range(double, MOST_NUMBER),
+        rows_remapped=_in_range(rows, MOST_NUMBER),
         remap_pending=None if pending is None else bool(pending),
         remap_failed=None if failed is None else bool(failed),
-        pcie_replays=_counted(_told_by(pynvml.nvmlDeviceGetPcieReplayCounter, handle)),
+        pcie_replays=_in_range(_ask_nvml(pynvml.nvmlDeviceGetPcieReplayCounter, handle)),
         nvlink_replays=replays,
         nvlink_recoveries=recoveries,
         nvlink_crc=links[2],
@@ -79,20 +79,20 @@ def _value(field: Any) -> int | None:
     """Return a field's value, None where this GPU does not know it."""
     if field.nvmlReturn != pynvml.NVML_SUCCESS or not 0 <= field.valueType < len(MEMBERS):
         return None
-    return _counted(getattr(field.value, MEMBERS[field.valueType]))
+    return _in_range(getattr(field.value, MEMBERS[field.valueType]))
 
 
-def _counted(found: float | None, most: int = MOST_WHOLE) -> int | None:
-    """Return a count; what no counter can have stands for a value that is not known."""
+def _in_range(found: float | None, most: int = MOST_WHOLE) -> int | None:
+    """Return a count, None if it is out of a counter's range: drivers use such values for "not known"."""
     return int(found) if found is not None and 0 <= found <= most else None
 
 
 def _sum(*counts: int | None) -> int | None:
     known = [each for each in counts if each is not None]
-    return _counted(sum(known)) if known else None
+    return _in_range(sum(known)) if known else None
 
 
-def _told_by(ask: Callable[..., Any], *arguments: Any) -> Any:
+def _ask_nvml(ask: Callable[..., Any], *arguments: Any) -> Any:
     """Return what NVML answers, None where this GPU or this driver does not know."""
     try:
         return ask(*arguments)

@@ -1,7 +1,7 @@
-"""What NVML tells of this node's GPUs: events as they come, and counters every few seconds, in a thread of its own.
+"""Watches this node's GPUs through NVML in a thread: events as they come, and counters every few seconds.
 
-Of events it waits for three kinds: an Xid, a memory error that could not be corrected, and a change of the clock, which
-is only counted (https://docs.nvidia.com/deploy/nvml-api/group__nvmlEvents.html). A GPU that is lost shows by an error.
+It waits for three kinds of events: an Xid, a memory error that could not be corrected, and a change of the clock, which
+is only counted (https://docs.nvidia.com/deploy/nvml-api/group__nvmlEvents.html). NVML reports a lost GPU as an error.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import pynvml
 
 from unicron.contracts.hardware import Gpu
 from unicron.rules import Rules
-from unicron_agent.hardware.counters import reading
+from unicron_agent.hardware.counters import read_gpu
 from unicron_agent.hardware.kernel_log import pci
 from unicron_agent.stimuli import Logged, Sampled
 
@@ -31,7 +31,7 @@ RETRY_S = 1.0
 CLOCK = pynvml.nvmlEventTypeClock
 EVENTS = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError | CLOCK
 
-Told = Callable[[Logged | Sampled], None]
+Report = Callable[[Logged | Sampled], None]
 
 
 def addresses() -> dict[str, int]:
@@ -52,17 +52,17 @@ class GpuWatch:
     """Watches all GPUs of this node.
 
     Args:
-        rules: which Xids stand for something.
-        told: called with what there is to tell, in the thread.
+        rules: classify Xids.
+        report: called in the thread with each fault and each set of counters.
     """
 
-    def __init__(self, rules: Rules, told: Told) -> None:
-        self._rules, self._told = rules, told
+    def __init__(self, rules: Rules, report: Report) -> None:
+        self._rules, self._report = rules, report
         self._ended = threading.Event()
         self._lost: set[int] = set()
-        self._read: dict[int, Gpu] = {}
+        self._readings: dict[int, Gpu] = {}
         self._clock_changes: dict[int, int] = {}
-        self._silence = ""
+        self._problem = ""
         self._thread = threading.Thread(target=self._run, name="unicron-gpus", daemon=True)
 
     def start(self) -> None:
@@ -83,9 +83,9 @@ class GpuWatch:
                 finally:
                     _shutdown()
             except pynvml.NVMLError as error:
-                if self._silence != str(error):
+                if self._problem != str(error):
                     log.warning("NVML does not answer, the GPUs are not watched: %s; trying again", error)
-                self._silence = str(error)
+                self._problem = str(error)
             self._ended.wait(RETRY_S)
 
     def _watch(self) -> None:
@@ -105,7 +105,7 @@ class GpuWatch:
                         self._clock_changes.setdefault(slot, 0)
             while not self._ended.is_set():
                 try:
-                    self._happened(pynvml.nvmlEventSetWait_v2(events, WAIT_MS))
+                    self._handle_event(pynvml.nvmlEventSetWait_v2(events, WAIT_MS))
                 except pynvml.NVMLError_Timeout:
                     pass
                 except pynvml.NVMLError_GpuIsLost:
@@ -118,40 +118,40 @@ class GpuWatch:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlEventSetFree(events)
 
-    def _happened(self, event: Any) -> None:
+    def _handle_event(self, event: Any) -> None:
         slot, address = pynvml.nvmlDeviceGetIndex(event.device), _address(event.device)
         if event.eventType & pynvml.nvmlEventTypeXidCriticalError:
-            self._tell(slot, f"NVML: Xid (PCI:{address}): {event.eventData}, of GPU {slot}")
+            self._report_fault(slot, f"NVML: Xid (PCI:{address}): {event.eventData}, of GPU {slot}")
         elif event.eventType & pynvml.nvmlEventTypeDoubleBitEccError:
-            self._tell(slot, f"NVML: double bit ECC error of GPU {slot} (PCI:{address})")
+            self._report_fault(slot, f"NVML: double bit ECC error of GPU {slot} (PCI:{address})")
         elif event.eventType & CLOCK:
             self._clock_changes[slot] = self._clock_changes.get(slot, 0) + 1
 
-    def _tell(self, slot: int, text: str) -> None:
+    def _report_fault(self, slot: int, text: str) -> None:
         log.warning("%s", text)
-        if ruling := self._rules.of_hardware(text):
-            self._told(Logged(text=text, status=ruling.verdict.status, slot=slot))
+        if ruling := self._rules.rule_for_hardware(text):
+            self._report(Logged(text=text, status=ruling.verdict.status, slot=slot))
 
     def _sample(self, handles: list[Any]) -> None:
         found = []
         for slot, handle in enumerate(handles):
             with contextlib.suppress(pynvml.NVMLError_GpuIsLost):
-                changes, before = self._clock_changes.get(slot), self._read.get(slot)
-                self._read[slot] = reading(slot, handle, changes, before)
-                found.append(self._read[slot])
-        if self._silence:
+                changes, before = self._clock_changes.get(slot), self._readings.get(slot)
+                self._readings[slot] = read_gpu(slot, handle, changes, before)
+                found.append(self._readings[slot])
+        if self._problem:
             log.warning("NVML answers again, the GPUs are watched")
-            self._silence = ""
-        self._told(Sampled(tuple(found)))
+            self._problem = ""
+        self._report(Sampled(tuple(found)))
 
     def _find_lost(self, handles: list[Any]) -> None:
         for slot, handle in enumerate(handles):
             try:
-                reading(slot, handle, None, None)
+                read_gpu(slot, handle, None, None)
             except pynvml.NVMLError_GpuIsLost:
                 if slot not in self._lost:
                     self._lost.add(slot)
-                    self._tell(slot, f"NVML: GPU {slot} is lost")
+                    self._report_fault(slot, f"NVML: GPU {slot} is lost")
 
 
 def _handles() -> list[Any]:

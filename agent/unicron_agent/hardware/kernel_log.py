@@ -18,14 +18,14 @@ from pathlib import Path
 
 from unicron.errors import InvalidInputError
 from unicron.rules import Rules
-from unicron_agent.changes import Changes
+from unicron_agent.file_changes import FileChanges
 from unicron_agent.lines import Lines
 from unicron_agent.stimuli import Logged
 
 log = logging.getLogger(__name__)
 
 LOOK_S, REST_S = 0.2, 5.0
-"""How often it is looked at though nobody has told of anything new: where it is not there, and where it is."""
+"""How often to look without any notification: while the log does not exist, and while it does."""
 
 SLACK_S, DRIFT = 1.0, 5e-4
 """By which the kernel's clock may differ from ours: seconds, and seconds for each since the machine was started. Nobody
@@ -47,22 +47,22 @@ _PCI = re.compile(
 
 
 class KernelLog:
-    """Tells of the lines that stand for something.
+    """Reports the lines that the rules classify as faults.
 
     Args:
         path: of the device or the file; one that is not there yet is waited for.
-        rules: which lines do.
+        rules: classify lines.
         slots: of GPUs, by their PCI address, as `pci` gives it.
-        told: called with each such line, in the thread.
+        report: called in the thread with each fault.
     """
 
-    def __init__(self, path: str, rules: Rules, slots: dict[str, int], told: Callable[[Logged], None]) -> None:
-        self._path, self._rules, self._slots, self._told = path, rules, slots, told
+    def __init__(self, path: str, rules: Rules, slots: dict[str, int], report: Callable[[Logged], None]) -> None:
+        self._path, self._rules, self._slots, self._report = path, rules, slots, report
         self._began = time.monotonic()
         self._ended, self._wakes = threading.Event(), os.eventfd(0)
         self._lines = Lines()
         self._file: int | None = None
-        self._changes: Changes | None = None
+        self._changes: FileChanges | None = None
         self._moved = False
         self._thread = threading.Thread(target=self._follow, name="unicron-kernel-log", daemon=True)
 
@@ -97,13 +97,13 @@ class KernelLog:
             return None
         if self._changes is not None:
             self._changes.close()
-        self._changes = Changes(found, self._wakes)
+        self._changes = FileChanges(found, self._wakes)
         return found
 
     def _wait_for_file(self) -> None:
         with suppress(OSError):  # without a folder it is looked for once in a while
             folder = os.open(Path(self._path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            self._changes = Changes(folder, self._wakes)
+            self._changes = FileChanges(folder, self._wakes)
             os.close(folder)
 
     def _close(self) -> None:
@@ -121,7 +121,7 @@ class KernelLog:
                 self._changes.wait(LOOK_S if self._moved else REST_S)
             try:
                 while lines := self._read():
-                    self._tell(lines)
+                    self._report_faults(lines)
             except OSError as error:
                 if error.errno not in {errno.EAGAIN, errno.EPIPE}:  # nothing there; or overwritten before it was read
                     log.exception("the kernel's log %s is not watched any more", self._path)
@@ -139,7 +139,7 @@ class KernelLog:
         read = os.read(self._file, CHUNK)
         if not read:
             return self._read() if self._begins_anew(self._file) else ""
-        return self._lines.whole(read) or self._read()
+        return self._lines.add(read) or self._read()
 
     def _begins_anew(self, file: int) -> bool:
         """Return whether to go on with a new file, as ours was moved away, or from its beginning, as it was cut off."""
@@ -165,15 +165,15 @@ class KernelLog:
         slack = SLACK_S + DRIFT * now
         return self._began - slack <= at <= now + slack
 
-    def _tell(self, lines: str) -> None:
-        for line, ruling in self._rules.telling(lines):
+    def _report_faults(self, lines: str) -> None:
+        for line, ruling in self._rules.match_hardware_lines(lines):
             if (at := _AT.search(line)) and not self._is_news(float(at[1])):
                 continue
             pid, address = _PID.search(line), _PCI.search(line)
             slot = self._slots.get(pci(address[1]), -1) if address else -1
             if slot < 0 and address and self._slots and "NVRM: Xid" in line:
                 continue  # of a GPU that is no slot's, as that of a screen
-            self._told(
+            self._report(
                 Logged(
                     text=line.strip(),
                     status=ruling.verdict.status,

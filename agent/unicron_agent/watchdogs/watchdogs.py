@@ -12,7 +12,7 @@ from unicron_agent.watchdogs.limits import WatchdogLimits
 from unicron_agent.watchdogs.logs import LogWatch
 from unicron_agent.watchdogs.memory import Growing, WorkerMemory
 from unicron_agent.watchdogs.stores import Store, Stores
-from unicron_agent.workers.workers import Worker
+from unicron_agent.workers.workers import LocalWorker
 
 AGAIN_S = 6 * 3600.0
 """The same alert is given so often at most, as long as its reason lasts."""
@@ -38,7 +38,7 @@ class Watchdogs:
         """Watch what a worker writes that is to start, or was left by an earlier agent."""
         self._logs.started(task, patterns, now)
 
-    def measured(self, measured: MachineMeasured, workers: Mapping[str, Worker], now: float) -> list[Message]:
+    def measured(self, measured: MachineMeasured, workers: Mapping[str, LocalWorker], now: float) -> list[Message]:
         """Look at what was measured of the machine; return what there is to say."""
         out: list[Message] = []
         for store, text in self._stores.look(measured.stores, now):
@@ -67,7 +67,7 @@ class Watchdogs:
         found = self._stores.look(stores, now) if self._limits.gpu_free else []
         return [each for store, text in found for each in self._alert(store.kind, store.name, text, now)]
 
-    def matched(self, matched: PatternMatched, worker: Worker, now: float) -> list[Message]:
+    def matched(self, matched: PatternMatched, worker: LocalWorker, now: float) -> list[Message]:
         """Note a line of a worker that has matched; tell of a number in it that is none."""
         out: list[Message] = [*self._logs.matched(worker.task, matched.index, now)]
         if matched.wrong:
@@ -76,7 +76,7 @@ class Watchdogs:
             out += self._alert(AlertKind.LOG, key, text, now, task=worker.task, again_s=NUMBERS_S)
         return out
 
-    def iterated(self, worker: Worker, iteration: int, now: float) -> list[Message]:
+    def iterated(self, worker: LocalWorker, iteration: int, now: float) -> list[Message]:
         """Tell, at the end of an iteration, of a worker that is to be replaced before its machine's memory is full."""
         grows = self._memory.to_replace(worker.worker, self._limits.replace_s, now)
         if grows is None:
@@ -95,7 +95,7 @@ class Watchdogs:
             )
         ]
 
-    def keep(self, workers: Mapping[str, Worker]) -> None:
+    def keep(self, workers: Mapping[str, LocalWorker]) -> None:
         """Forget the workers that are gone, and tasks that have none here any more."""
         self._memory.keep(workers)
         self._logs.keep({worker.task for worker in workers.values() if not worker.finished})
@@ -111,7 +111,7 @@ class Watchdogs:
         return [Alert(text=text, node=self._node, task=task, kind=kind)]
 
 
-def _trains(worker: Worker) -> bool:
+def _trains(worker: LocalWorker) -> bool:
     """Return whether it has begun to train: before that it loads what it needs."""
     return worker.phase not in {WorkerPhase.STARTING, WorkerPhase.WAITING, WorkerPhase.FINISHED}
 

@@ -1,10 +1,10 @@
-"""Whether the processes of a worker do anything, and their machine too much, as the kernel tells (proc(5))."""
+"""Reads from proc(5) what the processes of a worker do, and how busy their machine is."""
 
 import os
 import re
 from pathlib import Path
 
-from unicron_agent.silence import Use
+from unicron_agent.life_signs import ProcessUse
 
 CLOCK_HZ = os.sysconf("SC_CLK_TCK")
 
@@ -20,15 +20,15 @@ _WAITED = re.compile(r"some .*total=(\d+)")
 
 
 class Pressure:
-    """For which share of the time something that could run on this machine waits for a core."""
+    """Measures the share of the time in which a runnable thread of this machine waits for a core."""
 
     def __init__(self) -> None:
         self._at, self._waited_s, self._share = 0.0, 0.0, 0.0
 
     def share(self, now: float) -> float:
-        """Return it as of late, at `now` in monotonic seconds.
+        """Return the share in the last half second or more before `now` (monotonic seconds).
 
-        A kernel that does not count that tells how many want to run, on average of a minute.
+        If the kernel does not count that, the share is estimated from the load average of a minute.
         """
         try:
             found = _WAITED.match(PRESSURE.read_text())
@@ -55,7 +55,7 @@ def start_time(pid: int) -> int | None:
     return None if fields[_STATE] == "Z" else int(fields[_START])
 
 
-def asleep(pid: int) -> float | None:
+def cpu_s_if_asleep(pid: int) -> float | None:
     """Return how many seconds of CPU a process and its children have used so far, all of which sleep now.
 
     None where any of them runs, would run if the machine were less busy, or waits for a disk: a slow one is no hang.
@@ -74,14 +74,16 @@ def asleep(pid: int) -> float | None:
     return used
 
 
-def use_of(pid: int) -> Use:
+def use_of(pid: int) -> ProcessUse:
     """Return what a process and all that it has started have used, those included that have ended."""
     ticks, written, states = 0, 0, ""
     for process in processes_of(pid):
         ticks += sum(map(int, _stat(f"{process}")[_USER:_OF_THE_ENDED]))
         states += "".join(_stat(f"{process}/task/{thread}")[_STATE] for thread in _threads(process))
         written += _written(process)
-    return Use(ticks / CLOCK_HZ, written, any(each in "RD" for each in states), any(each in "Tt" for each in states))
+    return ProcessUse(
+        ticks / CLOCK_HZ, written, any(each in "RD" for each in states), any(each in "Tt" for each in states)
+    )
 
 
 def _written(pid: int) -> int:
@@ -112,7 +114,7 @@ def group_of(pid: int) -> int:
 
 
 def _stat(path: str) -> list[str]:
-    """Return what the kernel tells of a process or a thread, from its state on; where there is none, as of a zombie."""
+    """Return the fields of /proc/PATH/stat from the state on; only the state of a zombie if there is none."""
     try:
         return Path(f"/proc/{path}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -20,77 +20,77 @@ TURNS = 20
 
 
 class Channels:
-    """Workers that are connected, by name."""
+    """The connections of this node's workers, by worker."""
 
-    def __init__(self, known: Callable[[str], bool], said: Callable[[str, ToAgent], object]) -> None:
+    def __init__(self, is_known: Callable[[str], bool], on_message: Callable[[str, ToAgent], object]) -> None:
         """Make it.
 
         Args:
-            known: whether a worker is this agent's.
-            said: is called with the name of a worker and what it says.
+            is_known: returns whether a worker is this agent's.
+            on_message: called with the name of a worker and its message.
         """
-        self._known, self._said = known, said
-        self._lines: dict[str, asyncio.WriteTransport] = {}
+        self._is_known, self._on_message = is_known, on_message
+        self._connections: dict[str, asyncio.WriteTransport] = {}
 
     async def serve(self, path: Path) -> asyncio.Server:
         """Take connections on the socket `path`."""
-        return await asyncio.get_running_loop().create_unix_server(lambda: _Line(self), path)
+        return await asyncio.get_running_loop().create_unix_server(lambda: _WorkerConnection(self), path)
 
     def send(self, worker: str, message: ToWorker) -> None:
         """Send a message to a worker; one that is not connected gets nothing."""
-        line = self._lines.get(worker)
-        if line is not None and not line.is_closing():
-            line.write(frame(message))
+        transport = self._connections.get(worker)
+        if transport is not None and not transport.is_closing():
+            transport.write(frame(message))
 
-    async def heard(self, worker: str) -> None:
-        """Return when all is heard that a worker has said whose process has ended.
+    async def drain(self, worker: str) -> None:
+        """Receive the last messages of a worker whose process has ended.
 
-        On a busy machine the end of a process and its last words are found at once, in any order. The end of the
-        connection is not waited for, nor what comes later: a child of the process may hold it.
+        On a busy machine the end of a process and its last messages become visible at once, in any order. This does
+        not wait for the end of the connection, which a child of the process may hold open.
         """
         for _ in range(TURNS):
-            if worker not in self._lines:
+            if worker not in self._connections:
                 return
             await asyncio.sleep(0)
 
-    def hear(self, name: str, message: ToAgent, line: asyncio.WriteTransport) -> str:
-        """Hear what came on a connection of the worker `name`, empty before it has greeted; return its name."""
+    def receive(self, name: str, message: ToAgent, transport: asyncio.WriteTransport) -> str:
+        """Handle a message on the connection of the worker `name` (empty before its `Hello`); return the name."""
         if not name:
-            if not isinstance(message, Hello) or not self._known(message.worker):
-                _end(line, message)
+            if not isinstance(message, Hello) or not self._is_known(message.worker):
+                _kill_unknown(transport, message)
                 return ""
             name = message.worker
-            self._lines[name] = line
-        self._said(name, message)
+            self._connections[name] = transport
+        self._on_message(name, message)
         return name
 
-    def lost(self, name: str, line: asyncio.WriteTransport) -> None:
+    def disconnected(self, name: str, transport: asyncio.WriteTransport) -> None:
         """Forget a connection that has ended."""
-        if self._lines.get(name) is line:
-            del self._lines[name]
+        if self._connections.get(name) is transport:
+            del self._connections[name]
 
 
-class _Line(asyncio.Protocol):
-    """A worker's connection. No task reads it, which would have to be woken up for each message in its turn."""
+class _WorkerConnection(asyncio.Protocol):
+    """A worker's connection. The event loop calls it with data, which is cheaper than a task for each worker."""
 
-    _line: asyncio.Transport
+    _transport: asyncio.Transport
 
     def __init__(self, channels: Channels) -> None:
         self._channels, self._name, self._data = channels, "", bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._line = cast("asyncio.Transport", transport)
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         self._data += data
         try:
-            while not self._line.is_closing() and (message := self._next()):
-                self._name = self._channels.hear(self._name, message, self._line)
+            while not self._transport.is_closing() and (message := self._next()):
+                self._name = self._channels.receive(self._name, message, self._transport)
                 if not self._name:
-                    self._line.close()
+                    self._transport.close()
         except InvalidInputError as error:
             log.warning("worker %s: %s", self._name or "unknown", error)
-            self._line.close()
+            self._transport.close()
 
     def _next(self) -> ToAgent | None:
         """Return the next message, None where it is not whole yet."""
@@ -102,13 +102,13 @@ class _Line(asyncio.Protocol):
         return message
 
     def connection_lost(self, _: Exception | None) -> None:
-        self._channels.lost(self._name, self._line)
+        self._channels.disconnected(self._name, self._transport)
 
 
-def _end(line: asyncio.WriteTransport, said: ToAgent) -> None:
-    """End a worker that is none of this agent's: an agent that was ended as it forked it has left no record of it."""
-    peer: socket.socket = line.get_extra_info("socket")
+def _kill_unknown(transport: asyncio.WriteTransport, on_message: ToAgent) -> None:
+    """Kill a worker that is not this agent's: an earlier agent died between its fork and its record."""
+    peer: socket.socket = transport.get_extra_info("socket")
     pid, user, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    log.warning("an unknown worker knocked (process %d), and nobody can order it any more: %s", pid, said)
-    if isinstance(said, Hello) and user == os.getuid() and pid != os.getpid():
+    log.warning("an unknown worker knocked (process %d), and nobody can order it any more: %s", pid, on_message)
+    if isinstance(on_message, Hello) and user == os.getuid() and pid != os.getpid():
         os.kill(pid, signal.SIGKILL)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unicron.errors import InvalidInputError
-from unicron.flight import converted, told
+from unicron.flight import convert, describe
 from unicron.printable import one_line
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def left_behind(prefix: Path, now: float) -> tuple[str, ...]:
         return ()
     path = max(recent, key=lambda path: path.stat().st_mtime)
     try:
-        return tuple(told(converted(plain(path))))
+        return tuple(describe(convert(plain(path))))
     except (InvalidInputError, OSError) as error:
         log.warning("%s tells of no collectives: %s", path, one_line(str(error)[:300]))
         return ()

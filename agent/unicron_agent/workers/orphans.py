@@ -1,4 +1,4 @@
-"""What workers that are gone have started and left behind; the agent becomes its parent, as their subreaper."""
+"""Kills processes that ended workers have left behind; the agent, their subreaper, has become their parent."""
 
 import asyncio
 import contextlib
@@ -9,17 +9,17 @@ from collections.abc import Collection
 from unicron_agent.workers.activity import children_of, group_of, start_time
 
 LOOKS_S = (0.0, 0.2, 1.0)
-"""When it is looked for after a worker's end: a child of a child comes to us when that has ended."""
+"""When to look for orphans after a worker's end: a grandchild becomes ours only when its parent has ended."""
 
 
-def clear_up(known: Collection[int]) -> None:
-    """End the orphans among our children, and collect the status of those that have ended.
+def kill_orphans(known: Collection[int]) -> None:
+    """Kill the orphans among our children, and collect the status of those that have ended.
 
-    An orphan is in the process group of a worker, or of its program, that is no more. Who has made a group of its own,
-    as a daemon does, is let be.
+    An orphan is in the process group of an ended worker or its program. Processes that made a group of their own, as
+    daemons do, are left alone.
 
     Args:
-        known: children that are somebody else's to end and collect.
+        known: children to leave alone: the standby and living workers.
     """
     for pid in children_of(os.getpid()):
         group = group_of(pid)

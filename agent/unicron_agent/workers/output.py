@@ -1,4 +1,4 @@
-"""What the workers of this node write, followed from where it ends when they come."""
+"""Follows the logs of this node's workers, reads their last lines, and keeps them small."""
 
 import contextlib
 import logging
@@ -19,21 +19,21 @@ from unicron_agent.stimuli import Logged, PatternMatched
 LOG = logging.getLogger(__name__)
 
 MOST = 256 * 1024
-"""Bytes that are looked at at once; of a worker that writes more in between, those are the last."""
+"""Bytes of a log that are read at a look: the last ones, if a worker wrote more since the look before."""
 
 
 TAIL_BYTES = 64 * 1024
 """Bytes from the end of a log in which its last lines are looked for."""
 
 LOG_BYTES = 64 << 20
-"""What a worker may write before that is put aside; the part before it is removed then. So a log takes twice as much,
-and what comes between two looks: a script that writes without end must not fill the disk."""
+"""Size at which a log is rotated; the rotated part before it is removed then. So a log takes at most twice this, and
+what is written between two looks: a script that writes without end must not fill the disk."""
 
 
-def put_aside(path: str) -> None:
-    """Move the last `LOG_BYTES` of a log to a file beside it, and empty it: who writes to it goes on, at its end.
+def rotate(path: str) -> None:
+    """Copy the last `LOG_BYTES` of a log to a file beside it, and truncate it; its writer goes on at its new end.
 
-    What comes meanwhile is lost. Where the disk is full, so is what was to be moved.
+    What is written meanwhile is lost, and so is everything if the disk is full.
     """
     try:
         with Path(path).open("rb") as log, Path(f"{path}.1").open("wb") as aside:
@@ -46,7 +46,7 @@ def put_aside(path: str) -> None:
 
 
 def tail(path: str | Path, most: int) -> list[str]:
-    """Return the last lines of a file: at most `most`, of its last `TAIL_BYTES`; what is no UTF-8 is replaced.
+    """Return at most `most` last lines of a file, from its last `TAIL_BYTES`; bytes that are no UTF-8 are replaced.
 
     Raises:
         OSError: it can't be read, or is a link or anything else but a file.
@@ -61,12 +61,12 @@ def tail(path: str | Path, most: int) -> list[str]:
 
 
 def last_lines(folder: Path, worker: str, most: int) -> list[str]:
-    """Return what a worker wrote last, also where its log was put aside since.
+    """Return the last lines of a worker's log, including its rotated part.
 
     Args:
         folder: of the logs.
-        worker: its name, as somebody says it.
-        most: lines.
+        worker: its name, unchecked.
+        most: number of lines.
 
     Raises:
         InvalidInputError: no worker can be called so, or there is no log of it.
@@ -82,8 +82,8 @@ def last_lines(folder: Path, worker: str, most: int) -> list[str]:
     return lines
 
 
-class _File:
-    """One that a worker writes to; the next look begins at `position`."""
+class _FollowedLog:
+    """A log that is followed; the next look begins at `position`."""
 
     def __init__(self, path: str, position: int, patterns: Sequence[Any] = ()) -> None:
         self.path, self.position, self.lines, self.patterns = path, position, Lines(), patterns
@@ -102,27 +102,27 @@ class _File:
         with Path(self.path).open("rb") as file:
             read = os.pread(file.fileno(), MOST, self.position)
         self.position += len(read)
-        return self.lines.whole(read)
+        return self.lines.add(read)
 
 
 class Outputs:
-    """Finds the lines that stand for something.
+    """Finds the lines of workers' logs that the rules classify as faults.
 
     Args:
-        rules: which lines do.
+        rules: classify lines.
     """
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, _FollowedLog] = {}
 
     def follow(self, worker: str, path: str, patterns: Sequence[LogPattern] = ()) -> None:
-        """Follow what a worker writes to a file from now on; before may stand what others of its name have written.
+        """Follow a worker's log from its present end; what is there may be from an earlier worker of that name.
 
         Args:
             worker: its name.
-            path: of the file.
-            patterns: of its task, which the service that took the task in has checked.
+            path: of the log.
+            patterns: of its task; the service that accepted the task has checked them.
 
         Raises:
             InvalidInputError: one of them can't be used here.
@@ -130,14 +130,14 @@ class Outputs:
         size = 0
         with contextlib.suppress(OSError):
             size = Path(path).stat().st_size
-        self._files[worker] = _File(path, size, [compiled(each.pattern) for each in patterns])
+        self._files[worker] = _FollowedLog(path, size, [compiled(each.pattern) for each in patterns])
 
-    def look(self) -> list[Logged | PatternMatched]:
-        """Return what workers have written since the last look."""
-        return [logged for worker in self._files for logged in self.look_at(worker)]
+    def new_lines(self) -> list[Logged | PatternMatched]:
+        """Return the faults and the matches in what all workers have written since the last look."""
+        return [logged for worker in self._files for logged in self.new_lines_of(worker)]
 
-    def look_at(self, worker: str) -> list[Logged | PatternMatched]:
-        """Return what a worker has written since the last look."""
+    def new_lines_of(self, worker: str) -> list[Logged | PatternMatched]:
+        """Return the faults and the matches in what a worker has written since the last look."""
         file = self._files.get(worker)
         if file is None:
             return []
@@ -147,16 +147,16 @@ class Outputs:
             return []
         found: list[Logged | PatternMatched] = [
             Logged(text=line.strip(), status=ruling.verdict.status, author=worker)
-            for line, ruling in self._rules.telling_of_output(lines)
+            for line, ruling in self._rules.match_output_lines(lines)
         ]
         return [*found, *matches(worker, file.patterns, lines)] if file.patterns else found
 
-    def large(self) -> list[str]:
-        """Return the files that have become too large by the last look."""
+    def oversized(self) -> list[str]:
+        """Return the logs that exceeded `LOG_BYTES` at the last look."""
         return [file.path for file in self._files.values() if file.position > LOG_BYTES]
 
     def forget(self, worker: str) -> None:
-        """Follow no more what a worker writes: it is gone."""
+        """Stop following the log of a worker that has ended."""
         self._files.pop(worker, None)
 
 

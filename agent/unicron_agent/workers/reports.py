@@ -1,4 +1,4 @@
-"""What a worker says to its agent, as the facts that the agent makes of it."""
+"""Translates workers' messages into facts."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ from unicron.contracts.worker import (
     Unusable,
 )
 from unicron_agent.stimuli import Effect
-from unicron_agent.workers.workers import Worker
+from unicron_agent.workers.workers import LocalWorker
 
 REPORTS: dict[type[ToAgent], type[Message]] = {
     Ready: WorkerReady,
@@ -54,16 +54,16 @@ REPORTS: dict[type[ToAgent], type[Message]] = {
     Drilled: ScriptDrilled,
     Finished: WorkerFinished,
 }
-"""What a worker says, and the fact that the agent makes of it: the same fields, and where it came from."""
+"""The fact for each kind of message: the same fields, and the worker that sent it."""
 
 
-def report(node: str, worker: Worker, message: ToAgent) -> list[Message | Effect]:
-    """Return the fact that a worker's message makes, where it makes one."""
+def report(node: str, worker: LocalWorker, message: ToAgent) -> list[Message | Effect]:
+    """Return the fact for a worker's message, if there is one for its kind."""
     kind = REPORTS.get(type(message))
     if kind is None:
         return []
     fields: dict[str, Any] = {**msgspec.structs.asdict(worker.status()), **msgspec.structs.asdict(message)}
     fields["node"] = node
-    if isinstance(message, (Ready, Joined)):  # what it was told to do; the rest begins a chain
+    if isinstance(message, (Ready, Joined)):  # the result of a command; other facts begin a chain
         fields["correlation"] = worker.correlation
     return [kind(**{field: value for field, value in fields.items() if field in kind.__struct_fields__})]

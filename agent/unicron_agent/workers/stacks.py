@@ -1,4 +1,4 @@
-"""Where the Python threads of a worker are, seen from outside by py-spy, also while something holds their lock."""
+"""Reads the stacks of a worker's Python threads with py-spy, which also works while something holds the GIL."""
 
 import asyncio
 import json
@@ -17,24 +17,24 @@ TAKES_S = 5.0
 LAUNCHER = "_attend (launcher.py:"
 
 PROCESSES, THREADS, CALLS = 8, 16, 24
-"""How much of it is told: the first of each."""
+"""Most processes, threads and calls of each thread that are reported: the first ones."""
 
 
 async def stacks_of(pid: int) -> tuple[str, ...]:
-    """Return a line for each Python thread of a process and of those that it has started, innermost call first.
+    """Return a line for each Python thread of a process and its descendants, innermost call first.
 
-    Nothing is stopped for it, so a thread that runs may be seen in two places at once. Empty where nothing can be seen.
+    Nothing is stopped for it, so the stack of a running thread may be inconsistent. Empty if py-spy fails.
     """
     lines = list[str]()
     for process in processes_of(pid)[:PROCESSES]:
-        lines += [f"{process} {line}" for line in told(await _dumped(process))]
+        lines += [f"{process} {line}" for line in describe_threads(await _dump(process))]
     return tuple(lines[:THREADS])
 
 
-def told(dumped: bytes) -> list[str]:
-    """Return a line for each thread of what py-spy tells as JSON, that of the script first.
+def describe_threads(dumped: bytes) -> list[str]:
+    """Return a line for each thread in py-spy's JSON, the main thread first.
 
-    None where it is something else, or the process only runs a program without a session, which is another process.
+    Empty if it is something else, or of a launcher, which only waits for the program in another process.
     """
     try:
         found: list[dict[str, Any]] = json.loads(dumped)
@@ -54,7 +54,7 @@ def _short(filename: str) -> str:
     return filename.partition("site-packages/")[2] or Path(filename).name
 
 
-async def _dumped(pid: int) -> bytes:
+async def _dump(pid: int) -> bytes:
     command = Path(sysconfig.get_path("scripts")) / "py-spy"
     try:
         looking = await asyncio.create_subprocess_exec(

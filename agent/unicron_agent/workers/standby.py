@@ -20,8 +20,8 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME, LONGEST_NAME = 15, 15
 PR_SET_PTRACER = 0x59616D61
-"""Who may look at a process where Linux lets only those do so that it descends from (its Yama): all of this user."""
-FORKED_AHEAD = (
+"""Allows all processes of this user to trace a process, where Linux (Yama) allows only its ancestors to."""
+IMPORTED_FIRST = (
     "torch",
     "torch.distributed",
     "torch.optim",
@@ -36,37 +36,38 @@ FOR_PARTS = (
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
 )
-"""Takes seconds, and only workers that hold a part of a model need it: imported before the first of them is forked."""
+"""Modules that take seconds to import and that only workers with a part of a model need: imported before the first of
+those is forked."""
 
 FOR_SCRIPTS = ("unicron.train.scripts.run",)
-"""What only workers need whose scripts are healed in place: likewise."""
+"""Modules that only workers need whose scripts are healed in place: likewise."""
 
 FOR_MEGATRON = ("unicron.train.megatron",)
-"""Likewise, for scripts that import it. Not next to GPUs: what else it imports there might touch CUDA."""
+"""Modules for scripts that import Megatron: likewise. Not next to GPUs, where its imports might touch CUDA."""
 
-_KEPT: list[object] = []
-"""What a script leaves behind stays until its process ends: torch can hang while it takes a process group of gloo down,
-whose thread waits for the interpreter's lock."""
+_NEVER_FREED: list[object] = []
+"""The globals of a script, kept until its process ends: torch can hang while it frees a process group of gloo whose
+thread waits for the interpreter's lock."""
 
 
 def main() -> None:
-    """Import what workers need, say so, and fork on request until the agent is gone."""
+    """Import what workers need, answer that it is ready, and fork on request until the agent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _warm_up()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a script's prints must not mix with the answers
-    _say(answers, {"ready": True})
+    _answer(answers, {"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
-        for name in _ahead(request):
+        for name in _modules_needed(request):
             with contextlib.suppress(Exception):  # whatever is wrong with it, the worker that needs it tells
                 __import__(name)
-        _say(answers, {"pid": _fork(request, answers)})
+        _answer(answers, {"pid": _fork(request, answers)})
 
 
 def _warm_up() -> None:
     """Import all that a first training step imports; much of torch comes only when an optimizer is made (1.5 s)."""
-    for name in FORKED_AHEAD:
+    for name in IMPORTED_FIRST:
         __import__(name)
     import torch  # noqa: PLC0415 this very import is what the process is for
 
@@ -80,8 +81,8 @@ def _warm_up() -> None:
     torch.load(buffer, weights_only=True)
 
 
-def _ahead(request: dict[str, Any]) -> tuple[str, ...]:
-    """Return what to import before the worker of a request is forked."""
+def _modules_needed(request: dict[str, Any]) -> tuple[str, ...]:
+    """Return the modules to import before the worker of a request is forked."""
     name = request["argv"][0]
     scripts = FOR_SCRIPTS if request["in_place"] else ()
     if request["module"] is None:
@@ -96,7 +97,7 @@ def _ahead(request: dict[str, Any]) -> tuple[str, ...]:
     return (*scripts, *(FOR_PARTS if parts else ()), *(FOR_MEGATRON if megatron else ()))
 
 
-def _say(answers: Any, what: dict[str, Any]) -> None:
+def _answer(answers: Any, what: dict[str, Any]) -> None:
     answers.write(json.dumps(what) + "\n")
     answers.flush()
 
@@ -113,7 +114,7 @@ def _fork(request: dict[str, Any], answers: Any) -> int:
         os.close(reader)
         os.close(writer)
         answers.close()
-        _become(request)
+        _run_request(request)
     os.close(writer)
     with os.fdopen(reader) as pipe:
         pid = int(pipe.read())
@@ -121,8 +122,8 @@ def _fork(request: dict[str, Any], answers: Any) -> int:
     return pid
 
 
-def _become(request: dict[str, Any]) -> None:
-    """Be the requested process, and never return."""
+def _run_request(request: dict[str, Any]) -> None:
+    """Set up this process (group, log, environment, name) as the request says, run the request, and exit."""
     code = 1
     try:
         os.setpgid(0, 0)  # what it leaves behind is known by that
@@ -153,7 +154,7 @@ def _become(request: dict[str, Any]) -> None:
 
 
 def _launch(request: dict[str, Any]) -> int:
-    """Run a program that knows nothing of Unicron, anew in each membership, and return its exit code."""
+    """Run a program without a session, again in each membership; return its exit code."""
     from unicron.train.scripts import launcher  # noqa: PLC0415 imported long ago, in the parent
     from unicron.train.worker import channel  # noqa: PLC0415 imported long ago, in the parent
 
@@ -188,19 +189,19 @@ def _run_script(request: dict[str, Any]) -> int:
             from unicron.train.scripts import run  # noqa: PLC0415 of the worker
 
             execute = run.execute_module if request["module"] else run.execute
-            _KEPT.append(execute(in_place, what))
+            _NEVER_FREED.append(execute(in_place, what))
         elif request["module"]:
-            _KEPT.append(runpy.run_module(what, run_name="__main__", alter_sys=True))
+            _NEVER_FREED.append(runpy.run_module(what, run_name="__main__", alter_sys=True))
         else:
-            _KEPT.append(runpy.run_path(what, run_name="__main__"))
+            _NEVER_FREED.append(runpy.run_path(what, run_name="__main__"))
     except SystemExit as ending:
-        _KEPT.append(ending)
+        _NEVER_FREED.append(ending)
         if ending.code is None or isinstance(ending.code, int):
             return ending.code or 0
         print(ending.code, file=sys.stderr)  # noqa: T201 as the interpreter does
         return 1
     except BaseException as error:  # noqa: BLE001 whatever leaves a script is reported, then ends the process
-        _KEPT.append(error)
+        _NEVER_FREED.append(error)
         channel.report_exception(type(error), error, error.__traceback__)
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""Processes of this node: forked from the warm standby, watched by pidfd, found again after the agent's own restart."""
+"""Forks worker processes from the warm standby, watches them by pidfd, and adopts them after a restart of the agent."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from unicron.contracts.commands import StartWorker
-from unicron_agent.stimuli import ProcessExited, Running
+from unicron_agent.stimuli import ProcessExited, WorkerRecord
 from unicron_agent.workers.activity import start_time
 from unicron_agent.workers.orphans import LOOKS_S
 from unicron_agent.workers.output import Outputs, tail
@@ -22,7 +22,7 @@ TAIL_LINES = 30
 
 
 HOW = ("parts", "restarts", "in_place")
-"""What a worker that is forked may be: one with a part of a model, or one of a script without a session."""
+"""Flags of a request to the standby: the worker has a part of a model, runs a program again, or is healed in place."""
 
 
 class Supervisor:
@@ -30,10 +30,10 @@ class Supervisor:
 
     Args:
         run_dir: of the node, for logs and records.
-        environment: that all of them have.
-        outputs: what they write.
-        on_exit: is called with the end of each.
-        standby: forks those that run Python.
+        environment: variables for all of them.
+        outputs: follows their logs.
+        on_exit: called with the end of each.
+        standby: forks the ones that run Python.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class Supervisor:
         self._outputs = outputs
         self._environment = environment
         self._on_exit = on_exit
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, WorkerRecord] = {}
         self._standby = standby
-        self._fresh: dict[str, subprocess.Popen[bytes]] = {}
+        self._popens: dict[str, subprocess.Popen[bytes]] = {}
         self._helpers: set[int] = set()
         for name in ("logs", "workers"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)
 
-    async def run(self, module: str, argument: str) -> tuple[int, tuple[str, ...]]:
-        """Run a module that is no worker, forked from the standby; return its exit status and its last lines.
+    async def run_module(self, module: str, argument: str) -> tuple[int, tuple[str, ...]]:
+        """Run a module in a fork of the standby, not as a worker; return its exit status and its last lines.
 
-        The status is that of a shell where a signal ended it.
+        The status is 128 plus the signal's number if a signal ended it.
 
         Raises:
             UnicronError: the standby is dead.
@@ -88,8 +88,8 @@ class Supervisor:
     async def start_worker(self, command: StartWorker, env: dict[str, str]) -> int:
         """Start the process of a worker; return its process id.
 
-        A Python script, or a module (`python -m`), is forked from the warm standby, and so is what runs any program
-        again where it heals by restarts; anything else starts afresh.
+        A Python script or module (`python -m`) is forked from the warm standby, and so is the launcher of a program
+        that heals by restarts; anything else is started by `subprocess`.
 
         Raises:
             OSError: the program or its folder is not there.
@@ -117,9 +117,9 @@ class Supervisor:
                     stderr=output,
                     process_group=0,
                 )
-                self._fresh[name] = process
+                self._popens[name] = process
                 pid = process.pid
-        running = Running(
+        running = WorkerRecord(
             worker=name,
             task=command.task,
             slot=command.slot,
@@ -137,18 +137,18 @@ class Supervisor:
         )
         self._watch(running)
         try:
-            self._record(name).write_bytes(msgspec.json.encode(running))
+            self._record_path(name).write_bytes(msgspec.json.encode(running))
         except OSError:  # no later agent would find it
             self.kill(name)
             raise
         return pid
 
-    def adopt(self) -> list[Running]:
-        """Find and watch the workers of an earlier agent; `on_exit` tells soon which of them are gone."""
+    def adopt(self) -> list[WorkerRecord]:
+        """Find and watch the workers of an earlier agent; `on_exit` is soon called for those that have ended."""
         found = []
         for path in sorted((self._run_dir / "workers").glob("*.json")):
             try:
-                running = msgspec.json.decode(path.read_bytes(), type=Running)
+                running = msgspec.json.decode(path.read_bytes(), type=WorkerRecord)
             except msgspec.MsgspecError:  # written half when the machine went down
                 path.unlink()
                 continue
@@ -157,7 +157,7 @@ class Supervisor:
             if start_time(running.pid) == running.started:
                 self._watch(running)
             else:
-                asyncio.get_running_loop().call_soon(self._gone, running, None)
+                asyncio.get_running_loop().call_soon(self._reap, running, None)
         return found
 
     @property
@@ -169,11 +169,11 @@ class Supervisor:
 
     @property
     def watching(self) -> bool:
-        """Whether there is a process of a worker."""
+        """Whether any worker's process runs."""
         return bool(self._running)
 
     def kill(self, name: str) -> None:
-        """Kill the worker at once, stopped ones too; `on_exit` tells when it is gone."""
+        """Kill the worker, even a stopped one; `on_exit` is called when it has ended."""
         running = self._running.get(name)
         if running is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -196,35 +196,35 @@ class Supervisor:
 
     # --- watching ----------------------------------------------------------------------------------------------------
 
-    def _record(self, name: str) -> Path:
+    def _record_path(self, name: str) -> Path:
         return self._run_dir / "workers" / f"{name}.json"
 
-    def _watch(self, running: Running) -> None:
+    def _watch(self, running: WorkerRecord) -> None:
         self._running[running.worker] = running
         try:
             descriptor = os.pidfd_open(running.pid)
         except ProcessLookupError:
-            asyncio.get_running_loop().call_soon(self._gone, running, None)
+            asyncio.get_running_loop().call_soon(self._reap, running, None)
             return
-        asyncio.get_running_loop().add_reader(descriptor, self._gone, running, descriptor)
+        asyncio.get_running_loop().add_reader(descriptor, self._reap, running, descriptor)
 
-    def _gone(self, running: Running, descriptor: int | None) -> None:
-        """The process has ended: collect its status where it was our child."""
+    def _reap(self, running: WorkerRecord, descriptor: int | None) -> None:
+        """Collect the status of a process that has ended, if it was our child, and report its end."""
         code = number = None
         if descriptor is not None:
             asyncio.get_running_loop().remove_reader(descriptor)
             code, number = _status(descriptor)
             os.close(descriptor)
         self._running.pop(running.worker, None)
-        if process := self._fresh.pop(running.worker, None):
+        if process := self._popens.pop(running.worker, None):
             process.returncode = 0  # its status was collected above; it must not be waited for again
-        self._record(running.worker).unlink(missing_ok=True)
+        self._record_path(running.worker).unlink(missing_ok=True)
         for seconds in LOOKS_S:
-            asyncio.get_running_loop().call_later(seconds, self._clear_up)
+            asyncio.get_running_loop().call_later(seconds, self._kill_orphans)
         self._on_exit(ProcessExited(running.worker, code, number, _tail(running.log)))
 
-    def _clear_up(self) -> None:
-        self._standby.clear_up({*self._helpers, *(each.pid for each in self._running.values())})
+    def _kill_orphans(self) -> None:
+        self._standby.kill_orphans({*self._helpers, *(each.pid for each in self._running.values())})
 
 
 def _status(descriptor: int) -> tuple[int | None, int | None]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from unicron.errors import UnicronError
-from unicron_agent.workers.orphans import clear_up
+from unicron_agent.workers.orphans import kill_orphans
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -23,15 +23,15 @@ def single_thread() -> dict[str, str]:
 
 
 WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Variables with which torch, asked whether there is a GPU, says no and leaves CUDA alone. Where a process has so much
-as counted GPUs by it, none that it forks can use one. Workers have `CUDA_VISIBLE_DEVICES` of their own."""
+"""Variables that make torch find no GPU and leave CUDA alone: if a process has only counted GPUs through CUDA, its
+forks can't use them. Workers get a `CUDA_VISIBLE_DEVICES` of their own."""
 
 
 class Standby(Protocol):
-    """What forks processes for a node."""
+    """Forks processes for a node."""
 
     async def start(self) -> None:
-        """Begin to get ready; forks wait for that."""
+        """Start it; forks wait until it is ready."""
 
     async def fork(self, request: dict[str, Any]) -> int:
         """Fork what `request` names (see `unicron_agent.workers.standby`); return its process id.
@@ -40,11 +40,11 @@ class Standby(Protocol):
             UnicronError: the standby is dead.
         """
 
-    def clear_up(self, workers: Collection[int]) -> None:
-        """End what workers that are gone have left behind.
+    def kill_orphans(self, workers: Collection[int]) -> None:
+        """Kill the processes that ended workers have left behind.
 
         Args:
-            workers: process ids of those that live.
+            workers: process ids of living workers.
         """
 
     async def stop(self) -> None:
@@ -67,10 +67,10 @@ class WarmStandby:
         # orphans of the standby, its forks, become our children: only a parent learns how a process ended
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         with self._log.open("a") as log:
-            self._process = await self._begin(log)
+            self._process = await self._spawn(log)
         self._ready = asyncio.ensure_future(self._answer())
 
-    async def _begin(self, log: TextIO) -> asyncio.subprocess.Process:
+    async def _spawn(self, log: TextIO) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -97,10 +97,10 @@ class WarmStandby:
             raise UnicronError(f"the warm standby died; see {self._log}")
         return dict(json.loads(line))
 
-    def clear_up(self, workers: Collection[int]) -> None:
+    def kill_orphans(self, workers: Collection[int]) -> None:
         """End the orphans among the children of this process."""
         if not self._requests.locked():  # else one that was forked just now may not be known yet
-            clear_up({self._process.pid, *workers})
+            kill_orphans({self._process.pid, *workers})
 
     async def stop(self) -> None:
         """Kill it."""

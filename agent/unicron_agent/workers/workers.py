@@ -1,4 +1,4 @@
-"""A worker as its agent knows it: where it is, and whether it has stalled."""
+"""The agent's record of a worker, and the checks whether it has stalled."""
 
 import math
 from collections import Counter
@@ -9,28 +9,28 @@ from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import WorkerAsleep, WorkerAway, WorkerStalled
 from unicron.contracts.tasks import ParallelLayout, WorkerPhase, WorkerStatus
 from unicron.contracts.worker import Finished, Hello, Iterated, Joined, Membership, Pong, Progress, Ready, ToAgent
-from unicron_agent.silence import Silence, Use
-from unicron_agent.stimuli import Running, TakeStacks
+from unicron_agent.life_signs import LifeSigns, ProcessUse
+from unicron_agent.stimuli import TakeStacks, WorkerRecord
 
 BUSY = frozenset({WorkerPhase.COMPUTE, WorkerPhase.REDUCE, WorkerPhase.STEP, WorkerPhase.BETWEEN})
 """Phases in which a worker is to make progress."""
 
 LATE_S = 0.1
-"""A microbatch that takes longer than usual by that much has its worker's processes looked at."""
+"""A microbatch that takes longer than usual by this makes its worker late: its processes are looked at."""
 
 EARLY = 0.6
-"""Of the time that a worker may sleep: then its sleep is told. Others that sleep for the same reason began to within a
-microbatch, a third of that time, and so have told of it before the first is told to stall."""
+"""Share of the time that a worker may sleep after which its sleep is reported. Others that sleep for the same reason
+began within a microbatch, a third of that time, so they are reported before the first one counts as stalled."""
 
 AWAKE, TICK_S, MOMENTS = 0.05, 0.011, 0.25
-"""Whose processes use more of a core than that, besides one tick of the kernel's clock, or are awake in more of the
-looks at them, does something."""
+"""A worker does not sleep if its processes use more of a core than this, besides one tick of the kernel's clock, or are
+awake in a larger share of the looks at them."""
 
 AWAY_S = 10.0
-"""A script that is busy for that long between two iterations is told of: well before a regroup is given up (30 s)."""
+"""A script that is busy for this long between two iterations is reported: well before a regroup times out (30 s)."""
 
 SILENT_S = 1.0
-"""A worker that was asked and has not answered for that long is told to be silent."""
+"""A worker that has not answered a ping for this long is reported as not responsive."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class StallLimits:
 
 
 @dataclass
-class Nap:
-    """Processes that sleep.
+class Sleep:
+    """The sleep of a worker's processes.
 
     Attributes:
         since: monotonic seconds of the first look at them.
@@ -70,23 +70,23 @@ class Nap:
 
 
 @dataclass
-class Worker:
-    """A worker as this agent knows it. Times are monotonic seconds of the agent.
+class LocalWorker:
+    """The agent's record of a worker. Times are monotonic seconds of the agent.
 
     Attributes:
-        correlation: chain of the command that the worker obeyed last.
-        queued: the command to start it, as long as the slot's last process is not gone, or it is to wait.
-        due: monotonic seconds before which it is not to start.
+        correlation: chain of the last command for the worker.
+        queued: the command to start it, while the slot's last process has not ended or the start is delayed.
+        due: earliest time of its start.
         membership: the newest that it was sent.
-        greeted: it has reached its agent, and answers when it is asked whether it is there.
+        greeted: it has connected to the agent, and answers pings.
         interval_s: running mean of the time between two signs of progress while computing; None before the first.
-        asleep: while all its processes sleep, since when.
-        reported: the epoch and iteration for which a stall was reported last, and of which kind.
-        looked_at: the epoch and iteration in which its stacks were asked for last.
-        stacks: where its threads were then.
-        collectives: what it said last of those under way.
-        away: the newest epoch and the iteration for which was told that its script is busy before it.
-        silence: for how long it has shown no sign of life; counts where nothing else watches it.
+        asleep: the sleep of its processes, while all of them sleep.
+        reported: epoch, iteration and kind of the last reported stall.
+        looked_at: epoch and iteration in which its stacks were last asked for.
+        stacks: what was received then.
+        collectives: its last answer about collectives under way.
+        away: the newest epoch and iteration for which its script was reported to be busy before it.
+        life_signs: its other signs of life, which count while it is unwatched.
     """
 
     worker: str
@@ -105,22 +105,22 @@ class Worker:
     ready: bool = False
     phase: WorkerPhase = WorkerPhase.STARTING
     done: int = 0
-    moved_at: float = 0.0
+    progressed_at: float = 0.0
     heard_at: float = 0.0
     interval_s: float | None = None
     stopping: bool = False
     finished: bool = False
-    asleep: Nap | None = None
+    asleep: Sleep | None = None
     reported: tuple[int, int, str] | None = None
     looked_at: tuple[int, int] | None = None
     stacks: tuple[str, ...] = ()
     collectives: list[str] = field(default_factory=list)
     away: tuple[int, int] | None = None
-    silence: Silence = field(default_factory=Silence)
+    life_signs: LifeSigns = field(default_factory=LifeSigns)
 
     @classmethod
-    def adopted(cls, running: Running, now: float) -> "Worker":
-        """Return what an earlier agent wrote down of a worker."""
+    def adopted(cls, running: WorkerRecord, now: float) -> "LocalWorker":
+        """Return the worker of an earlier agent's record."""
         return cls(
             worker=running.worker,
             task=running.task,
@@ -129,13 +129,13 @@ class Worker:
             layout=running.layout,
             pid=running.pid,
             correlation=running.correlation,
-            moved_at=now,
+            progressed_at=now,
             heard_at=now,
-            silence=Silence(running.silence_s, running.spins, now),
+            life_signs=LifeSigns(running.silence_s, running.spins, now),
         )
 
     def status(self) -> WorkerStatus:
-        """Return what the registry and the transition service are told of it."""
+        """Return its status for the registry and the transition service."""
         return WorkerStatus(
             worker=self.worker,
             task=self.task,
@@ -148,70 +148,70 @@ class Worker:
             layout=self.layout,
         )
 
-    def note(self, message: ToAgent, now: float) -> None:
-        """Keep what the worker said of its whereabouts."""
+    def record_message(self, message: ToAgent, now: float) -> None:
+        """Record what a message says about the worker's state."""
         self.heard_at = now
         if not isinstance(message, Pong):
-            self.asleep, self.silence.heard_at = None, now
+            self.asleep, self.life_signs.heard_at = None, now
         match message:
             case Hello():
                 self.epoch, self.iteration, self.ready = message.epoch, message.iteration, message.ready
                 self.greeted = True
                 self.pid = self.pid or message.pid  # it may greet before its start is told
-                self.moved_at = now
+                self.progressed_at = now
             case Ready():
                 self.ready, self.phase = True, WorkerPhase.WAITING
             case Progress():
-                self._move(message, now)
+                self._record_progress(message, now)
             case Joined():
                 self.epoch, self.iteration = message.epoch, message.iteration
-                self.phase, self.moved_at = WorkerPhase.COMPUTE, now
+                self.phase, self.progressed_at = WorkerPhase.COMPUTE, now
             case Iterated():
-                self.phase, self.moved_at, self.iteration = WorkerPhase.BETWEEN, now, message.iteration + 1
+                self.phase, self.progressed_at, self.iteration = WorkerPhase.BETWEEN, now, message.iteration + 1
             case Pong(collectives=list(lines)):
                 self.collectives = lines
             case Finished():
                 self.finished, self.phase = True, WorkerPhase.FINISHED
 
-    def saw(self, stacks: tuple[str, ...], now: float) -> None:
-        """Keep where its threads are; empty where that can't be seen."""
-        self.stacks, self.silence.seen_at = stacks, now
+    def record_stacks(self, stacks: tuple[str, ...], now: float) -> None:
+        """Record the stacks of its threads; empty if they can't be read."""
+        self.stacks, self.life_signs.seen_at = stacks, now
 
-    def _move(self, message: Progress, now: float) -> None:
-        """Note progress, and how long it took where that was a microbatch.
+    def _record_progress(self, message: Progress, now: float) -> None:
+        """Record progress, and how long it took if that was a microbatch.
 
-        Of a program without a session that includes what it waited for others: all of it is a reduce.
+        For a program without a session that includes waiting for others: all of it counts as reduce.
         """
         same = message.phase == self.phase and message.phase in {WorkerPhase.COMPUTE, WorkerPhase.REDUCE}
         if same and message.done > self.done:
-            took = now - self.moved_at
+            took = now - self.progressed_at
             self.interval_s = took if self.interval_s is None else 0.9 * self.interval_s + 0.1 * took
         self.phase, self.iteration, self.done = message.phase, message.iteration, message.done
-        self.moved_at = now
+        self.progressed_at = now
 
     @property
     def unwatched(self) -> bool:
-        """Whether nobody knows how long it may go without progress, or that it is to make any."""
+        """Whether it need not make progress now, or it is not known how fast."""
         return self.phase not in BUSY or (self.interval_s is None and self.phase is not WorkerPhase.BETWEEN)
 
     def may_be_silent(self, now: float) -> bool:
-        """Return whether it may have shown no sign of life for long: then its processes are to be looked at."""
+        """Return whether to look at its processes for signs of life now."""
         counts = self.unwatched and self.pid > 0 and not (self.stopping or self.finished)
-        return counts and self.silence.is_due(now)
+        return counts and self.life_signs.look_is_due(now)
 
     def is_late(self, now: float) -> bool:
-        """Return whether its microbatch takes longer than usual by so much that its processes are to be looked at."""
+        """Return whether its microbatch takes so much longer than usual that its processes are looked at."""
         computes = self.phase in {WorkerPhase.COMPUTE, WorkerPhase.STEP} and not (self.stopping or self.finished)
-        return computes and self.interval_s is not None and now - self.moved_at > self.interval_s + LATE_S
+        return computes and self.interval_s is not None and now - self.progressed_at > self.interval_s + LATE_S
 
-    def look(self, used_s: float | None, now: float) -> None:
-        """Note that it is late, and how much CPU its processes have used by now; None: some of them are awake.
+    def record_cpu_use(self, used_s: float | None, now: float) -> None:
+        """Record the seconds of CPU that a late worker's processes have used; None: some of them are awake.
 
-        One that sleeps is awake for moments, such as that in which it answers its agent.
+        A sleeping worker is awake for moments, such as to answer its agent.
         """
         nap = self.asleep
         if nap is None:
-            self.asleep = Nap(now, used_s) if used_s is not None else None
+            self.asleep = Sleep(now, used_s) if used_s is not None else None
             return
         nap.looks += 1
         nap.awake += used_s is None
@@ -220,20 +220,20 @@ class Worker:
             self.asleep = None
 
     def asleep_s(self, now: float) -> float:
-        """Return for how long its processes have slept, as far as is known."""
+        """Return for how long its processes are known to have slept."""
         return now - self.asleep.since if self.asleep else 0.0
 
-    def stalled(
+    def check_stalled(
         self, node: str, limits: StallLimits, now: float, *, stopped: bool, asleep_s: float = math.inf
     ) -> list[WorkerStalled | TakeStacks]:
-        """Return the fact that it has made no progress for too long, once an iteration, and half-way a look at it.
+        """Return a `WorkerStalled` if it has made no progress for too long, once an iteration; `TakeStacks` half-way.
 
         Args:
             node: that it is on.
             limits: of the agent.
             now: monotonic seconds.
-            stopped: its process is. One that is can't even wait for others, or start; it answered until then, whatever
-                its last progress was.
+            stopped: whether its process is. A stopped process can't even wait for others or start, so the limit counts
+                from its last message.
             asleep_s: how long it may be without progress while all its processes sleep.
         """
         between = self.phase is WorkerPhase.BETWEEN
@@ -241,7 +241,7 @@ class Worker:
             return []
         usual = limits.factor * (self.interval_s or 0.0)
         limit = max(limits.stopped_s if stopped else limits.between_s if between else limits.hang_s, usual)
-        waited = now - (self.heard_at if stopped else self.moved_at)
+        waited = now - (self.heard_at if stopped else self.progressed_at)
         sleeps = not stopped and waited < limit and self.asleep_s(now) >= max(asleep_s, usual) / 2
         if sleeps:
             limit = max(asleep_s, usual)
@@ -269,17 +269,21 @@ class Worker:
             )
         ]
 
-    def silent(self, node: str, use: Use, now: float, others: Iterable["Worker"]) -> list[WorkerStalled | TakeStacks]:
-        """Return the fact that it shows no sign of life, at each look at it from its limit on; have its threads seen.
+    def check_silent(
+        self, node: str, use: ProcessUse, now: float, others: Iterable["LocalWorker"]
+    ) -> list[WorkerStalled | TakeStacks]:
+        """Return a `WorkerStalled` at each look without a sign of life from its limit on; `TakeStacks` before that.
 
-        Nothing is told while one of the `others` of its task here shows some: all hang or none, as they wait for one
-        another, and mostly one rank alone writes.
+        Nothing is reported while one of the `others` of its task here shows signs: all hang or none, since they wait
+        for one another, and usually only one rank writes.
         """
-        self.silence.look(use, now)
-        if not self.silence.is_near(now) or not all(each.silence.is_near(now) for each in others):
+        self.life_signs.record_use(use, now)
+        if not self.life_signs.is_nearly_over(now) or not all(each.life_signs.is_nearly_over(now) for each in others):
             return []
-        looks: list[WorkerStalled | TakeStacks] = [TakeStacks(self.worker, self.pid)] if self.silence.asks(now) else []
-        if not self.silence.is_over(now):
+        looks: list[WorkerStalled | TakeStacks] = (
+            [TakeStacks(self.worker, self.pid)] if self.life_signs.begin_stack_request(now) else []
+        )
+        if not self.life_signs.is_over(now):
             return looks
         stalled = WorkerStalled(
             node=node,
@@ -289,17 +293,17 @@ class Worker:
             epoch=self.epoch,
             iteration=self.iteration,
             phase=WorkerPhase.COMPUTE,
-            waited_s=self.silence.lasts_s(now),
-            limit_s=self.silence.limit_s,
+            waited_s=self.life_signs.silent_s(now),
+            limit_s=self.life_signs.limit_s,
             responsive=not use.stopped,
             silent=True,
             stacks=list(self.stacks),
         )
         return [stalled, *looks]
 
-    def sleeping(self, node: str, limits: StallLimits, now: float, asleep_s: float) -> list[WorkerAsleep]:
-        """Return the fact that its processes sleep, once, well before it is told to stall for that."""
-        limit, waited = max(asleep_s, limits.factor * (self.interval_s or 0.0)), now - self.moved_at
+    def check_asleep(self, node: str, limits: StallLimits, now: float, asleep_s: float) -> list[WorkerAsleep]:
+        """Return the fact that its processes sleep, once, well before it counts as stalled."""
+        limit, waited = max(asleep_s, limits.factor * (self.interval_s or 0.0)), now - self.progressed_at
         told = self.reported is not None and self.reported[:2] == (self.epoch, self.iteration)
         if told or waited < EARLY * limit or not self.asleep_s(now):
             return []
@@ -317,13 +321,13 @@ class Worker:
             )
         ]
 
-    def long_away(self, node: str, limits: StallLimits, now: float) -> list[WorkerAway]:
-        """Return the fact that its script is busy for long before an iteration, ahead of who waits for it there.
+    def check_away(self, node: str, limits: StallLimits, now: float) -> list[WorkerAway]:
+        """Return the fact that its script has been busy for long before an iteration, before others wait too long.
 
-        Who waits began to after this worker's last update, and is told to hang after `hang_s` at least. It is told once
-        for each membership that the worker is to be in: those who have gone to a newer one wait for it there.
+        The others began to wait after this worker's last update, and count as hung after `hang_s` at least. The fact is
+        returned once for each membership: members of a newer one wait for this worker there.
         """
-        epoch, waited = max(self.epoch, self.membership.epoch if self.membership else -1), now - self.moved_at
+        epoch, waited = max(self.epoch, self.membership.epoch if self.membership else -1), now - self.progressed_at
         place = epoch, self.iteration
         if self.phase is not WorkerPhase.BETWEEN or self.away == place or waited < min(limits.hang_s / 2, AWAY_S):
             return []
@@ -341,8 +345,8 @@ class Worker:
         ]
 
 
-def communicating(workers: Iterable[Worker]) -> list[int]:
-    """Return the slots of workers that may send something to other nodes: not all of their membership are here."""
+def communicating(workers: Iterable[LocalWorker]) -> list[int]:
+    """Return the slots of workers that may send to other nodes: some of their membership are not on this node."""
     alive = [worker for worker in workers if not worker.finished]
     here = Counter((each.task, each.membership.epoch) for each in alive if each.membership is not None)
     return [

@@ -11,7 +11,7 @@ from unicron.service.service import Service, Wiring
 from unicron.settings import Settings
 from unicron_notifier.config import load
 from unicron_notifier.core import NotifierCore
-from unicron_notifier.state import State
+from unicron_notifier.state import NotifierState
 
 
 class NotifierSettings(Settings, kw_only=True, frozen=True):
@@ -37,7 +37,7 @@ def wiring(settings: NotifierSettings) -> Wiring:
     return Wiring(
         name=settings.process,
         core=core,
-        state=State,
+        state=NotifierState,
         facts=facts,
         telemetry=telemetry,
     )

@@ -10,7 +10,7 @@ from unicron_simulator.policies import parameters
 from unicron_simulator.policies.economy import Result, tariffs
 from unicron_simulator.policies.parameters import Costs
 from unicron_simulator.policies.policies import RepairHit, Unicron, oracle
-from unicron_simulator.policies.traces import Trace
+from unicron_simulator.policies.traces import FailureTrace
 
 UNICRON = "unicron"
 ORACLE = "oracle"
@@ -19,7 +19,7 @@ POLICIES = (UNICRON, "megatron", "oobleck", "varuna", "bamboo", ORACLE)
 
 
 def compare(
-    trace: Trace,
+    trace: FailureTrace,
     tasks: Sequence[TaskSpec],
     policies: Sequence[str] = POLICIES,
     *,

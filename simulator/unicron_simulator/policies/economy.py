@@ -17,13 +17,13 @@ from unicron_planner import throughput
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError
 from unicron_simulator.policies.parameters import Costs
-from unicron_simulator.policies.traces import Failure, Trace
+from unicron_simulator.policies.traces import FailureTrace, TracedFailure
 
 ITERATION_S = 60.0
 """An iteration of a task that says nothing of its FLOPs: "typically within 1 minute" (table 2)."""
 
 
-class Phase(Enum):
+class TaskPhase(Enum):
     """What a task is doing."""
 
     RUNNING = "running"
@@ -31,7 +31,7 @@ class Phase(Enum):
     TRANSITION = "transition"
 
 
-class Sample(NamedTuple):
+class ClusterSample(NamedTuple):
     """How the cluster stands from a moment on.
 
     Attributes:
@@ -62,7 +62,7 @@ class Result(NamedTuple):
     detection: float
     transition: float
     sub_healthy: float
-    samples: tuple[Sample, ...]
+    samples: tuple[ClusterSample, ...]
 
 
 class Tariff:
@@ -112,7 +112,7 @@ def tariffs(tasks: Sequence[TaskSpec], most: int) -> dict[str, Tariff]:
     return {task.name: Tariff(task, most) for task in tasks}
 
 
-class Ledger:
+class EarningsLedger:
     """Adds up what tasks earn and lose.
 
     Args:
@@ -124,18 +124,18 @@ class Ledger:
         self.at = 0.0
         self.gpus = gpus
         self._ideal = ideal
-        self._tasks: dict[str, tuple[float, Phase]] = {}
-        self._sums = dict.fromkeys(Phase, 0.0)
-        self._rates = dict.fromkeys(Phase, 0.0)
+        self._tasks: dict[str, tuple[float, TaskPhase]] = {}
+        self._sums = dict.fromkeys(TaskPhase, 0.0)
+        self._rates = dict.fromkeys(TaskPhase, 0.0)
         self._lost = 0.0
-        self.samples: list[Sample] = []
+        self.samples: list[ClusterSample] = []
 
     def advance(self, at: float) -> None:
         """Let time pass until `at`."""
         lasted = at - self.at
         if lasted <= 0:
             return
-        sample = Sample(self.at, self._rates[Phase.RUNNING], self.gpus)
+        sample = ClusterSample(self.at, self._rates[TaskPhase.RUNNING], self.gpus)
         if not self.samples or self.samples[-1][1:] != sample[1:]:
             self.samples.append(sample)
         for phase, rate in self._rates.items():
@@ -143,10 +143,10 @@ class Ledger:
         self._lost += (self._ideal - sum(self._rates.values())) * lasted
         self.at = at
 
-    def put(self, task: str, rate: float, phase: Phase) -> None:
+    def put(self, task: str, rate: float, phase: TaskPhase) -> None:
         """Set what a task earns from now on, or what it would earn if it were not in this phase."""
         self._tasks[task] = rate, phase
-        self._rates = dict.fromkeys(Phase, 0.0)
+        self._rates = dict.fromkeys(TaskPhase, 0.0)
         for each, what in self._tasks.values():
             self._rates[what] += each
 
@@ -156,12 +156,12 @@ class Ledger:
 
     def result(self, policy: str) -> Result:
         """Return the sums up to now."""
-        ended = Sample(self.at, self._rates[Phase.RUNNING], self.gpus)
-        earned, detection, transition = (self._sums[phase] for phase in Phase)
+        ended = ClusterSample(self.at, self._rates[TaskPhase.RUNNING], self.gpus)
+        earned, detection, transition = (self._sums[phase] for phase in TaskPhase)
         return Result(policy, earned, self._ideal * self.at, detection, transition, self._lost, (*self.samples, ended))
 
 
-class Cluster:
+class PolicyCluster:
     """Runs a trace; subclasses say what a policy does.
 
     Args:
@@ -171,7 +171,7 @@ class Cluster:
         costs: of the policy.
     """
 
-    def __init__(self, trace: Trace, gpus: int, tariff: dict[str, Tariff], costs: Costs) -> None:
+    def __init__(self, trace: FailureTrace, gpus: int, tariff: dict[str, Tariff], costs: Costs) -> None:
         self.trace = trace
         self.gpus = gpus
         self.tariff = tariff
@@ -180,14 +180,14 @@ class Cluster:
         self._turns = dict.fromkeys(tariff, 0)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
-        self.ledger = Ledger(0.0, 0)
+        self.ledger = EarningsLedger(0.0, 0)
 
     def run(self, policy: str) -> Result:
         """Run the trace to its end."""
         rates = self.start()
-        self.ledger = Ledger(sum(rates.values()), len(self.trace.nodes) * self.gpus)
+        self.ledger = EarningsLedger(sum(rates.values()), len(self.trace.nodes) * self.gpus)
         for task, rate in rates.items():
-            self.ledger.put(task, rate, Phase.RUNNING)
+            self.ledger.put(task, rate, TaskPhase.RUNNING)
         for fault in self.trace.faults:
             self.later(fault.at, partial(self._strike, fault))
         while self._queue and self._queue[0][0] < self.trace.duration_s:
@@ -204,7 +204,7 @@ class Cluster:
 
     # --- what happens to tasks ---------------------------------------------------------------------------------------
 
-    def _strike(self, fault: Failure) -> None:
+    def _strike(self, fault: TracedFailure) -> None:
         if fault.node in self.out:
             return  # what is out can't fail
         if fault.kind != "sev1":
@@ -216,7 +216,7 @@ class Cluster:
         self.ledger.gpus -= self.gpus
         detect_s = self.costs.detect["sev1"]
         for task in self.tasks_on(fault.node):
-            self.enter(task, Phase.DETECTION, self.ledger.rate(task))
+            self.enter(task, TaskPhase.DETECTION, self.ledger.rate(task))
         self.later(fault.at + detect_s, lambda: self.lost(fault.node))
         self.later(fault.at + max(fault.repair_s, detect_s), lambda: self._back(fault.node))
 
@@ -231,7 +231,7 @@ class Cluster:
         if not rate:
             return  # it waits for a node
         waited = self.costs.detect_iterations.get(kind, 0.0) * self.tariff[task].iteration_s(self.size(task))
-        turn = self.enter(task, Phase.DETECTION, rate)
+        turn = self.enter(task, TaskPhase.DETECTION, rate)
 
         def detected() -> None:
             if self._turns[task] == turn:
@@ -240,7 +240,7 @@ class Cluster:
 
         self.later(self.ledger.at + self.costs.detect[kind] + waited, detected)
 
-    def enter(self, task: str, phase: Phase, rate: float) -> int:
+    def enter(self, task: str, phase: TaskPhase, rate: float) -> int:
         """Put a task into a phase; whatever was planned for it is void. Return the number of this turn."""
         self._turns[task] += 1
         self.ledger.put(task, rate, phase)
@@ -249,13 +249,13 @@ class Cluster:
     def recover(self, task: str, rate: float, seconds: float) -> None:
         """Let a task run again at `rate` after `seconds`; 0 lets it wait."""
         if not rate:
-            self.enter(task, Phase.RUNNING, 0.0)
+            self.enter(task, TaskPhase.RUNNING, 0.0)
             return
-        turn = self.enter(task, Phase.TRANSITION, rate)
+        turn = self.enter(task, TaskPhase.TRANSITION, rate)
 
         def done() -> None:
             if self._turns[task] == turn:
-                self.enter(task, Phase.RUNNING, rate)
+                self.enter(task, TaskPhase.RUNNING, rate)
                 self.recovered(task, seconds)
 
         self.later(self.ledger.at + seconds, done)

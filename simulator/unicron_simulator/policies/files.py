@@ -12,7 +12,7 @@ from unicron.errors import InvalidInputError
 from unicron.files import read_text
 from unicron.printable import listed, shown
 from unicron_simulator.policies import experiments, traces
-from unicron_simulator.policies.traces import DAY, Trace
+from unicron_simulator.policies.traces import DAY, FailureTrace
 
 CASES = ("case5", "case5-as-planned")
 FIELDS = ("nodes", "gpus_per_node", "days", "failures", "tasks", "detect_minutes", "restart_minutes")
@@ -29,7 +29,7 @@ class MyCluster(NamedTuple):
         detect_s, restart_s: how long failures stay unnoticed there and how long a restart takes; None where not said.
     """
 
-    trace: Trace
+    trace: FailureTrace
     tasks: list[TaskSpec]
     gpus: int
     detect_s: float | None
@@ -58,7 +58,7 @@ def load_tasks(given: str) -> list[TaskSpec]:
     return found
 
 
-def load_trace(given: str, seed: int, nodes: int, days: float) -> Trace:
+def load_trace(given: str, seed: int, nodes: int, days: float) -> FailureTrace:
     """Return the trace of a generator, or of a CSV file.
 
     Args:

@@ -8,23 +8,23 @@ import numpy as np
 from msgspec.structs import replace
 from unicron_planner import program
 from unicron_planner.core import ADMISSIONS, REFRESH, PlannerCore
-from unicron_planner.estimates import Options
-from unicron_planner.state import Node, PlannerState
+from unicron_planner.estimates import PlannerOptions
+from unicron_planner.state import AdmittedNode, PlannerState
 
 from unicron.contracts.base import Message, TimerFired
 from unicron.contracts.events import FailureDetected, NodeAdmitted, PlanDecided, TaskRecovered, TaskSubmitted
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.contracts.plans import Plan
 from unicron.contracts.tasks import Slot, SlotRef
-from unicron_simulator.policies.economy import Cluster, Ledger, Phase, Result, Tariff
+from unicron_simulator.policies.economy import EarningsLedger, PolicyCluster, Result, Tariff, TaskPhase
 from unicron_simulator.policies.parameters import Costs
-from unicron_simulator.policies.traces import Trace
+from unicron_simulator.policies.traces import FailureTrace
 
 EPOCH = 1e9
 """Unix seconds at which traces begin; for the planner, 0 means that no time is known."""
 
 
-class Unicron(Cluster):
+class Unicron(PolicyCluster):
     """The planner core decides; this moves the tasks as it says.
 
     Args:
@@ -36,7 +36,7 @@ class Unicron(Cluster):
     """
 
     def __init__(
-        self, trace: Trace, gpus: int, tariff: dict[str, Tariff], costs: Costs, refresh_every_s: float = 0.0
+        self, trace: FailureTrace, gpus: int, tariff: dict[str, Tariff], costs: Costs, refresh_every_s: float = 0.0
     ) -> None:
         super().__init__(trace, gpus, tariff, costs)
         self.plans: list[Plan] = []
@@ -45,15 +45,15 @@ class Unicron(Cluster):
         self._every_s = refresh_every_s
         self._refreshed = 0.0
         self._asked = False
-        nodes = {name: Node(slots=list(range(gpus))) for name in trace.nodes}
+        nodes = {name: AdmittedNode(slots=list(range(gpus))) for name in trace.nodes}
         specs = {task: one.spec for task, one in list(tariff.items())[:-1]}
-        options = Options(transition_s=costs.recover["sev1"])
+        options = PlannerOptions(transition_s=costs.recover["sev1"])
         self._planner = PlannerCore(PlannerState(nodes=nodes, tasks=specs), options)
 
     def start(self) -> dict[str, float]:
         """Submit the last task to a planner that knows the nodes and the others: all are planned at once."""
         task, one = list(self.tariff.items())[-1]
-        for plan in self._tell(TaskSubmitted(task=task, spec=one.spec)):
+        for plan in self._inform_planner(TaskSubmitted(task=task, spec=one.spec)):
             self._adopt(plan)
         return {task: self.tariff[task].at(len(slots)) for task, slots in self._slots.items()}
 
@@ -86,14 +86,14 @@ class Unicron(Cluster):
     def noticed(self, task: str, kind: str) -> None:
         """Tell the planner that a task is disturbed; it changes no plan."""
         method, status = DetectionMethod.PROCESS_SUPERVISION, FailureStatus.EXITED_ABNORMALLY
-        self._tell(FailureDetected(severity=Severity(int(kind[-1])), method=method, status=status, task=task))
+        self._inform_planner(FailureDetected(severity=Severity(int(kind[-1])), method=method, status=status, task=task))
 
     def recovered(self, task: str, seconds: float) -> None:
         """Tell the planner how long it took, which is its next estimate of D_transition."""
-        self._tell(TaskRecovered(task=task, epoch=0, workers=self.size(task), seconds=seconds))
+        self._inform_planner(TaskRecovered(task=task, epoch=0, workers=self.size(task), seconds=seconds))
 
     def _change(self, message: Message) -> None:
-        for plan in self._tell(message):
+        for plan in self._inform_planner(message):
             for task in self._adopt(plan):
                 seconds = self.costs.recover["sev1" if task in self._hit else "resize"]
                 self.recover(task, self.tariff[task].at(self.size(task)), seconds)
@@ -106,7 +106,7 @@ class Unicron(Cluster):
         self._slots |= {share.task: share.slots for share in plan.shares}
         return changed
 
-    def _tell(self, message: Message) -> list[Plan]:
+    def _inform_planner(self, message: Message) -> list[Plan]:
         at = EPOCH + self.ledger.at
         out = self._planner.handle(replace(message, at=at))
         if ADMISSIONS in out:  # days go by here: a moment is nothing
@@ -121,7 +121,7 @@ class Unicron(Cluster):
         self._planner.handle(TimerFired(name="refresh", at=EPOCH + self.ledger.at))
 
 
-class Holding:
+class TaskHolding:
     """A task of a system that knows nothing of the others.
 
     Attributes:
@@ -136,7 +136,7 @@ class Holding:
         self.size = 0
 
 
-class RepairHit(Cluster):
+class RepairHit(PolicyCluster):
     """Only the task that was hit is reconfigured; a node that is back goes to whoever was hit first (section 7.5).
 
     Its tasks begin with Unicron's sizes, on as few nodes as will hold them: that is best for them, since a lost node
@@ -144,9 +144,11 @@ class RepairHit(Cluster):
     feasible size.
     """
 
-    def __init__(self, trace: Trace, gpus: int, tariff: dict[str, Tariff], costs: Costs, sizes: dict[str, int]) -> None:
+    def __init__(
+        self, trace: FailureTrace, gpus: int, tariff: dict[str, Tariff], costs: Costs, sizes: dict[str, int]
+    ) -> None:
         super().__init__(trace, gpus, tariff, costs)
-        self._holdings = {task: Holding() for task in tariff}
+        self._holdings = {task: TaskHolding() for task in tariff}
         self._sizes = sizes
         self._free: Counter[str] = Counter(dict.fromkeys(trace.nodes, gpus))
         self._waiting: list[str] = []
@@ -238,7 +240,7 @@ class Best(NamedTuple):
         return sum(one.at(int(size)) for one, size in zip(self.tariff.values(), sizes, strict=True))
 
 
-def oracle(trace: Trace, gpus: int, tariff: dict[str, Tariff]) -> Result:
+def oracle(trace: FailureTrace, gpus: int, tariff: dict[str, Tariff]) -> Result:
     """Return what nobody can beat: the optimal plan for the nodes that are there, at any moment, at no cost.
 
     Knowing all failures ahead, it has moved everything before they come; so only the missing nodes cost it anything.
@@ -255,14 +257,14 @@ def oracle(trace: Trace, gpus: int, tariff: dict[str, Tariff]) -> Result:
             changes += [(fault.at, -gpus), (back[fault.node], gpus)]
     workers = len(trace.nodes) * gpus
     known[workers] = best.waf(workers)
-    ledger = Ledger(known[workers], workers)
-    ledger.put("all", known[workers], Phase.RUNNING)
+    ledger = EarningsLedger(known[workers], workers)
+    ledger.put("all", known[workers], TaskPhase.RUNNING)
     for at, change in sorted(changes):
         if at < trace.duration_s:
             ledger.advance(at)
             ledger.gpus += change
             if ledger.gpus not in known:
                 known[ledger.gpus] = best.waf(ledger.gpus)
-            ledger.put("all", known[ledger.gpus], Phase.RUNNING)
+            ledger.put("all", known[ledger.gpus], TaskPhase.RUNNING)
     ledger.advance(trace.duration_s)
     return ledger.result("oracle")

@@ -10,7 +10,7 @@ from unicron.contracts.tasks import TaskSpec
 from unicron_simulator.policies import comparison, files, parameters, plots
 from unicron_simulator.policies.economy import Result
 from unicron_simulator.policies.parameters import Costs
-from unicron_simulator.policies.traces import DAY, Trace
+from unicron_simulator.policies.traces import DAY, FailureTrace
 
 OURS = "as-it-was"
 """The policy of a user's own cluster."""
@@ -58,7 +58,7 @@ def my_cluster(path: Path, costs: Path | None) -> dict[str, Any]:
 
 
 def _report(
-    trace: Trace, tasks: Sequence[TaskSpec], policies: Sequence[str], gpus: int, costs: dict[str, Costs]
+    trace: FailureTrace, tasks: Sequence[TaskSpec], policies: Sequence[str], gpus: int, costs: dict[str, Costs]
 ) -> dict[str, Any]:
     """Return what came out, as plain data; `results` holds it as it is, for pictures."""
     found = comparison.compare(trace, tasks, policies, gpus=gpus, costs=costs)

@@ -23,7 +23,7 @@ KINDS = ("sev1", "sev2", "sev3")
 DAY = 86400.0
 
 
-class Failure(NamedTuple):
+class TracedFailure(NamedTuple):
     """One failure.
 
     Attributes:
@@ -39,7 +39,7 @@ class Failure(NamedTuple):
     repair_s: float = 0.0
 
 
-class Trace(NamedTuple):
+class FailureTrace(NamedTuple):
     """Failures of a cluster, in order of time.
 
     Attributes:
@@ -51,7 +51,7 @@ class Trace(NamedTuple):
     name: str
     nodes: tuple[str, ...]
     duration_s: float
-    faults: tuple[Failure, ...]
+    faults: tuple[TracedFailure, ...]
 
     def count(self, kind: str) -> int:
         """Return how many faults are of this kind."""
@@ -72,7 +72,7 @@ def generators() -> dict[str, dict[str, Any]]:
     return tomllib.loads((files(__package__) / "rates.toml").read_text(encoding="utf-8"))
 
 
-def generate(name: str, seed: int, nodes: int = 0, days: float = 0.0) -> Trace:
+def generate(name: str, seed: int, nodes: int = 0, days: float = 0.0) -> FailureTrace:
     """Return the trace of a generator.
 
     On the source's own nodes and days it has exactly the failures that the source names, at times that are those of a
@@ -110,11 +110,11 @@ def generate(name: str, seed: int, nodes: int = 0, days: float = 0.0) -> Trace:
             node = random.choice(names)  # what is out already can't fail
         repair_s = random.uniform(low, high) * DAY if kind == "sev1" else 0.0
         back[node] = max(back[node], at + repair_s)
-        faults.append(Failure(at, node, kind, repair_s))
-    return Trace(name, names, days * DAY, tuple(faults))
+        faults.append(TracedFailure(at, node, kind, repair_s))
+    return FailureTrace(name, names, days * DAY, tuple(faults))
 
 
-def by_rack(trace: Trace, size: int) -> Trace:
+def by_rack(trace: FailureTrace, size: int) -> FailureTrace:
     """Return the trace with as many lost nodes, but lost together: as when the switch of a rack fails.
 
     Of each `size` successive sev1 failures, the first takes as many nodes of its rack at once, for its repair time.
@@ -144,7 +144,7 @@ def _poisson(random: Random, mean: float) -> int:
 # --- CSV files -------------------------------------------------------------------------------------------------------
 
 
-def to_csv(trace: Trace) -> str:
+def to_csv(trace: FailureTrace) -> str:
     """Return the trace as CSV text with the header `time_s,node,kind,repair_s`."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -153,7 +153,7 @@ def to_csv(trace: Trace) -> str:
     return out.getvalue()
 
 
-def load(path: Path, nodes: Sequence[str], duration_s: float = 0.0) -> Trace:
+def load(path: Path, nodes: Sequence[str], duration_s: float = 0.0) -> FailureTrace:
     """Read a CSV file with the columns time_s, node, kind and repair_s, in any order; others are ignored.
 
     Args:
@@ -168,7 +168,7 @@ def load(path: Path, nodes: Sequence[str], duration_s: float = 0.0) -> Trace:
     return parse(text, path, nodes, duration_s)
 
 
-def parse(text: str, path: Path, nodes: Sequence[str], duration_s: float = 0.0) -> Trace:
+def parse(text: str, path: Path, nodes: Sequence[str], duration_s: float = 0.0) -> FailureTrace:
     """Make a trace of CSV text; `path` is where it came from.
 
     Raises:
@@ -193,14 +193,14 @@ def parse(text: str, path: Path, nodes: Sequence[str], duration_s: float = 0.0) 
         problems += [f"{path}:{line}: column {column}: {problem}" for column, problem in found]
         if not found:
             repair_s = float(cells["repair_s"] or 0)
-            faults.append(Failure(float(cells["time_s"]), cells["node"], cells["kind"], repair_s))
+            faults.append(TracedFailure(float(cells["time_s"]), cells["node"], cells["kind"], repair_s))
             before = faults[-1].at, line
     last = faults[-1].at if faults else 0.0
     if duration_s and last > duration_s:
         problems.append(f"{path}:{before[1]}: column time_s: {last:g} is behind the end at {duration_s:g}")
     if problems:
         raise InvalidInputError(listed(problems))
-    return Trace(path.stem, tuple(nodes), duration_s or last, tuple(faults))
+    return FailureTrace(path.stem, tuple(nodes), duration_s or last, tuple(faults))
 
 
 def _problems(cells: dict[str, str], nodes: frozenset[str], before: tuple[float, int]) -> list[tuple[str, str]]:

@@ -8,11 +8,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from unicron import subjects
-from unicron.bus.protocol import Bus, Entry, Handler, Heard, Revisioned
+from unicron.bus.protocol import Bus, Handler, JournalEntry, Revisioned, TelemetryEntry
 from unicron.clock import Clock
 from unicron.errors import BusUnavailableError, ConflictError
 
-Inbox = asyncio.Queue[Heard | None]
+Inbox = asyncio.Queue[TelemetryEntry | None]
 
 
 class MemoryBucket:
@@ -88,7 +88,7 @@ class MemoryWorld:
     """
 
     def __init__(self, clock: Clock, lease_ttl_s: float = 2.0) -> None:
-        self.journal: list[Entry] = []
+        self.journal: list[JournalEntry] = []
         self.ids: dict[tuple[str, str], int] = {}
         self.followers: dict[asyncio.Event, None] = {}
         self.hearers: list[tuple[Callable[[str], object], Inbox]] = []
@@ -118,13 +118,13 @@ class MemoryBus:
             raise BusUnavailableError(f"storing on {subject}: no stream for it; use a subject of the journal")
         known = subject, message_id
         if known not in world.ids:
-            world.journal.append(Entry(len(world.journal) + 1, subject, data))
+            world.journal.append(JournalEntry(len(world.journal) + 1, subject, data))
             world.ids[known] = len(world.journal)
             for follower in world.followers:
                 follower.set()
         return world.ids[known]
 
-    async def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[Entry]:
+    async def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[JournalEntry]:
         """Read the journal in order."""
         grown, position, wanted = asyncio.Event(), after, subjects.matcher(filters)
         self._world.followers[grown] = None
@@ -149,14 +149,14 @@ class MemoryBus:
         await self._turn()
         return len(self._world.journal)
 
-    async def tell(self, subject: str, data: bytes) -> None:
+    async def publish_telemetry(self, subject: str, data: bytes) -> None:
         """Send telemetry."""
         await self._turn()
         for wanted, inbox in self._world.hearers:
             if wanted(subject):
-                inbox.put_nowait(Heard(subject, data))
+                inbox.put_nowait(TelemetryEntry(subject, data))
 
-    async def hear(self, filters: Sequence[str]) -> AsyncIterator[Heard]:
+    async def receive_telemetry(self, filters: Sequence[str]) -> AsyncIterator[TelemetryEntry]:
         """Receive telemetry."""
         inbox: Inbox = asyncio.Queue()
         hearer = (subjects.matcher(filters), inbox)

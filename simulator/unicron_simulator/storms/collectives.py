@@ -10,7 +10,7 @@ MOMENT_S = 0.03
 """Until that a peer has left is noticed."""
 
 
-class Group:
+class SimulatedGroup:
     """A membership whose members compute together; all they have is an all-gather.
 
     Attributes:

@@ -15,13 +15,13 @@ FOREVER = 1_000_000
 """Iterations of a task that does not end within a storm."""
 
 
-class Fault(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
+class StormFault(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
     """Something that goes wrong, or that a person does, `at` virtual seconds after the start."""
 
     at: float
 
 
-class CrashService(Fault, kw_only=True, frozen=True):
+class CrashService(StormFault, kw_only=True, frozen=True):
     """A service is killed at one of its next writes and started again `down_s` later.
 
     Attributes:
@@ -33,7 +33,7 @@ class CrashService(Fault, kw_only=True, frozen=True):
     down_s: float
 
 
-class DelayCommands(Fault, kw_only=True, frozen=True):
+class DelayCommands(StormFault, kw_only=True, frozen=True):
     """The transition service is replaced, and what it last ordered arrives late: after a command of its successor.
 
     So late that the bus no longer knows the ids: as from a process that was suspended for longer than that.
@@ -42,7 +42,7 @@ class DelayCommands(Fault, kw_only=True, frozen=True):
     down_s: float
 
 
-class Cut(Fault, kw_only=True, frozen=True):
+class Cut(StormFault, kw_only=True, frozen=True):
     """A service or an agent is cut off from the bus for `for_s` seconds.
 
     Attributes:
@@ -54,7 +54,7 @@ class Cut(Fault, kw_only=True, frozen=True):
     noticed: bool = False
 
 
-class LosePower(Fault, kw_only=True, frozen=True):
+class LosePower(StormFault, kw_only=True, frozen=True):
     """A node is gone at once; it comes back, empty, `back_s` later.
 
     Attributes:
@@ -66,14 +66,14 @@ class LosePower(Fault, kw_only=True, frozen=True):
     noticed: bool
 
 
-class CrashAgent(Fault, kw_only=True, frozen=True):
+class CrashAgent(StormFault, kw_only=True, frozen=True):
     """An agent is killed, its workers live on; it is started again `back_s` later."""
 
     node: str
     back_s: float
 
 
-class Leave(Fault, kw_only=True, frozen=True):
+class LeaveNode(StormFault, kw_only=True, frozen=True):
     """An agent is told to end, and does so in order; it is started again `back_s` later.
 
     Attributes:
@@ -85,7 +85,7 @@ class Leave(Fault, kw_only=True, frozen=True):
     notice_s: float = 0.0
 
 
-class Strike(Fault, kw_only=True, frozen=True):
+class StrikeWorker(StormFault, kw_only=True, frozen=True):
     """A worker is hit.
 
     Attributes:
@@ -99,7 +99,7 @@ class Strike(Fault, kw_only=True, frozen=True):
     for_s: float = 0.0
 
 
-class KillTask(Fault, kw_only=True, frozen=True):
+class KillTask(StormFault, kw_only=True, frozen=True):
     """All workers of a task are killed in one moment.
 
     Attributes:
@@ -109,7 +109,7 @@ class KillTask(Fault, kw_only=True, frozen=True):
     pick: int
 
 
-class Blackout(Fault, kw_only=True, frozen=True):
+class Blackout(StormFault, kw_only=True, frozen=True):
     """All nodes lose power in one moment, and come back `back_s` later, empty.
 
     Attributes:
@@ -120,7 +120,7 @@ class Blackout(Fault, kw_only=True, frozen=True):
     notice_s: float = 0.0
 
 
-class Rot(Fault, kw_only=True, frozen=True):
+class Rot(StormFault, kw_only=True, frozen=True):
     """A byte of a saved state is flipped in a node's memory.
 
     Attributes:
@@ -130,7 +130,7 @@ class Rot(Fault, kw_only=True, frozen=True):
     pick: int
 
 
-class Flip(Fault, kw_only=True, frozen=True):
+class Flip(StormFault, kw_only=True, frozen=True):
     """A bit of a worker's parameters is flipped, where they are.
 
     Attributes:
@@ -142,33 +142,33 @@ class Flip(Fault, kw_only=True, frozen=True):
     infinite: bool = False
 
 
-class Drain(Fault, kw_only=True, frozen=True):
+class Drain(StormFault, kw_only=True, frozen=True):
     """A user takes a node out of use for `for_s` seconds."""
 
     node: str
     for_s: float
 
 
-class Submit(Fault, kw_only=True, frozen=True):
+class Submit(StormFault, kw_only=True, frozen=True):
     """A user launches a task."""
 
     task: TaskSpec
 
 
-class Pause(Fault, kw_only=True, frozen=True):
+class Pause(StormFault, kw_only=True, frozen=True):
     """A user pauses a task for `for_s` seconds."""
 
     task: str
     for_s: float
 
 
-class Remove(Fault, kw_only=True, frozen=True):
+class Remove(StormFault, kw_only=True, frozen=True):
     """A user removes a task."""
 
     task: str
 
 
-class Lies(Fault, kw_only=True, frozen=True):
+class Lies(StormFault, kw_only=True, frozen=True):
     """Somebody says on the bus what is not so, for `for_s` seconds; who has a node's key says it in the node's name.
 
     Attributes:
@@ -201,7 +201,7 @@ class Scene(Record, kw_only=True, frozen=True):
     tasks: list[TaskSpec]
     standbys: list[str]
     weather: Weather
-    faults: list[Fault]
+    faults: list[StormFault]
 
 
 def scene(seed: int, *, lies: bool = False) -> Scene:
@@ -274,9 +274,9 @@ def _weather(random: Random) -> Weather:
     )
 
 
-def _to_states(random: Random) -> list[Fault]:
+def _to_states(random: Random) -> list[StormFault]:
     """Return what strikes states; apart, so that scenes stay what they were but for it."""
-    found: list[Fault] = []
+    found: list[StormFault] = []
     for _ in range(random.choice([0, 0, 1, 2])):
         at, pick = random.uniform(BEGIN_S, BEGIN_S + 22), random.randint(1, 999)
         rot = [Rot(at=at - random.uniform(0.0, 0.5), pick=random.randint(1, 999)) for _ in range(random.randint(0, 3))]
@@ -292,7 +292,7 @@ def _to_states(random: Random) -> list[Fault]:
     return found
 
 
-def _lies(random: Random, nodes: list[str]) -> list[Fault]:
+def _lies(random: Random, nodes: list[str]) -> list[StormFault]:
     """Return what liars do; apart, so that scenes stay what they were but for it."""
     return [
         Lies(
@@ -310,18 +310,18 @@ def _lies(random: Random, nodes: list[str]) -> list[Fault]:
     ]
 
 
-def _fault(random: Random, at: float, nodes: list[str], tasks: list[TaskSpec]) -> Fault:
+def _fault(random: Random, at: float, nodes: list[str], tasks: list[TaskSpec]) -> StormFault:
     node, service = random.choice(nodes), random.choice(SERVICES)
     back_s = random.choice([0.3, 0.8, 2.0, 8.0])
     number = random.randint(1, 999)
-    kinds: list[Fault] = [
+    kinds: list[StormFault] = [
         *[CrashService(at=at, service=service, writes=random.randint(1, 16) / 2, down_s=back_s)] * 3,
         DelayCommands(at=at, down_s=min(back_s, 2.0)),
         Cut(at=at, who=random.choice([*SERVICES, *nodes]), for_s=back_s + 0.5, noticed=random.random() < 0.5),
         *[LosePower(at=at, node=node, back_s=back_s, noticed=random.random() < 0.7)] * 2,
         CrashAgent(at=at, node=node, back_s=back_s),
-        Leave(at=at, node=node, back_s=back_s, notice_s=10.0 * (number % 2)),
-        *[Strike(at=at, pick=number, how=how, for_s=back_s * 2) for how in ("kill", "stop", "raise")],
+        LeaveNode(at=at, node=node, back_s=back_s, notice_s=10.0 * (number % 2)),
+        *[StrikeWorker(at=at, pick=number, how=how, for_s=back_s * 2) for how in ("kill", "stop", "raise")],
         Drain(at=at, node=node, for_s=back_s * 2),
         Submit(at=at, task=_task(random, f"task-{number}")),
         Remove(at=at, task=random.choice(tasks).name),

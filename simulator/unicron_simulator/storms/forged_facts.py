@@ -76,7 +76,7 @@ class Claim(NamedTuple):
     root: str = ""
 
     @property
-    def place(self) -> dict[str, Any]:
+    def worker_fields(self) -> dict[str, Any]:
         """The fields that every fact about a worker has."""
         return {"node": self.node, "slot": self.slot, "task": self.task, "worker": self.worker}
 
@@ -97,23 +97,25 @@ class Claim(NamedTuple):
         return self.ref(f"{self.worker}.{self.epoch}.kept")
 
     @property
-    def at(self) -> dict[str, Any]:
+    def iteration_fields(self) -> dict[str, Any]:
         """The membership and the iteration, as facts name them."""
         return {"epoch": self.epoch, "iteration": self.iteration}
 
     @property
-    def of(self) -> dict[str, Any]:
+    def task_fields(self) -> dict[str, Any]:
         """The fields of a fact about a task."""
         return {"node": self.node, "task": self.task}
 
     @property
     def status(self) -> WorkerStatus:
         """Its worker as one that lives here."""
-        return WorkerStatus(worker=self.worker, task=self.task, slot=self.slot, ready=True, **self.at)
+        return WorkerStatus(worker=self.worker, task=self.task, slot=self.slot, ready=True, **self.iteration_fields)
 
 
 def _raised(claim: Claim) -> Message:
-    return WorkerRaised(**claim.place, iteration=claim.iteration, exception="ValueError", text="a lie", traceback="")
+    return WorkerRaised(
+        **claim.worker_fields, iteration=claim.iteration, exception="ValueError", text="a lie", traceback=""
+    )
 
 
 def _joined(claim: Claim) -> Message:
@@ -124,28 +126,28 @@ def _joined(claim: Claim) -> Message:
 
 def _stalled(claim: Claim) -> Message:
     waits: dict[str, Any] = {"phase": WorkerPhase.COMPUTE, "waited_s": 9.0, "limit_s": 1.0, "responsive": False}
-    return WorkerStalled(**claim.place, **claim.at, **waits)
+    return WorkerStalled(**claim.worker_fields, **claim.iteration_fields, **waits)
 
 
 def _diverged(claim: Claim) -> Message:
-    return StateDiverged(**claim.place, **claim.at, place=0, replica=0, digests=["a", "b"])
+    return StateDiverged(**claim.worker_fields, **claim.iteration_fields, place=0, replica=0, digests=["a", "b"])
 
 
 def _part(claim: Claim) -> Message:
     saving = Saving(
         root=claim.root, task=claim.task, iteration=claim.iteration, layout=ParallelLayout(), attempt="00000000"
     )
-    return PartStored(**claim.of, saving=saving, part=StoredPart(place=0, index=FILE, data=FILE), seconds=1.0)
+    return PartStored(**claim.task_fields, saving=saving, part=StoredPart(place=0, index=FILE, data=FILE), seconds=1.0)
 
 
 def _found(claim: Claim) -> Message:
     stored = StoredState(root=claim.root, folder="lie", iteration=claim.iteration, layout=ParallelLayout())
-    return CheckpointFound(**claim.of, search=claim.search, stored=stored, skipped=[])
+    return CheckpointFound(**claim.task_fields, search=claim.search, stored=stored, skipped=[])
 
 
 def _timed(claim: Claim) -> Message:
     ops = [Op(kind=0, microbatch=0, start_us=0, duration_us=1)]
-    return StepTimed(**claim.place, **claim.at, rank=0, world_size=2, began=1.0, ops=ops)
+    return StepTimed(**claim.worker_fields, **claim.iteration_fields, rank=0, world_size=2, began=1.0, ops=ops)
 
 
 CLAIMS: dict[type[Message], Callable[[Claim], Message]] = {
@@ -156,38 +158,50 @@ CLAIMS: dict[type[Message], Callable[[Claim], Message]] = {
     ComputeTimed: lambda claim: ComputeTimed(
         node=claim.node,
         task=claim.task,
-        **claim.at,
+        **claim.iteration_fields,
         workers=[Computed(worker=claim.worker, rank=0, place=0, seconds=1.0)],
     ),
     GpusSampled: lambda claim: GpusSampled(node=claim.node, gpus=[Gpu(slot=claim.slot)]),
-    FaultLogged: lambda claim: FaultLogged(**claim.place, text="NVRM: Xid (PCI:0000:3b:00): 31, a lie"),
-    WorkerReady: lambda claim: WorkerReady(**claim.place, pid=1),
-    WorkerExited: lambda claim: WorkerExited(**claim.place, exit_code=1),
+    FaultLogged: lambda claim: FaultLogged(**claim.worker_fields, text="NVRM: Xid (PCI:0000:3b:00): 31, a lie"),
+    WorkerReady: lambda claim: WorkerReady(**claim.worker_fields, pid=1),
+    WorkerExited: lambda claim: WorkerExited(**claim.worker_fields, exit_code=1),
     WorkerRaised: _raised,
     WorkerStalled: _stalled,
-    WorkerAsleep: lambda claim: WorkerAsleep(**claim.place, **claim.at, waited_s=1.0, limit_s=2.0),
-    WorkerAway: lambda claim: WorkerAway(**claim.place, **claim.at, waited_s=9.0),
-    WorkerGrows: lambda claim: WorkerGrows(**claim.place, **claim.at, used=9, left=1, rate=1.0),
-    PatternMissed: lambda claim: PatternMissed(**claim.of, pattern="x", limit_s=9.0),
-    WorkerFinished: lambda claim: WorkerFinished(**claim.place, iterations=claim.iteration),
-    CollectiveFailed: lambda claim: CollectiveFailed(**claim.place, **claim.at, error="a lie"),
-    Regrouped: lambda claim: Regrouped(**claim.place, **claim.at, rank=0, world_size=1),
-    StateKept: lambda claim: StateKept(**claim.place, epoch=claim.epoch, state=claim.kept),
-    StateSecured: lambda claim: StateSecured(**claim.place, iteration=claim.iteration, nodes=[]),
-    StateUnprotected: lambda claim: StateUnprotected(**claim.place, reason="a lie"),
+    WorkerAsleep: lambda claim: WorkerAsleep(
+        **claim.worker_fields, **claim.iteration_fields, waited_s=1.0, limit_s=2.0
+    ),
+    WorkerAway: lambda claim: WorkerAway(**claim.worker_fields, **claim.iteration_fields, waited_s=9.0),
+    WorkerGrows: lambda claim: WorkerGrows(**claim.worker_fields, **claim.iteration_fields, used=9, left=1, rate=1.0),
+    PatternMissed: lambda claim: PatternMissed(**claim.task_fields, pattern="x", limit_s=9.0),
+    WorkerFinished: lambda claim: WorkerFinished(**claim.worker_fields, iterations=claim.iteration),
+    CollectiveFailed: lambda claim: CollectiveFailed(**claim.worker_fields, **claim.iteration_fields, error="a lie"),
+    Regrouped: lambda claim: Regrouped(**claim.worker_fields, **claim.iteration_fields, rank=0, world_size=1),
+    StateKept: lambda claim: StateKept(**claim.worker_fields, epoch=claim.epoch, state=claim.kept),
+    StateSecured: lambda claim: StateSecured(**claim.worker_fields, iteration=claim.iteration, nodes=[]),
+    StateUnprotected: lambda claim: StateUnprotected(**claim.worker_fields, reason="a lie"),
     StateDiverged: _diverged,
-    StateUnusable: lambda claim: StateUnusable(**claim.place, **claim.at, copies="x", reason="a lie"),
-    GradientNotFinite: lambda claim: GradientNotFinite(**claim.place, **claim.at, rank=0, microbatches=[0]),
-    ScriptDrilled: lambda claim: ScriptDrilled(**claim.place, iteration=claim.iteration, rank=0, problem="a lie"),
-    StateRejected: lambda claim: StateRejected(**claim.of, state=claim.saved, reason="a lie"),
-    StateCopied: lambda claim: StateCopied(**claim.of, state=claim.kept),
-    StatesFound: lambda claim: StatesFound(**claim.of, search=claim.search, states=[claim.saved]),
+    StateUnusable: lambda claim: StateUnusable(
+        **claim.worker_fields, **claim.iteration_fields, copies="x", reason="a lie"
+    ),
+    GradientNotFinite: lambda claim: GradientNotFinite(
+        **claim.worker_fields, **claim.iteration_fields, rank=0, microbatches=[0]
+    ),
+    ScriptDrilled: lambda claim: ScriptDrilled(
+        **claim.worker_fields, iteration=claim.iteration, rank=0, problem="a lie"
+    ),
+    StateRejected: lambda claim: StateRejected(**claim.task_fields, state=claim.saved, reason="a lie"),
+    StateCopied: lambda claim: StateCopied(**claim.task_fields, state=claim.kept),
+    StatesFound: lambda claim: StatesFound(**claim.task_fields, search=claim.search, states=[claim.saved]),
     PartStored: _part,
-    CheckpointStored: lambda claim: CheckpointStored(**claim.of, iteration=claim.iteration, address="x", removed=[]),
-    CheckpointFailed: lambda claim: CheckpointFailed(**claim.of, reason="a lie"),
+    CheckpointStored: lambda claim: CheckpointStored(
+        **claim.task_fields, iteration=claim.iteration, address="x", removed=[]
+    ),
+    CheckpointFailed: lambda claim: CheckpointFailed(**claim.task_fields, reason="a lie"),
     CheckpointFound: _found,
-    CommandRefused: lambda claim: CommandRefused(**claim.of, command="x", reason="a lie", worker=claim.worker),
-    IterationFinished: lambda claim: IterationFinished(**claim.place, **claim.at, world_size=1, seconds=9.0, loss=1.0),
+    CommandRefused: lambda claim: CommandRefused(**claim.task_fields, command="x", reason="a lie", worker=claim.worker),
+    IterationFinished: lambda claim: IterationFinished(
+        **claim.worker_fields, **claim.iteration_fields, world_size=1, seconds=9.0, loss=1.0
+    ),
     StepTimed: _timed,
 }
 """What is said, by type: every type that a node may say."""

@@ -7,7 +7,7 @@ import msgspec
 from unicron_planner.state import PlannerState
 
 from unicron import codec, services
-from unicron.bus.protocol import Entry
+from unicron.bus.protocol import JournalEntry
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Command, DropStates, Regroup, StartWorker, StopWorker
 from unicron.contracts.events import (
@@ -30,7 +30,7 @@ from unicron.contracts.plans import Plan
 from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskSpec, TaskState
 from unicron.contracts.worker import Joined
 from unicron.service.commit import Commit
-from unicron_simulator.storms.lie_tracking import Hearsay
+from unicron_simulator.storms.lie_tracking import LieTracker
 from unicron_simulator.storms.training import saves_model
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Invariants:
         self.ended: dict[str, TaskState] = {}
         self.steps: dict[str, dict[int, int]] = {}
         self.victims: dict[str, tuple[str, str, int]] = {}
-        self.hearsay = Hearsay()
+        self.hearsay = LieTracker()
         self.spoilt: set[str] = set()
         self._ids: set[str] = set()
         self._known: dict[str, int] = {}
@@ -96,7 +96,7 @@ class Invariants:
 
     # --- the journal -------------------------------------------------------------------------------------------------
 
-    def entered(self, entry: Entry) -> None:
+    def entered(self, entry: JournalEntry) -> None:
         """Check a message that was put into the journal."""
         message = codec.decode_message(entry.data)
         self.messages.append(message)

@@ -8,7 +8,7 @@ from random import Random
 from msgspec.structs import replace
 
 from unicron import codec, subjects
-from unicron.bus.protocol import Entry
+from unicron.bus.protocol import JournalEntry
 from unicron.clock import VirtualClock
 from unicron.contracts.base import Message
 from unicron.contracts.events import NodeJoined
@@ -120,7 +120,7 @@ class Liars:
     def _belongs(self, data: bytes, subject: str, node: str) -> str:
         """Return where the message in `data` belongs, if the node may speak there; else where it came from."""
         try:
-            own = subjects.of(codec.decode_message(data))
+            own = subjects.for_message(codec.decode_message(data))
         except InvalidInputError:
             return subject
         return own if ".cmd." not in own and subjects.sender(own) == node else subject
@@ -144,7 +144,7 @@ class Liars:
         task = worker.rpartition("-")[0]
         command = lies.forged(random, self._count, node, task, worker)
         command = replace(command, id=name, correlation=name, at=self._clock.now())
-        self._say(subjects.of(command), codec.encode(command), name, node, random)
+        self._say(subjects.for_message(command), codec.encode(command), name, node, random)
 
     def _claim(self, node: str, random: Random, name: str) -> None:
         """Say in the node's own name what is about some worker in the cluster, or some that never was."""
@@ -157,19 +157,19 @@ class Liars:
         for index, lie in enumerate(claimed(random, claim, self._count)):
             own = name if index == 0 else f"{name}-{index}"
             said = replace(lie, id=own, correlation=own, source=node, at=self._clock.now())
-            self._say(subjects.of(said), codec.encode(said), own, node, random)
+            self._say(subjects.for_message(said), codec.encode(said), own, node, random)
 
     def _say(self, subject: str, data: bytes, name: str, who: str, random: Random) -> None:
         if machine := self._machines.get(who):
             held = [ref.task for ref in (*machine.kept.values(), *machine.saved.values())]
             self._invariants.hearsay.touched |= {*held, *(each.spec.name for each in machine.processes.values())}
-        joined = self._invariants.hearsay.take(subject, data, name, who, self._clock.now())
+        joined = self._invariants.hearsay.record_lie(subject, data, name, who, self._clock.now())
         if not subjects.matches(subjects.JOURNAL, subject):
-            self._network.tell(random, subject, data)
+            self._network.publish_telemetry(random, subject, data)
             return
         world = self._network.world
         self.stored.add(len(world.journal) + 1)
         self._invariants.lied(joined)
-        world.journal.append(Entry(len(world.journal) + 1, subject, data))
+        world.journal.append(JournalEntry(len(world.journal) + 1, subject, data))
         for follower in world.followers:
             follower.set()

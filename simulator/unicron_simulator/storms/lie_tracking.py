@@ -1,7 +1,7 @@
 """What liars have said in a storm, and what must not come of it."""
 
 from unicron import codec, subjects
-from unicron.authentication import received
+from unicron.authentication import authenticate
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Command, DropStates
 from unicron.contracts.events import (
@@ -21,7 +21,7 @@ PAYLOAD = 4096
 """Bytes of a message that a dead letter holds."""
 
 
-class Hearsay:
+class LieTracker:
     """Everything that liars have said.
 
     Attributes:
@@ -40,7 +40,7 @@ class Hearsay:
         self._said: set[bytes] = set()
         self._liars: set[str] = set()
 
-    def take(self, subject: str, data: bytes, name: str, speaker: str, now: float) -> str:
+    def record_lie(self, subject: str, data: bytes, name: str, speaker: str, now: float) -> str:
         """Take in what is said; return the node that joins by it, as far as that is to be believed.
 
         Args:
@@ -54,7 +54,7 @@ class Hearsay:
         self._by[name] = speaker
         self._said.add(data[:PAYLOAD])
         try:
-            message = received(subject, data, now)
+            message = authenticate(subject, data, now)
         except InvalidInputError:
             self.void.add(name)
             return ""

@@ -7,12 +7,12 @@ from random import Random
 from typing import TypeVar
 
 from unicron import codec, subjects
-from unicron.bus.protocol import Entry, Handler, Heard, Revisioned
+from unicron.bus.protocol import Handler, JournalEntry, Revisioned, TelemetryEntry
 from unicron.clock import VirtualClock
 from unicron.contracts.base import Record
 from unicron.errors import BusUnavailableError
 from unicron.service.commit import Commit
-from unicron.service.commit_store import joined
+from unicron.service.commit_store import join_parts
 from unicron_simulator.storms.bus import MemoryBucket, MemoryBus, MemoryWorld
 
 T = TypeVar("T")
@@ -48,14 +48,14 @@ class CrashedError(Exception):
     """The process that uses this connection is gone; nothing that it still tries has any effect."""
 
 
-class Journal(list[Entry]):
+class Journal(list[JournalEntry]):
     """The journal's entries; whoever watches is told of each at once."""
 
-    def __init__(self, watch: Callable[[Entry], None]) -> None:
+    def __init__(self, watch: Callable[[JournalEntry], None]) -> None:
         super().__init__()
         self._watch = watch
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         """Add an entry."""
         super().append(entry)
         self._watch(entry)
@@ -82,7 +82,7 @@ class Commits(MemoryBucket):
         commit = None
         if "." not in key:  # the others are parts of commits
             root = codec.decode(value, Commit)
-            commit = joined(
+            commit = join_parts(
                 root, [self._part(f"{key}.{part.number}", part.revision) for part in root.head + root.parts]
             )
         self._told(key, value, commit)
@@ -107,8 +107,8 @@ class Network:
         self.world = world
         self.seed = seed
         self.weather = weather
-        self.hearing: list[tuple[Link, Callable[[str], object], asyncio.Queue[Heard]]] = []
-        self.told: deque[Heard] = deque(maxlen=TOLD)
+        self.hearing: list[tuple[Link, Callable[[str], object], asyncio.Queue[TelemetryEntry]]] = []
+        self.told: deque[TelemetryEntry] = deque(maxlen=TOLD)
         self._made = 0
 
     def link(self, name: str) -> "Link":
@@ -116,12 +116,12 @@ class Network:
         self._made += 1
         return Link(self, name, Random(f"{self.seed}:{name}:{self._made}"))
 
-    def tell(self, random: Random, subject: str, data: bytes) -> None:
+    def publish_telemetry(self, random: Random, subject: str, data: bytes) -> None:
         """Send telemetry: to each listener for itself, so that it is lost and overtaken differently for each."""
         for link, wanted, inbox in self.hearing:
             if link.reachable and wanted(subject) and random.random() >= self.weather.lost_telemetry:
                 asyncio.get_running_loop().call_later(
-                    random.uniform(0, 5 * self.weather.delay_s), inbox.put_nowait, Heard(subject, data)
+                    random.uniform(0, 5 * self.weather.delay_s), inbox.put_nowait, TelemetryEntry(subject, data)
                 )
 
 
@@ -230,7 +230,7 @@ class Link:
             task = asyncio.ensure_future(MemoryBus(self._network.world).append(subject, data, message_id))
             task.add_done_callback(lambda _: None)
 
-    async def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[Entry]:
+    async def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[JournalEntry]:
         """Read the journal in order, each entry a little late."""
         async for entry in self._bus.follow(filters, after):
             while self.cut:
@@ -250,17 +250,17 @@ class Link:
             raise BusUnavailableError(f"{self.name} got no answer in time")
         return await self._bus.tail()
 
-    async def tell(self, subject: str, data: bytes) -> None:
+    async def publish_telemetry(self, subject: str, data: bytes) -> None:
         """Send telemetry."""
         self._alive()
         await asyncio.sleep(0)
         if not self.cut:
-            self._network.told.append(Heard(subject, data))
-            self._network.tell(self._random, subject, data)
+            self._network.told.append(TelemetryEntry(subject, data))
+            self._network.publish_telemetry(self._random, subject, data)
 
-    async def hear(self, filters: Sequence[str]) -> AsyncIterator[Heard]:
+    async def receive_telemetry(self, filters: Sequence[str]) -> AsyncIterator[TelemetryEntry]:
         """Receive telemetry."""
-        inbox: asyncio.Queue[Heard] = asyncio.Queue()
+        inbox: asyncio.Queue[TelemetryEntry] = asyncio.Queue()
         self._network.hearing.append((self, subjects.matcher(filters), inbox))
         while True:
             yield await inbox.get()

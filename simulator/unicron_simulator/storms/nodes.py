@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from unicron_agent import stimuli
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
-from unicron_agent.stimuli import Running, Tick, WorkerSaid
+from unicron_agent.stimuli import Tick, WorkerMessage, WorkerRecord
 
 from unicron import fabric_proofs
-from unicron.aio import insist
+from unicron.aio import retry_until_available
 from unicron.clock import VirtualClock
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
@@ -20,7 +20,7 @@ from unicron.contracts.tasks import Slot
 from unicron.contracts.worker import Membership, Ping, Pong, Save, Secured, ToAgent, ToWorker
 from unicron.train.worker.iteration import WorkerCore
 from unicron_simulator.storms.checked_agent import WatchedAgent
-from unicron_simulator.storms.collectives import Group
+from unicron_simulator.storms.collectives import SimulatedGroup
 from unicron_simulator.storms.invariants import Invariants
 from unicron_simulator.storms.links import CrashedError, Network
 from unicron_simulator.storms.storage import SharedStorage
@@ -49,7 +49,7 @@ class Machine:
         self.name, self.slots, self.clock, self.invariants = name, slots, clock, invariants
         self.agent: WatchedAgent | None = None
         self.processes: dict[str, Trainer] = {}
-        self.running: dict[str, Running] = {}
+        self.running: dict[str, WorkerRecord] = {}
         self.token = 0
         self.kept: dict[str, StateRef] = {}
         self.saved: dict[str, StateRef] = {}
@@ -62,7 +62,7 @@ class Machine:
         self.storage = SharedStorage()
         self._network = network
         self._boots, self.address, self.secret = 0, "", ""
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, SimulatedGroup] = {}
         self._sending: dict[tuple[StateRef, str], asyncio.TimerHandle] = {}
 
     # --- power -------------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class Machine:
             return
         self._boots += 1
         self.secret, link = f"{self.name}b{self._boots}", self._network.link(self.name)
-        boot = fabric_proofs.boot(self.secret)
+        boot = fabric_proofs.boot_id(self.secret)
         self.address = f"{self.name}:{self._boots}"
         slots = [Slot(index=index) for index in range(self.slots)]
         card = NodeJoined(node=self.name, incarnation="", host=self.name, slots=slots, rendezvous=f"{self.name}:1")
@@ -88,7 +88,7 @@ class Machine:
 
     async def _run(self, agent: WatchedAgent) -> None:
         with contextlib.suppress(CrashedError):
-            position = await insist(agent.link.tail, "waiting for the journal")
+            position = await retry_until_available(agent.link.tail, "waiting for the journal")
             agent.handle(stimuli.Adopted(list(self.running.values()), list(self.kept), list(self.saved.values())))
             for name in list(self.running):
                 if name in self.processes:
@@ -198,7 +198,7 @@ class Machine:
             return  # whoever was to fork it died with its agent
         name, slot = command.worker, command.slot
         self.invariants.started(command, [each.name for each in self.processes.values() if each.slot == slot])
-        self.running[name] = Running(
+        self.running[name] = WorkerRecord(
             worker=name,
             task=command.task,
             slot=slot,
@@ -236,7 +236,7 @@ class Machine:
         if greeting := trainer.hello():
             agent.connected.add(name)
             for message in (greeting[0], *greeting[1]):
-                agent.handle(WorkerSaid(name, message))
+                agent.handle(WorkerMessage(name, message))
         else:
             asyncio.get_running_loop().call_later(KNOCK_S, self._knock, agent, name)
 
@@ -244,7 +244,7 @@ class Machine:
         """Take a worker's message to the agent."""
         if self.agent is None or worker not in self.agent.connected:
             return False
-        self.agent.handle(WorkerSaid(worker, message))
+        self.agent.handle(WorkerMessage(worker, message))
         return True
 
     def exited(self, worker: str, exit_code: int | None, signal: int | None) -> None:
@@ -257,10 +257,10 @@ class Machine:
             self.running.pop(worker, None)
             self.agent.handle(stimuli.ProcessExited(worker, exit_code, signal))
 
-    def meeting(self, place: str, name: str, size: int) -> Group | None:
+    def meeting(self, place: str, name: str, size: int) -> SimulatedGroup | None:
         """Return the group that meets under `name` at another node's agent."""
         there = self.machines[place.partition(":")[0]]
-        return there._groups.setdefault(name, Group(size)) if there.agent else None  # noqa: SLF001 of the same kind
+        return there._groups.setdefault(name, SimulatedGroup(size)) if there.agent else None  # noqa: SLF001 of the same kind
 
     def hands_over(self, ref: StateRef) -> bool:
         """Return whether a state can be fetched now, from this node or another."""

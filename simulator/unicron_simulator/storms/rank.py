@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from unicron.contracts.tasks import Seat
 from unicron.contracts.worker import NOWHERE, Membership
 from unicron.errors import GroupBrokenError
-from unicron_simulator.storms.collectives import Group
+from unicron_simulator.storms.collectives import SimulatedGroup
 
 T = TypeVar("T")
 
@@ -31,12 +31,14 @@ class Rank:
         formed: epoch in which the groups inside of its replica were formed; -1 where they are not, or broke.
     """
 
-    def __init__(self, name: str, place: int, meeting: Callable[[str, str, int], Group | None], meet_s: float) -> None:
+    def __init__(
+        self, name: str, place: int, meeting: Callable[[str, str, int], SimulatedGroup | None], meet_s: float
+    ) -> None:
         self.name, self.place = name, place
         self.paused, self.newest, self.formed = False, NOWHERE, -1
         self._meeting, self._meet_s = meeting, meet_s
         self._membership = NOWHERE
-        self._group, self._replicas, self._replica = Group(1), Group(1), Group(1)
+        self._group, self._replicas, self._replica = SimulatedGroup(1), SimulatedGroup(1), SimulatedGroup(1)
         self._collectives, self._conferred, self._tallies = 0, 0, 0
         self._changed, self._resumed = asyncio.Event(), asyncio.Event()
         self._through = False
@@ -100,7 +102,7 @@ class Rank:
         """Let the time pass that a group takes to form; a newer membership ends the wait."""
         self._membership = membership
         self._leave(f"{self.name} left for epoch {membership.epoch}")
-        self._group, self._replicas, left = Group(1), Group(1), self._meet_s
+        self._group, self._replicas, left = SimulatedGroup(1), SimulatedGroup(1), self._meet_s
         self._collectives, self._tallies = 0, 0
         while left > 0 and self.newest.epoch <= membership.epoch:
             await self._pass(min(left, LOOK_S))
@@ -116,7 +118,7 @@ class Rank:
     def _peer_left(self, epoch: int) -> None:
         """A peer is seen to leave."""
 
-    def _met(self, membership: Membership, name: str, size: int) -> Group:
+    def _met(self, membership: Membership, name: str, size: int) -> SimulatedGroup:
         group = self._meeting(membership.rendezvous, f"{membership.rendezvous_id}-{membership.epoch}{name}", size)
         if group is None:
             raise GroupBrokenError("the rendezvous refused the connection")
@@ -155,7 +157,7 @@ class Rank:
             return await self.gather(value, name, seconds)
         return await self._all(self._replicas, name, self._seat.replica, value, seconds)
 
-    async def _all(self, group: Group, name: str, rank: int, value: T, seconds: float) -> list[T]:
+    async def _all(self, group: SimulatedGroup, name: str, rank: int, value: T, seconds: float) -> list[T]:
         try:
             found = await group.gather(name, rank, value)
         except GroupBrokenError:

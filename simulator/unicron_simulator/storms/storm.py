@@ -10,7 +10,7 @@ from hashlib import blake2b
 from unicron.clock import VirtualClock
 from unicron_simulator.storms import convergence, story
 from unicron_simulator.storms.faults import Scene, scene
-from unicron_simulator.storms.world import START, Parts, World
+from unicron_simulator.storms.world import START, StormParts, World
 
 BOUND_S = 400.0
 """Virtual seconds after the last fault within which everything must run again."""
@@ -18,11 +18,11 @@ BOUND_S = 400.0
 STEADY_S = 2.0
 """Virtual seconds for which it must."""
 
-INTACT = Parts()
+INTACT = StormParts()
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StormOutcome:
     """How a storm ended.
 
     Attributes:
@@ -46,7 +46,7 @@ class Outcome:
     digest: str = ""
 
 
-def run(seed: int, parts: Parts = INTACT, *, shrink: bool = True, lies: bool = False) -> Outcome:
+def run(seed: int, parts: StormParts = INTACT, *, shrink: bool = True, lies: bool = False) -> StormOutcome:
     """Run the storm `seed`, with or without liars; on a violation, also shrink its history (which takes many runs)."""
     given = scene(seed, lies=lies)
     world = play(given, parts)
@@ -54,11 +54,11 @@ def run(seed: int, parts: Parts = INTACT, *, shrink: bool = True, lies: bool = F
     if world.invariants.violation:
         if shrink:
             given = story.shrunk(given, lambda fewer: play(fewer, parts).invariants.violation)
-        told = story.told(given, play(given, parts))
+        told = story.render_story(given, play(given, parts))
     digest = blake2b(digest_size=16)
     for entry in world.memory.journal:
         digest.update(f"{entry.sequence} {entry.subject} ".encode() + entry.data)
-    return Outcome(
+    return StormOutcome(
         seed=seed,
         violation=world.invariants.violation,
         story=told,
@@ -70,7 +70,7 @@ def run(seed: int, parts: Parts = INTACT, *, shrink: bool = True, lies: bool = F
     )
 
 
-def play(given: Scene, parts: Parts = INTACT) -> World:
+def play(given: Scene, parts: StormParts = INTACT) -> World:
     """Play a scene to its end, or to the first violation."""
     clock = VirtualClock(START)
     world = World(given, clock, parts)

@@ -38,7 +38,7 @@ def _smaller(scene: Scene, size: int) -> Iterator[Scene]:
             yield replace(scene, tasks=[each for each in scene.tasks if each is not task])
 
 
-def told(scene: Scene, world: World) -> str:
+def render_story(scene: Scene, world: World) -> str:
     """Return the story of a storm, ending with its violation."""
     tasks = ", ".join(f"{task.name} on {task.min_workers} to {task.max_workers}" for task in scene.tasks)
     nodes = ", ".join(f"{name} with {slots}" for name, slots in scene.slots.items())

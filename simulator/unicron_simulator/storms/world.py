@@ -15,7 +15,7 @@ from unicron_agent.outbox import Outbox
 from unicron_detector.main import DetectorSettings
 from unicron_detector.main import wiring as detector_wiring
 from unicron_planner.core import PlannerCore
-from unicron_planner.estimates import Options
+from unicron_planner.estimates import PlannerOptions
 from unicron_planner.main import PlannerSettings
 from unicron_planner.main import wiring as planner_wiring
 from unicron_registry.main import RegistrySettings
@@ -25,7 +25,7 @@ from unicron_transition.main import wiring as transition_wiring
 
 from unicron import codec, subjects
 from unicron.bus import topology
-from unicron.bus.protocol import Entry
+from unicron.bus.protocol import JournalEntry
 from unicron.clock import VirtualClock
 from unicron.contracts.commands import Command
 from unicron.contracts.queries import DrainNode, GetStatus, PauseTask, Query, RemoveTask, Reply, Status, SubmitTask
@@ -37,7 +37,7 @@ from unicron.train.worker.iteration import WorkerCore
 from unicron_simulator.storms import faults
 from unicron_simulator.storms.bus import MemoryWorld
 from unicron_simulator.storms.checked_agent import validated
-from unicron_simulator.storms.faults import CALM, Fault, Scene
+from unicron_simulator.storms.faults import CALM, Scene, StormFault
 from unicron_simulator.storms.invariants import SERVICES, Invariants
 from unicron_simulator.storms.liars import Liars, spoil
 from unicron_simulator.storms.links import Commits, CrashedError, Journal, Link, Network
@@ -48,7 +48,7 @@ from unicron_simulator.storms.training import INFINITE, Trainer
 START = 1_700_000_000.0
 LEASE_TTL_S = 2.0
 IDLE_S = 3.0
-OPTIONS = Options(use_measured=False)
+OPTIONS = PlannerOptions(use_measured=False)
 """Tables are believed: what a planner that is started afresh does can then be compared."""
 
 SPOILT = 0.5
@@ -59,7 +59,7 @@ CUT_SMALL = Sizes(whole=600, segment=200, most=400)
 
 
 @dataclass(frozen=True)
-class Parts:
+class StormParts:
     """What a storm is played with; tests put broken parts in, to see that the storm finds them."""
 
     service: type[Service] = Service
@@ -105,7 +105,7 @@ class World:
         specs: of all tasks that were submitted.
     """
 
-    def __init__(self, scene: Scene, clock: VirtualClock, parts: Parts) -> None:
+    def __init__(self, scene: Scene, clock: VirtualClock, parts: StormParts) -> None:
         self.scene, self.clock = scene, clock
         self.invariants = Invariants()
         self.told: list[tuple[float, str]] = []
@@ -133,14 +133,14 @@ class World:
         self._random = Random(f"{scene.seed}:world")
         self.specs = {task.name: task for task in scene.tasks}
         self.liars = Liars(self.network, clock, self.machines, self.invariants)
-        self._late: list[tuple[int, dict[str, Entry]]] = []
-        self._last: dict[str, tuple[int, Entry]] = {}
+        self._late: list[tuple[int, dict[str, JournalEntry]]] = []
+        self._last: dict[str, tuple[int, JournalEntry]] = {}
 
     def _wrote(self, key: str, _: bytes, commit: Commit | None) -> None:
         if commit is not None:
             self.invariants.committed(key, commit)
 
-    def _entered(self, entry: Entry) -> None:
+    def _entered(self, entry: JournalEntry) -> None:
         if entry.sequence in self.liars.stored:
             return
         self.invariants.entered(entry)
@@ -235,7 +235,7 @@ class World:
     async def _ask(self, query: Query) -> Reply:
         while True:
             with contextlib.suppress(BusUnavailableError):
-                reply = await self._user.ask(subjects.asked("registry", query), codec.encode(query), 2.0)
+                reply = await self._user.ask(subjects.for_query("registry", query), codec.encode(query), 2.0)
                 return codec.decode(reply, Reply)
             await asyncio.sleep(0.2)
 
@@ -244,7 +244,7 @@ class World:
     def _tell(self, what: str) -> None:
         self.told.append((self.clock.elapsed(), what))
 
-    async def _strike_at(self, fault: Fault) -> None:
+    async def _strike_at(self, fault: StormFault) -> None:
         await asyncio.sleep(max(0.0, fault.at - self.clock.elapsed()))
         match fault:
             case faults.CrashService(service=name, writes=writes, down_s=down_s):
@@ -256,9 +256,9 @@ class World:
                 await self._crash_service("transition", 1, down_s)
             case faults.Cut():
                 await self._cut(fault)
-            case faults.LosePower() | faults.CrashAgent() | faults.Leave() | faults.Lies():
+            case faults.LosePower() | faults.CrashAgent() | faults.LeaveNode() | faults.Lies():
                 await self._hit_node(fault)
-            case faults.Strike():
+            case faults.StrikeWorker():
                 await self._hit_worker(fault)
             case faults.KillTask(pick=pick):
                 self._kill_task(pick)
@@ -270,12 +270,12 @@ class World:
                 victim.flip(INFINITE * infinite + pick.to_bytes(2))
             case faults.Blackout(at=at, back_s=back_s, notice_s=notice_s):
                 lost = partial(faults.LosePower, noticed=True)
-                kind = partial(faults.Leave, notice_s=notice_s) if notice_s else lost
+                kind = partial(faults.LeaveNode, notice_s=notice_s) if notice_s else lost
                 await asyncio.gather(*(self._hit_node(kind(at=at, node=each, back_s=back_s)) for each in self.machines))
             case _:
                 await self._obey(fault)
 
-    async def _obey(self, wish: Fault) -> None:
+    async def _obey(self, wish: StormFault) -> None:
         """Do what a person wants done."""
         match wish:
             case faults.Drain(node=node, for_s=for_s):
@@ -317,11 +317,11 @@ class World:
             if newer.token > token and (entry := older.pop(newer.node, None)):
                 asyncio.get_running_loop().call_later(self._random.uniform(0.1, 1.0), self._store_again, entry)
 
-    def _store_again(self, entry: Entry) -> None:
+    def _store_again(self, entry: JournalEntry) -> None:
         command = codec.decode_message(entry.data)
         self._tell(f"a {type(command).__name__} of an earlier transition service arrives late")
         self.invariants.forget(command.id)
-        self.memory.journal.append(Entry(len(self.memory.journal) + 1, entry.subject, entry.data))
+        self.memory.journal.append(JournalEntry(len(self.memory.journal) + 1, entry.subject, entry.data))
         for follower in self.memory.followers:
             follower.set()
 
@@ -339,7 +339,7 @@ class World:
         for link in links:
             link.heal()
 
-    async def _hit_node(self, fault: faults.LosePower | faults.CrashAgent | faults.Leave | faults.Lies) -> None:
+    async def _hit_node(self, fault: faults.LosePower | faults.CrashAgent | faults.LeaveNode | faults.Lies) -> None:
         machine = self.machines[fault.node]
         match fault:
             case faults.LosePower(noticed=noticed):
@@ -351,7 +351,7 @@ class World:
                 self._tell(f"the agent of {fault.node} is killed, for {fault.back_s:g} s")
                 await machine.crash_agent()
                 self._advise(fault.node, "Client Closed")
-            case faults.Leave(notice_s=notice_s):
+            case faults.LeaveNode(notice_s=notice_s):
                 self._tell(f"the agent of {fault.node} is told to leave, for {fault.back_s:g} s")
                 await machine.leave(notice_s)
             case faults.Lies(how=how, count=count, for_s=for_s):
@@ -374,11 +374,11 @@ class World:
             "client": {"name": f"agent.{node}.{self.machines[node].secret}"},
             "reason": reason,
         }
-        self.network.tell(
+        self.network.publish_telemetry(
             self._random, topology.DISCONNECTS.replace("*", topology.NODES), json.dumps(advisory).encode()
         )
 
-    async def _hit_worker(self, strike: faults.Strike) -> None:
+    async def _hit_worker(self, strike: faults.StrikeWorker) -> None:
         living = self.trainers()
         if not living:
             return

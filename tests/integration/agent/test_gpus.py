@@ -69,7 +69,9 @@ class Machine(Gpus):
 async def machine(nats_world, library, tmp_path):
     bus = await nats_world.connect()
     found = Machine(bus, nats_world.settings.nats_url, tmp_path, library)
-    found.sampled = asyncio.ensure_future(anext(bus.hear(subjects.events(GpusSampled))))  # the first is unlike others
+    found.sampled = asyncio.ensure_future(
+        anext(bus.receive_telemetry(subjects.events(GpusSampled)))
+    )  # the first is unlike others
     await found.start()
     yield found
     found.sampled.cancel()

@@ -64,7 +64,7 @@ async def test_an_agent_beats_on_while_the_journal_takes_nothing(private_server,
         await bus.jetstream.delete_stream(topology.STREAM)
         await asyncio.to_thread(private_server.stop)
         await asyncio.to_thread(private_server.start)  # the agent joins again, and nobody takes that down
-        beats = bus.hear(subjects.events(NodeHeartbeat))
+        beats = bus.receive_telemetry(subjects.events(NodeHeartbeat))
         while (beat := codec.decode_message((await anext(beats)).data)).incarnation == first:
             pass
         assert beat.node == "n1"

@@ -59,8 +59,8 @@ def in_virtual_time(tasks):
         faults.Submit(at=5, task=tasks["b"]),
         faults.LosePower(at=15, node="node-2", back_s=10, noticed=True),
         faults.Drain(at=35, node="node-1", for_s=10),
-        faults.Leave(at=55, node="node-3", back_s=10),
-        faults.Strike(at=75, pick=0, how="kill"),
+        faults.LeaveNode(at=55, node="node-3", back_s=10),
+        faults.StrikeWorker(at=75, pick=0, how="kill"),
         faults.Remove(at=85, task="a"),
     ]
     slots = {f"node-{number}": 1 for number in (1, 2, 3)}

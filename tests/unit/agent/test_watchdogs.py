@@ -8,7 +8,15 @@ import sys
 import pytest
 from unicron_agent.core import AgentCore
 from unicron_agent.settings import AgentSettings
-from unicron_agent.stimuli import Adopted, MachineMeasured, PatternMatched, ProcessExited, Running, Sampled, WorkerSaid
+from unicron_agent.stimuli import (
+    Adopted,
+    MachineMeasured,
+    PatternMatched,
+    ProcessExited,
+    Sampled,
+    WorkerMessage,
+    WorkerRecord,
+)
 from unicron_agent.watchdogs import probes
 from unicron_agent.watchdogs.limits import WatchdogLimits
 from unicron_agent.watchdogs.memory import Memory
@@ -111,7 +119,7 @@ class Node:
         card = NodeJoined(node="n1", incarnation="", host="h", slots=[Slot(index=slot) for slot in range(4)], pid=1)
         self.core, self.now = AgentCore(card, "b", watchdogs=limits), 0.0
         found = [
-            Running(worker=name, task="gpt", slot=slot, pid=9, watch_log=list(patterns))
+            WorkerRecord(worker=name, task="gpt", slot=slot, pid=9, watch_log=list(patterns))
             for slot, name in enumerate(names)
         ]
         self.core.handle(Adopted(found), 0.0)
@@ -119,7 +127,7 @@ class Node:
             self.say(name, wire.Progress(iteration=1, phase=WorkerPhase.COMPUTE, done=0))
 
     def say(self, name, message):
-        return self.feed(WorkerSaid(name, message))
+        return self.feed(WorkerMessage(name, message))
 
     def feed(self, stimulus):
         out = self.core.handle(stimulus, self.now)
@@ -218,7 +226,7 @@ def test_a_worker_that_loads_much_and_is_steady_then_is_no_leak(used):
 
 def test_before_a_worker_trains_its_memory_counts_for_nothing():
     node = Node()
-    node.core.handle(Adopted([Running(worker="gpt-1", task="gpt", slot=0, pid=9)]), 0.0)
+    node.core.handle(Adopted([WorkerRecord(worker="gpt-1", task="gpt", slot=0, pid=9)]), 0.0)
     assert node.watch(2400, left=lambda now: int(20 * GIB - 2**23 * now), used={"gpt-1": leak(2**23)}) == []
 
 

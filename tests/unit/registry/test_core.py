@@ -454,9 +454,9 @@ def test_telemetry_of_an_older_epoch_is_ignored(running):
 
 
 def test_iterations_are_believed_of_tasks_that_there_are(running):
-    assert running.believes(finished())
-    assert not RegistryCore().believes(finished())
-    assert RegistryCore().believes(events.NodeHeartbeat(node="n1", incarnation="a"))
+    assert running.is_credible(finished())
+    assert not RegistryCore().is_credible(finished())
+    assert RegistryCore().is_credible(events.NodeHeartbeat(node="n1", incarnation="a"))
 
 
 def test_a_finished_task_shows_its_last_iteration_even_if_telemetry_was_lost(running):

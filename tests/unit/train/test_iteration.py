@@ -7,7 +7,7 @@ from collections import defaultdict
 import msgspec
 import pytest
 from helpers.waiting import elapse
-from unicron_simulator.storms.collectives import Group
+from unicron_simulator.storms.collectives import SimulatedGroup
 from unicron_simulator.storms.training import INFINITE, Trainer
 
 from unicron.clock import VirtualClock
@@ -76,7 +76,7 @@ class Place:
         return True
 
     def meeting(self, place, name, size):
-        return self.groups.setdefault(name, Group(size))
+        return self.groups.setdefault(name, SimulatedGroup(size))
 
     def hands_over(self, ref):
         return ref.location.name.endswith(".state") or ref.location.name in self.kept

@@ -167,5 +167,5 @@ def test_a_session_says_which_way_of_healing_it_needs(monkeypatch):
     ],
 )
 def test_a_cause_is_safe_in_an_environment(monkeypatch, cause, told):
-    assert wire.told_cause(cause) == told
-    monkeypatch.setenv("UNICRON_TEST_CAUSE", wire.told_cause(cause))
+    assert wire.printable_cause(cause) == told
+    monkeypatch.setenv("UNICRON_TEST_CAUSE", wire.printable_cause(cause))

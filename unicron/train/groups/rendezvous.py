@@ -96,7 +96,7 @@ class Rendezvous(Store):
             raise GroupBrokenError(
                 f"{error}; where it asks for no proof, name the fabric key in UNICRON_FABRIC_KEY on its node too"
             ) from error
-        answers = fabric_proofs.answers(membership.secrets, self._address, asked.nonce)
+        answers = fabric_proofs.challenge_responses(membership.secrets, self._address, asked.nonce)
         self._send(Enter(rendezvous_id=membership.rendezvous_id, epoch=membership.epoch, answers=answers))
 
     def cut(self) -> None:

@@ -38,8 +38,8 @@ from unicron.contracts.worker import (
     Timed,
     frame,
     length_of,
+    printable_cause,
     to_agent,
-    told_cause,
 )
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.groups.rendezvous import Rendezvous, done_everywhere
@@ -188,7 +188,7 @@ class Launcher:
         found = self._exchange(membership, "place", msgspec.json.encode(mine))
         places = [msgspec.json.decode(each, type=Place) for each in found]
         told = variables_of(membership.rank, places, os.environ["UNICRON_TASK"])
-        return {**told, CAUSE: told_cause(membership.cause)}
+        return {**told, CAUSE: printable_cause(membership.cause)}
 
     def _all_are_done(self, membership: Membership) -> bool:
         """Wait until the program has ended well on all ranks; False: on one it has not, and all begin again."""

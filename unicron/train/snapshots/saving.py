@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from xxhash import xxh3_128
 
 from unicron.contracts.states import SAVED, TURNS, StateRef, label
+from unicron.files import remove_if_possible
 from unicron.train.snapshots.packed import Packing, Targets, mapped
 from unicron.train.snapshots.shards import local
 from unicron.train.snapshots.side_stream import SideStream
@@ -110,7 +111,7 @@ class Saver:
         try:
             ref = self._written(state, ref)
         except Exception as error:  # noqa: BLE001 whatever it is, training goes on, and the last whole state stays
-            (self._directory / ref.location.name).unlink(missing_ok=True)
+            remove_if_possible(self._directory / ref.location.name)
             self.failed = True
             why = f"{error.strerror}; make room there" if isinstance(error, OSError) else repr(error)
             self._told(f"{ref.location.name} in {self._directory}: {why}")

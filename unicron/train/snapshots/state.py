@@ -15,6 +15,7 @@ from xxhash import xxh3_128
 from unicron.contracts.states import KEPT, LENT, StateLocation, StateRef
 from unicron.contracts.worker import FetchState, Membership
 from unicron.errors import StateTransferError
+from unicron.files import remove_if_possible
 from unicron.train.snapshots.packed import Packing, mapped, unpack
 from unicron.train.worker.channel import Channel
 
@@ -113,7 +114,7 @@ class Fetcher:
     def let_go(self) -> None:
         """Remove the files: until then nobody writes over them."""
         while self._files:
-            self._files.pop().unlink(missing_ok=True)
+            remove_if_possible(self._files.pop())
 
     def _fetch(self, channel: Channel, ref: StateRef, epoch: int) -> dict[str, Any]:
         channel.send(FetchState(ref=ref))

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 
 from unicron.errors import InvalidInputError
-from unicron.flight import Collective, Frame, parsed, told
+from unicron.flight import Collective, Frame, describe, parse
 
 RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """Of NCCL and of gloo; a build of torch may lack either."""
@@ -19,7 +19,7 @@ def collectives() -> list[str]:
     for name in RECORDERS:
         if recorded := getattr(torch, name, None):
             try:
-                lines += told(parsed(recorded()), _begun)
+                lines += describe(parse(recorded()), _begun)
             except (InvalidInputError, RuntimeError, ValueError) as error:
                 print(f"unicron: {name}: {error}", file=sys.stderr)  # noqa: T201 goes to the worker's log
     return lines

@@ -7,7 +7,7 @@ import numpy as np
 
 from unicron.train.balance import balance
 from unicron_straggler.analysis.measures import Analysis
-from unicron_straggler.analysis.parts import LEAST_SLOW, Parts, in_order
+from unicron_straggler.analysis.parts import LEAST_SLOW, TimeParts, in_order
 from unicron_straggler.analysis.trace import COMMUNICATION, Floats, Integers
 from unicron_straggler.analysis.what_if import WhatIf, stage_times
 
@@ -20,7 +20,7 @@ MOST_MOVED = 4_000
 Found = tuple[dict[str, Any], str, tuple[int, ...]]
 
 
-def of(cause: str, what_if: WhatIf, seconds: float, layers: int) -> Found:
+def find_cure(cause: str, what_if: WhatIf, seconds: float, layers: int) -> Found:
     """Return evidence, cure and culprits of a cause, without which a step takes `seconds`."""
     gain = _gain(what_if.as_is, seconds)
     match cause:
@@ -44,7 +44,7 @@ def _faster(ratio: float) -> str:
     return f"{100 * (ratio - 1):.0f} % faster" if ratio < 2 else f"{ratio:.2f} times as fast"
 
 
-def _slow(analysis: Analysis, found: Parts, gain: str) -> Found:
+def _slow(analysis: Analysis, found: TimeParts, gain: str) -> Found:
     chunks = found.slowness.shape[3] // found.pp
     usual = found.stages[:, :, 0]
     took = (usual * np.exp(found.slowness[:, :, 0])).sum(axis=0) / usual.sum(axis=0)
@@ -160,7 +160,7 @@ def _lengths(what_if: WhatIf) -> Found:
     return evidence, cure, ()
 
 
-def _pauses(analysis: Analysis, found: Parts, gain: str) -> Found:
+def _pauses(analysis: Analysis, found: TimeParts, gain: str) -> Found:
     long = found.pauses[found.pauses > 0]
     recorded = np.nan_to_num(analysis.durations["gc"]) if "gc" in analysis.durations else np.zeros(1)
     workers = (found.pauses > 0).any(axis=(0, 1, 2)).reshape(found.pp, -1, found.pauses.shape[4]).any(axis=1)

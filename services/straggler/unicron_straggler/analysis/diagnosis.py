@@ -55,7 +55,7 @@ def diagnose(analysis: Analysis, *, layers: int = 0) -> list[Diagnosis]:
     for cause, (saved, seconds) in sorted(worth.items(), key=lambda each: -each[1][0]):
         if saved <= LEAST_GAIN * what_if.as_is:
             continue
-        evidence, cure, ranks = cures.of(cause, what_if, seconds, layers)
+        evidence, cure, ranks = cures.find_cure(cause, what_if, seconds, layers)
         found.append(Diagnosis(cause, saved / most, what_if.as_is / seconds, evidence, cure, ranks))
     return found or [_nothing(analysis)]
 

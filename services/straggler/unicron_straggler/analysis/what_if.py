@@ -6,7 +6,17 @@ import numpy as np
 
 from unicron_straggler.analysis import simulate
 from unicron_straggler.analysis.measures import Analysis
-from unicron_straggler.analysis.parts import LEAST_SLOW, LENGTHS, NETWORK, PAUSES, SLOW, STAGE, Parts, parts, without
+from unicron_straggler.analysis.parts import (
+    LEAST_SLOW,
+    LENGTHS,
+    NETWORK,
+    PAUSES,
+    SLOW,
+    STAGE,
+    TimeParts,
+    parts,
+    without,
+)
 from unicron_straggler.analysis.trace import CODES, Floats
 
 
@@ -15,7 +25,7 @@ class WhatIf:
 
     def __init__(self, analysis: Analysis) -> None:
         self.analysis = analysis
-        self.found: Parts = parts(analysis)
+        self.found: TimeParts = parts(analysis)
         self.as_is = analysis.simulated_mean_s
         self._ideal = {CODES[op]: seconds for op, seconds in analysis.ideal_values.items()}
 
@@ -53,6 +63,6 @@ class WhatIf:
         return float(times.mean())
 
 
-def stage_times(found: Parts) -> Floats:
+def stage_times(found: TimeParts) -> Floats:
     """Return (pp,) mean seconds of forward and backward of a microbatch, slow workers and pauses taken out."""
     return np.asarray(found.stages.sum(axis=0).reshape(found.pp, -1).sum(axis=1))

@@ -1,4 +1,4 @@
-"""What an agent tells Prometheus, beside what it says to others: its workers, its GPUs, and whether it keeps up."""
+"""The metrics of an agent for Prometheus: its workers, its GPUs, and its backlog."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from unicron.contracts.base import Message
 from unicron.contracts.events import NodeHeartbeat
 from unicron.contracts.hardware import Gpu, GpusSampled
-from unicron.metric_definitions import Sample
+from unicron.metric_definitions import MetricSample
 from unicron.service.metrics import Metrics
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
@@ -22,10 +22,10 @@ GPU: dict[str, Callable[[Gpu], float | None]] = {
     "unicron_gpu_pcie_replays_total": lambda gpu: gpu.pcie_replays,
     "unicron_gpu_nvlink_errors_total": lambda gpu: _sum(gpu.nvlink_replays, gpu.nvlink_recoveries, gpu.nvlink_crc),
 }
-"""What is told of each GPU, where its driver tells it."""
+"""Metrics of each GPU; left out where the driver does not know the value."""
 
 
-class Measured:
+class AgentMetrics:
     """The metrics of an agent.
 
     Args:
@@ -41,31 +41,31 @@ class Measured:
         self.metrics = Metrics(core.node, self._read)
 
     def observe(self, message: Message) -> None:
-        """Take note of what the agent's core says."""
+        """Record a message of the agent's core."""
         if isinstance(message, NodeHeartbeat):
             self._beat_at = self._now()
         elif isinstance(message, GpusSampled):
             self._gpus = message.gpus
         else:
-            self.metrics.tell(message, message)
+            self.metrics.count_sent(message, message)
 
-    def fetched(self, seconds: float) -> None:
-        """Note how long it took to get a state for a worker here; of which task is not told, as no task ends here."""
-        self.metrics.phase("fetch", "", seconds)
+    def record_fetch(self, seconds: float) -> None:
+        """Record how long fetching a state took; without the task, whose series no agent would know to end."""
+        self.metrics.observe_phase("fetch", "", seconds)
 
-    def _read(self) -> Iterator[Sample]:
+    def _read(self) -> Iterator[MetricSample]:
         node = self._core.node
-        yield Sample("unicron_queue_depth", (node,), self._outbox.unpublished)
-        yield Sample("unicron_agent_heartbeat_timestamp_seconds", (node,), self._beat_at)
+        yield MetricSample("unicron_queue_depth", (node,), self._outbox.unpublished)
+        yield MetricSample("unicron_agent_heartbeat_timestamp_seconds", (node,), self._beat_at)
         workers = self._core.workers.values()
         for task, count in Counter(worker.task for worker in workers).items():
-            yield Sample("unicron_agent_workers", (node, task), count)
+            yield MetricSample("unicron_agent_workers", (node, task), count)
             highest = max(worker.iteration for worker in workers if worker.task == task)
-            yield Sample("unicron_agent_iteration", (node, task), highest)
+            yield MetricSample("unicron_agent_iteration", (node, task), highest)
         for gpu in self._gpus:
             for name, reading in GPU.items():
                 if (value := reading(gpu)) is not None:
-                    yield Sample(name, (node, str(gpu.slot)), value)
+                    yield MetricSample(name, (node, str(gpu.slot)), value)
 
 
 def _sum(*counts: int | None) -> int | None:
