@@ -9,7 +9,7 @@ import contextlib
 import secrets
 
 from unicron_agent.hardware.slots import find_slots
-from unicron_agent.node import Node
+from unicron_agent.node import NodeShell
 from unicron_agent.settings import AgentSettings
 from unicron_detector.main import DetectorSettings
 from unicron_detector.main import wiring as detector
@@ -108,7 +108,7 @@ class LocalCluster:
         proof = boot_id(secrets.token_hex())
         leaving = self._leave[name].wait
         bus, cut = self.world.connect(), _cut
-        return Node(settings, bus, SystemClock(), find_slots(self._slots), proof, SharedStandby(), leaving, cut)
+        return NodeShell(settings, bus, SystemClock(), find_slots(self._slots), proof, SharedStandby(), leaving, cut)
 
     def kernel_log(self, name):
         """Return the file that stands for the kernel's log of a node."""

@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from unicron_agent.workers.workers import StallLimits, Worker
+from unicron_agent.workers.workers import LocalWorker, StallLimits
 from unicron_detector.window import Windows
 
 from unicron import codec
@@ -30,7 +30,7 @@ class Job:
 
     def __init__(self, workers):
         self.windows, self.said, self.now, self.iteration = Windows(), [], 0.0, 0
-        self.workers = [Worker(worker=f"t-{rank}", task="t", slot=0, ready=True) for rank in range(workers)]
+        self.workers = [LocalWorker(worker=f"t-{rank}", task="t", slot=0, ready=True) for rank in range(workers)]
 
     def wait(self, until, *workers):
         while self.now + TICK_S < until:
