@@ -15,6 +15,7 @@ from unicron.contracts.tasks import (
 )
 from unicron.costmodel import catalogue
 from unicron.errors import InvalidInputError
+from unicron.log_patterns import compiled
 
 RECOMMENDED_WEIGHT = (0.5, 2.0)
 """Weights outside of it starve other tasks or the task itself (paper section 5)."""
@@ -32,6 +33,12 @@ NAMED = 8
 
 MOST_LAYOUTS = 1_000
 """Most rows of a table of layouts: specs travel with many messages."""
+
+MOST_PATTERNS = 8
+"""Patterns of a task: each line that a worker writes is matched against each of them."""
+
+SHORTEST_WATCH_S = 10.0
+"""Agents look no more often for what was not written."""
 
 _LIMITS = {
     "min_workers": MOST_WORKERS,
@@ -81,6 +88,7 @@ def task_problems(spec: TaskSpec) -> list[Problem]:
             found.append(Problem(field, getattr(spec, field), f"must be a finite number above 0{hint}"))
     found += _checkpoint_problems(spec)
     found += _healing_problems(spec)
+    found += _pattern_problems(spec)
     for workers, flops in spec.throughput.items():
         if not 1 <= workers <= _LIMITS["max_workers"]:
             found.append(Problem("throughput", workers, "its keys are numbers of workers, from 1"))
@@ -123,6 +131,30 @@ def _in_place_problems(spec: TaskSpec, way: str) -> list[Problem]:
     if Path(spec.command[0]).name not in PYTHON or not program or program[0].startswith("-"):
         must = f"must be `python SCRIPT.py ...` or `python -m MODULE ...` {way}"
         found.append(Problem("command", " ".join(spec.command), must))
+    return found
+
+
+def _pattern_problems(spec: TaskSpec) -> list[Problem]:
+    """Return what is wrong with the patterns that its workers' lines are to match."""
+    if len(spec.watch_log) > MOST_PATTERNS:
+        return [Problem("watch_log", len(spec.watch_log), f"{MOST_PATTERNS} patterns at most")]
+    found = []
+    for index, each in enumerate(spec.watch_log):
+        field = f"watch_log.{index}"
+        try:
+            captures = compiled(each.pattern).groups
+        except InvalidInputError as error:
+            found.append(Problem(f"{field}.pattern", each.pattern, str(error)))
+            continue
+        for name in ("within_s", "absent_for_s"):
+            value = getattr(each, name)
+            if not (value == 0 or SHORTEST_WATCH_S <= value <= MOST_SECONDS):  # not a number is none either
+                found.append(
+                    Problem(f"{field}.{name}", value, f"must be {SHORTEST_WATCH_S:g} s or more, or 0: no limit")
+                )
+        if not (each.within_s or each.absent_for_s or captures):
+            must = "needs `within_s` or `absent_for_s`, or a group that captures a number, as in 'loss: (\\S+)'"
+            found.append(Problem(field, each.pattern, must))
     return found
 
 

@@ -69,7 +69,13 @@ FAMILIES = {
             "notifier",
             "Notices to people, by channel of its file; `sent` or `failed`.",
         ),
-        Family("unicron_alerts_total", COUNTER, ("source",), "services", "What a person should look at."),
+        Family(
+            "unicron_alerts_total",
+            COUNTER,
+            ("source", "kind"),
+            "all",
+            "What a person should look at; `kind` is the watchdog (watchdogs.md), or `other`.",
+        ),
         Family(
             "unicron_lease_changes_total", COUNTER, ("source",), "services", "How often this instance took the lease."
         ),

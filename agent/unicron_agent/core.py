@@ -64,8 +64,10 @@ from unicron_agent.stimuli import (
     EntryRead,
     Kill,
     Logged,
+    MachineMeasured,
     ObtainState,
     Out,
+    PatternMatched,
     ProcessExited,
     ProcessStarted,
     Published,
@@ -84,6 +86,8 @@ from unicron_agent.stimuli import (
     TokenRead,
     WorkerMessage,
 )
+from unicron_agent.watchdogs.limits import WatchdogLimits
+from unicron_agent.watchdogs.watchdogs import Watchdogs
 from unicron_agent.workers.reports import report
 from unicron_agent.workers.timings import Timings
 from unicron_agent.workers.watch import PING_S, Watch
@@ -131,6 +135,7 @@ class AgentCore:
         token: int = 0,
         limits: StallLimits = StallLimits(),  # noqa: B008 it is frozen
         heartbeat_s: float = 0.5,
+        watchdogs: WatchdogLimits = WatchdogLimits(),  # noqa: B008 likewise
     ) -> None:
         """Make the core of a node's agent.
 
@@ -140,6 +145,7 @@ class AgentCore:
             token: that an earlier agent of this node stored.
             limits: for workers without progress.
             heartbeat_s: seconds between signs of life.
+            watchdogs: when to give an alert.
         """
         self.node = card.node
         self.incarnation = ""
@@ -150,7 +156,7 @@ class AgentCore:
         self._deciding = 0
         self.workers: dict[str, LocalWorker] = {}
         self.snapshots = NodeSnapshots(card.node, card.state_server)
-        self._hardware = HardwareReports(card.node)
+        self._hardware, self._watchdogs = HardwareReports(card.node), Watchdogs(card.node, watchdogs)
         self._timings, self._watch = Timings(card.node), Watch(card.node, limits)
         self.samples: dict[str, Sample] = {}
         self._card, self._boot, self._heartbeat_s = card, boot, heartbeat_s
@@ -177,9 +183,21 @@ class AgentCore:
                 return []
             case ProcessExited():
                 return self._exited(stimulus)
-            case Logged() | Sampled():
-                return self._hardware.report_new(stimulus, self.workers.values(), now)
+            case Logged() | Sampled() | MachineMeasured() | PatternMatched():
+                return self._observe(stimulus, now)
         return [] if self.left else self._handle_unless_left(stimulus, now)
+
+    def _observe(self, stimulus: Logged | Sampled | MachineMeasured | PatternMatched, now: float) -> Out:
+        """Return what there is to say of what was seen of the machine, or in what a worker writes."""
+        match stimulus:
+            case MachineMeasured():
+                return [*self._watchdogs.measured(stimulus, self.workers, now)]
+            case PatternMatched(name):
+                worker = self.workers.get(name)
+                return [*self._watchdogs.matched(stimulus, worker, now)] if worker else []
+            case Sampled(gpus):
+                return [*self._hardware.report_new(stimulus, (), now), *self._watchdogs.sampled(gpus, now)]
+        return self._hardware.report_new(stimulus, self.workers.values(), now)
 
     def _handle_unless_left(self, stimulus: Stimulus, now: float) -> Out:
         out: Out = []
@@ -215,6 +233,7 @@ class AgentCore:
         out: Out = []
         for each in adopted.found:
             self.workers[each.worker] = LocalWorker.adopted(each, now)
+            self._watchdogs.started(each.task, each.watch_log, now)
             if each.slot not in {slot.index for slot in self._card.slots}:
                 out += self._stop_worker(each.worker)
         self.snapshots.adopt(adopted.kept, adopted.saved)
@@ -418,6 +437,7 @@ class AgentCore:
             due=self._now + command.wait_s,
             life_signs=LifeSigns(command.spec.may_be_silent_s, spins=any(slot.device for slot in self._card.slots)),
         )
+        self._watchdogs.started(command.task, command.spec.watch_log, self._now + command.wait_s)
         return [] if others or command.wait_s else [StartProcess(command)]
 
     def _in_slot(self, slot: int) -> list[LocalWorker]:
@@ -446,6 +466,7 @@ class AgentCore:
         tasks = {each.task for each in self.workers.values()}
         self._timings.keep_tasks(tasks)
         self._watch.keep_tasks(tasks)
+        self._watchdogs.keep(self.workers)
         fact = WorkerExited(
             node=self.node,
             slot=worker.slot,
@@ -514,6 +535,7 @@ class AgentCore:
                 out = self.snapshots.remove_doubtful(name)
             case Iterated():
                 out = [*self._timings.add(worker, message, self._members_here(worker), now)]
+                out += self._watchdogs.iterated(worker, message.iteration, now)
         return out + self._report(worker, message)
 
     def _handle_hello(self, worker: LocalWorker, hello: Hello, now: float) -> Out:

@@ -57,6 +57,7 @@ from unicron_agent.stimuli import (
     Effect,
     Kill,
     Logged,
+    PatternMatched,
     ProcessExited,
     ProcessStarted,
     Sampled,
@@ -70,6 +71,7 @@ from unicron_agent.stimuli import (
     WorkerMessage,
 )
 from unicron_agent.traffic import NodeTraffic
+from unicron_agent.watchdogs import probes
 from unicron_agent.workers import flight
 from unicron_agent.workers.activity import Pressure, cpu_s_if_asleep, is_stopped, use_of
 from unicron_agent.workers.channels import Channels
@@ -87,6 +89,9 @@ OPEN = (
     "INSECURE: this node has no fabric key. Whoever reaches its ports can fetch the states of models, have others "
     "kept, and disturb any rendezvous here: name the key's file in UNICRON_FABRIC_KEY, see `unicron credentials`"
 )
+
+MEASURE_S = 10.0
+"""How often is looked at how full the machine is."""
 
 LOOK_S = 0.5
 """How often what workers write is looked at."""
@@ -170,7 +175,9 @@ class NodeShell:
         watches = self._watch_hardware()
         await self._bus.serve(subjects.rpc(self._name), f"agent-{self._name}", self._on_query)
         await self._bus.serve(subjects.orders(self._name), f"agent-{self._name}", self._on_order)
-        running = asyncio.create_task(gather_or_cancel(self._agent.run(position), self._look_at_outputs()))
+        running = asyncio.create_task(
+            gather_or_cancel(self._agent.run(position), self._look_at_outputs(), self._measure_machine())
+        )
         try:
             await self._serve_until_departure(running)
         finally:
@@ -210,7 +217,15 @@ class NodeShell:
                 await asyncio.to_thread(rotate, path)
             await sleep_until_beat(LOOK_S)
 
-    def _handle_all(self, logged: list[Logged]) -> None:
+    async def _measure_machine(self) -> None:
+        """Feed the watchdogs, from a thread: a file system may hang."""
+        while True:
+            folders: list[str | Path] = [self._run_dir, self._memory.folder, *sorted(self._supervisor.checkpoints)]
+            pids = {name: worker.pid for name, worker in self._agent.core.workers.items() if worker.pid}
+            self._handle(await asyncio.to_thread(probes.measure, folders, self._settings.disk_free, pids))
+            await asyncio.sleep(MEASURE_S)
+
+    def _handle_all(self, logged: list[Logged | PatternMatched]) -> None:
         for each in logged:
             self._handle(each)
 
@@ -263,7 +278,8 @@ class NodeShell:
         limits = StallLimits(
             asleep_s=self._settings.asleep_s, hang_s=self._settings.hang_s, between_s=self._settings.between_s
         )
-        core = AgentCore(card, self._boot, token, limits, self._settings.heartbeat_s)
+        settings = self._settings
+        core = AgentCore(card, self._boot, token, limits, settings.heartbeat_s, settings.watchdogs)
         self._outbox = Outbox(self._bus, self._clock, self._name, self._boot, self._alive.touch)
         return Agent(core, self._bus, self._outbox, self._carry_out, self._inspect_workers)
 

@@ -2,7 +2,9 @@
 
 from typing import ClassVar
 
-from unicron.settings import Settings
+from unicron.errors import InvalidInputError
+from unicron.settings import PREFIX, Settings
+from unicron_agent.watchdogs.limits import WatchdogLimits
 
 SLOWEST_BEAT_S = 1.0
 """Detectors give a node up that is silent for three; in a large cluster both are told that it beats more rarely."""
@@ -32,6 +34,12 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
         kernel_log: the kernel's log of this machine, /dev/kmsg or a file that a log daemon writes; empty: not watched.
         rules: folder of TOML files with rules of your own, tried before ours (docs/operations.md); empty for none.
         leave_s: seconds that it takes at most to hand over what it has, once it is told that its node is to go.
+        disk_free: share of a file system, or of its inodes, below which its folders are told to be nearly full; 50 GiB
+            are enough of any.
+        ahead_s: seconds ahead of which is told that a file system or the memory of a GPU will be full.
+        gpu_free: share of a GPU's memory below which it is told to be nearly full; 0: never.
+        memory_ahead_s: seconds ahead of which is told that workers whose memory grows without end will have all of it.
+        replace_s: seconds ahead of which one of them is replaced, at the end of an iteration; 0: never.
         chaos: whether the agent breaks things of its own when asked to.
     """
 
@@ -53,13 +61,32 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
     kernel_log: str = ""
     rules: str = ""
     leave_s: float = 20.0
+    disk_free: float = 0.05
+    ahead_s: float = WatchdogLimits().ahead_s
+    gpu_free: float = WatchdogLimits().gpu_free
+    memory_ahead_s: float = WatchdogLimits().memory_ahead_s
+    replace_s: float = WatchdogLimits().replace_s
     chaos: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_seconds("heartbeat_s", most=SLOWEST_BEAT_S)
         self.check_seconds("asleep_s", "hang_s", "between_s")
+        self.check_seconds("ahead_s", "memory_ahead_s")
+        for name in ("disk_free", "gpu_free"):
+            if not 0 <= getattr(self, name) < 1:  # not a number is no share either
+                raise InvalidInputError(
+                    f"{PREFIX}{name.upper()} {getattr(self, name):g}: give a share from 0 to below 1"
+                )
+        if self.replace_s:
+            self.check_seconds("replace_s")
+            self.check_order("replace_s", "memory_ahead_s", "a worker would be replaced before anybody is told why")
         self.check_order("hang_s", "between_s", "a script would have less time between two iterations than in one")
+
+    @property
+    def watchdogs(self) -> WatchdogLimits:
+        """What of it the watchdogs need to know."""
+        return WatchdogLimits(self.ahead_s, self.gpu_free, self.memory_ahead_s, self.replace_s)
 
     @property
     def log_name(self) -> str:

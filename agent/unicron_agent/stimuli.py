@@ -9,8 +9,11 @@ from unicron.contracts.hardware import Gpu
 from unicron.contracts.states import Keeper, StateRef
 from unicron.contracts.storage import Saving
 from unicron.contracts.tasks import ParallelLayout
+from unicron.contracts.watchdogs import LogPattern
 from unicron.contracts.worker import ToAgent, ToWorker
 from unicron_agent.life_signs import ProcessUse
+from unicron_agent.watchdogs.memory import Memory
+from unicron_agent.watchdogs.stores import Store
 
 # --- in --------------------------------------------------------------------------------------------------------------
 
@@ -27,6 +30,8 @@ class WorkerProcess(Record, kw_only=True, frozen=True):
         restarts: whether it runs a program without a session, again in each membership.
         silence_s: how long it may show no sign of life while unwatched; 0: for ever.
         spins: whether its threads spin while they wait for its device.
+        checkpoints: where its task's are written.
+        watch_log: what its task is to write.
     """
 
     worker: str
@@ -41,6 +46,8 @@ class WorkerProcess(Record, kw_only=True, frozen=True):
     restarts: bool = False
     silence_s: float = 0.0
     spins: bool = False
+    checkpoints: str = ""
+    watch_log: list[LogPattern] = []
 
 
 @dataclass(frozen=True)
@@ -191,6 +198,35 @@ class Sampled:
 
 
 @dataclass(frozen=True)
+class MachineMeasured:
+    """How full this machine is.
+
+    Attributes:
+        stores: its file systems.
+        memory: of the machine or its container; None where that is not known.
+        used: bytes of memory that workers hold, by name.
+    """
+
+    stores: tuple[Store, ...]
+    memory: Memory | None
+    used: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class PatternMatched:
+    """A worker wrote lines that match a pattern of its task.
+
+    Attributes:
+        index: of the pattern.
+        wrong: the first of them in which the number that it captures is none; empty where there is no such.
+    """
+
+    worker: str
+    index: int
+    wrong: str = ""
+
+
+@dataclass(frozen=True)
 class Tick:
     """Some time has passed.
 
@@ -235,6 +271,8 @@ Stimulus = (
     | StorageUsed
     | Logged
     | Sampled
+    | MachineMeasured
+    | PatternMatched
     | Tick
     | DepartureNotice
     | Shutdown

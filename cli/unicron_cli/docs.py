@@ -25,6 +25,7 @@ from unicron.contracts import (
     storage,
     tasks,
     timings,
+    watchdogs,
 )
 from unicron.contracts.base import AGENT, Message, Record
 from unicron_cli.output import say
@@ -136,7 +137,20 @@ def render() -> str:
 def records() -> list[type]:
     """Return the records and enumerations that messages hold, in the order of the contracts."""
     found = []
-    for module in (tasks, states, storage, timings, plans, failures, hardware, slowdowns, notices, events, queries):
+    for module in (
+        tasks,
+        states,
+        storage,
+        timings,
+        plans,
+        failures,
+        hardware,
+        slowdowns,
+        watchdogs,
+        notices,
+        events,
+        queries,
+    ):
         for kind in vars(module).values():
             own = inspect.isclass(kind) and kind.__module__ == module.__name__
             if own and issubclass(kind, (Record, enum.Enum)) and not issubclass(kind, (Message, queries.Query)):

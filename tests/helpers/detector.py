@@ -28,6 +28,7 @@ from unicron.contracts.events import (
     WorkerAsleep,
     WorkerAway,
     WorkerExited,
+    WorkerGrows,
     WorkerRaised,
     WorkerStalled,
 )
@@ -170,6 +171,11 @@ class DetectorHarness:
     def away(self, worker, epoch=0, iteration=3):
         """Let a worker's script be busy before an iteration."""
         return self.feed(WorkerAway(**self.places[worker], epoch=epoch, iteration=iteration, waited_s=10.0))
+
+    def grow(self, worker, epoch=0, iteration=3):
+        """Let a worker end an iteration whose memory grows without end."""
+        how = {"used": 2**33, "left": 2**31, "rate": 2.0**20}
+        return self.feed(WorkerGrows(**self.places[worker], epoch=epoch, iteration=iteration, **how))
 
     def give_up(self, action, worker, task="gpt", reason="in vain"):
         place = self.places[worker]

@@ -37,8 +37,8 @@ class Job:
             self.now += TICK_S
             for worker in workers:
                 worker.heard_at = self.now
-                told = worker.long_away("n", StallLimits(), self.now)
-                self.said += [*told, *worker.stalled("n", StallLimits(), self.now, stopped=False)]
+                told = worker.check_away("n", StallLimits(), self.now)
+                self.said += [*told, *worker.check_stalled("n", StallLimits(), self.now, stopped=False)]
         self.now = until
 
     def iterate(self, seconds):

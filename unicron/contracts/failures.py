@@ -62,7 +62,7 @@ class FailureStatus(Word):
     ILLEGAL_MEMORY_ACCESS = "illegal_memory_access"
     CUDA_ERROR = "cuda_error"
     OUT_OF_MEMORY = "out_of_memory"
-    """The kernel ended a process, for the machine or its container had no memory left."""
+    """The machine, or the container, had no memory left, and the kernel ended a process; or it was about to."""
     IO_ERROR = "io_error"
     """A disk or a file system fails."""
     ADDRESS_IN_USE = "address_in_use"

@@ -43,7 +43,7 @@ class Gpu(Record, kw_only=True, frozen=True):
         slot: that it is.
         temperature_c: degrees Celsius.
         power_w: watts.
-        memory_used: bytes.
+        memory_used, memory_total: bytes.
         throttled: why its clock is lower than it could be, as the bits of NVML.
         clock_changes: how often its clock changed since the agent was started.
         ecc_corrected, ecc_uncorrected: errors of its memory since the driver was loaded.
@@ -76,6 +76,7 @@ class Gpu(Record, kw_only=True, frozen=True):
     nvlink_recoveries: Size | None = None
     nvlink_crc: Size | None = None
     nvlink_grew: bool | None = None
+    memory_total: Size | None = None
 
 
 # --- telemetry: core NATS, may be lost -------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 
 from unicron.contracts.base import Record, Word
 from unicron.contracts.ranges import Count, Few, Label, Number, Text, Whole
+from unicron.contracts.watchdogs import LogPattern
 
 
 class Seat(NamedTuple):
@@ -237,6 +238,7 @@ class TaskSpec(Record, kw_only=True, frozen=True):
             failed, to the SIGKILL.
         within_domain: its tensor-parallel groups run in one NVLink domain each, or not at all; as long as no domain of
             any node is known, as without.
+        watch_log: what its workers are to write.
     """
 
     name: Label
@@ -262,6 +264,7 @@ class TaskSpec(Record, kw_only=True, frozen=True):
     drill: bool = True
     stop_grace_s: float = 30.0
     within_domain: bool = False
+    watch_log: Annotated[list[LogPattern], Few] = []
 
     def shape(self, workers: int) -> ParallelLayout:
         """Return the layout of so many workers."""

@@ -86,7 +86,7 @@ class Metrics:
             PlanDecided: self._planned,
             TaskRecovered: self._recovered,
             DeadLetter: lambda _, __: self._count("unicron_dead_letters_total", self._process),
-            Alert: lambda _, __: self._count("unicron_alerts_total", self._process),
+            Alert: lambda _, each: self._count("unicron_alerts_total", self._process, str(each.kind)),
             CommandRefused: lambda _, __: self._count("unicron_commands_refused_total", self._process),
             WorkerExited: self._exited,
             NotificationSent: lambda _, each: self._count("unicron_notifications_total", each.channel, "sent"),

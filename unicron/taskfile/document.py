@@ -15,6 +15,7 @@ import yaml
 
 from unicron.checks import Problem, task_problems, task_warnings
 from unicron.contracts.tasks import UNCOUNTED, WAYS, Healing, ParallelLayout, TaskSpec
+from unicron.contracts.watchdogs import LogPattern
 from unicron.costmodel import formulas
 from unicron.errors import InvalidInputError
 from unicron.files import read_text
@@ -262,10 +263,29 @@ def _throughput(folder: Path, value: Any) -> dict[int, float]:
     return {within(str(workers), whole, workers): within(str(workers), fields.number, flops) for workers, flops in rows}
 
 
+def _watch_log(value: Any) -> list[LogPattern]:
+    shape = "a list of `pattern` with `within_s` or `absent_for_s`"
+    if not isinstance(value, list):
+        raise BadValueError(f"must be {shape}")
+    return [within(f"{place}", _log_pattern, each) for place, each in enumerate(value)]
+
+
+def _log_pattern(value: Any) -> LogPattern:
+    read, given = fields.readers(LogPattern), dict[str, Any]()
+    for name, each in items(value, "pattern, within_s, absent_for_s"):
+        if name not in read:
+            raise BadValueError(f"has no field {shown(name)}; it has {', '.join(read)}")
+        given[name] = within(name, read[name], each)
+    if "pattern" not in given:
+        raise BadValueError("needs a `pattern`")
+    return LogPattern(**given)
+
+
 _READERS: dict[str, Callable[[Any], Any]] = fields.readers(TaskSpec) | {
     "command": _command,
     "env": _env,
     "heal": _heal,
     "layout": read_layout,
     "model": read_model,
+    "watch_log": _watch_log,
 }

@@ -48,6 +48,7 @@ def read_gpu(slot: int, handle: Any, clock_changes: int | None, before: Gpu | No
         temperature_c=_in_range(temperature, MOST_NUMBER),
         power_w=None if power_mw is None else power_mw / 1000,
         memory_used=None if memory is None else _in_range(memory.used),
+        memory_total=None if memory is None else _in_range(memory.total),
         throttled=_in_range(_ask_nvml(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)),
         clock_changes=clock_changes,
         ecc_corrected=_in_range(_ask_nvml(pynvml.nvmlDeviceGetTotalEccErrors, handle, corrected, volatile)),

@@ -4,13 +4,17 @@ import contextlib
 import logging
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from unicron import subjects
+from unicron.contracts.watchdogs import LogPattern
 from unicron.errors import InvalidInputError
-from unicron.rules import Rules
+from unicron.log_patterns import compiled, is_number
+from unicron.rules import LONGEST_LINE, Rules
 from unicron_agent.lines import Lines
-from unicron_agent.stimuli import Logged
+from unicron_agent.stimuli import Logged, PatternMatched
 
 LOG = logging.getLogger(__name__)
 
@@ -81,8 +85,8 @@ def last_lines(folder: Path, worker: str, most: int) -> list[str]:
 class _FollowedLog:
     """A log that is followed; the next look begins at `position`."""
 
-    def __init__(self, path: str, position: int) -> None:
-        self.path, self.position, self.lines = path, position, Lines()
+    def __init__(self, path: str, position: int, patterns: Sequence[Any] = ()) -> None:
+        self.path, self.position, self.lines, self.patterns = path, position, Lines(), patterns
 
     def new_lines(self) -> str:
         """Return the lines that came since the last look, or since the file was cut off.
@@ -112,19 +116,28 @@ class Outputs:
         self._rules = rules
         self._files: dict[str, _FollowedLog] = {}
 
-    def follow(self, worker: str, path: str) -> None:
-        """Follow a worker's log from its present end; what is there may be from an earlier worker of that name."""
+    def follow(self, worker: str, path: str, patterns: Sequence[LogPattern] = ()) -> None:
+        """Follow a worker's log from its present end; what is there may be from an earlier worker of that name.
+
+        Args:
+            worker: its name.
+            path: of the log.
+            patterns: of its task; the service that accepted the task has checked them.
+
+        Raises:
+            InvalidInputError: one of them can't be used here.
+        """
         size = 0
         with contextlib.suppress(OSError):
             size = Path(path).stat().st_size
-        self._files[worker] = _FollowedLog(path, size)
+        self._files[worker] = _FollowedLog(path, size, [compiled(each.pattern) for each in patterns])
 
-    def new_lines(self) -> list[Logged]:
-        """Return the faults in what all workers have written since the last look."""
+    def new_lines(self) -> list[Logged | PatternMatched]:
+        """Return the faults and the matches in what all workers have written since the last look."""
         return [logged for worker in self._files for logged in self.new_lines_of(worker)]
 
-    def new_lines_of(self, worker: str) -> list[Logged]:
-        """Return the faults in what a worker has written since the last look."""
+    def new_lines_of(self, worker: str) -> list[Logged | PatternMatched]:
+        """Return the faults and the matches in what a worker has written since the last look."""
         file = self._files.get(worker)
         if file is None:
             return []
@@ -132,10 +145,11 @@ class Outputs:
             lines = file.new_lines()
         except OSError:  # somebody tidies up
             return []
-        return [
+        found: list[Logged | PatternMatched] = [
             Logged(text=line.strip(), status=ruling.verdict.status, author=worker)
             for line, ruling in self._rules.match_output_lines(lines)
         ]
+        return [*found, *matches(worker, file.patterns, lines)] if file.patterns else found
 
     def oversized(self) -> list[str]:
         """Return the logs that exceeded `LOG_BYTES` at the last look."""
@@ -144,3 +158,21 @@ class Outputs:
     def forget(self, worker: str) -> None:
         """Stop following the log of a worker that has ended."""
         self._files.pop(worker, None)
+
+
+def matches(worker: str, patterns: Sequence[Any], text: str) -> list[PatternMatched]:
+    """Return which patterns are found in the lines that a worker wrote, each of them once.
+
+    Args:
+        worker: its name.
+        patterns: compiled.
+        text: whole lines; the first `LONGEST_LINE` characters of each are looked at.
+    """
+    lines = [line[:LONGEST_LINE] for line in text.splitlines()]
+    out = []
+    for index, pattern in enumerate(patterns):
+        found = [(line, match) for line in lines if (match := pattern.search(line))]
+        if found:
+            wrong = (line for line, match in found if pattern.groups and not is_number(match[1] or ""))
+            out.append(PatternMatched(worker, index, next(wrong, "").strip()))
+    return out

@@ -99,7 +99,7 @@ class Supervisor:
         log, env = self._run_dir / "logs" / f"{name}.log", {**self._environment, **env}
         cwd = Path(spec.workdir or ".").resolve(strict=True)
         script = _python_script(spec.command)
-        self._outputs.follow(name, str(log))
+        self._outputs.follow(name, str(log), spec.watch_log)
         restarts, in_place = spec.way.runs_again, spec.way.fixes_ranks
         if script is not None or restarts:
             module, argv = script or (None, spec.command)
@@ -132,6 +132,8 @@ class Supervisor:
             restarts=restarts,
             silence_s=spec.may_be_silent_s,
             spins=bool(env.get("CUDA_VISIBLE_DEVICES")),
+            checkpoints=spec.checkpoints,
+            watch_log=spec.watch_log,
         )
         self._watch(running)
         try:
@@ -151,12 +153,19 @@ class Supervisor:
                 path.unlink()
                 continue
             found.append(running)
-            self._outputs.follow(running.worker, running.log)
+            self._outputs.follow(running.worker, running.log, running.watch_log)
             if start_time(running.pid) == running.started:
                 self._watch(running)
             else:
                 asyncio.get_running_loop().call_soon(self._reap, running, None)
         return found
+
+    @property
+    def checkpoints(self) -> set[str]:
+        """The folders on this machine to which the tasks of its workers write checkpoints."""
+        return {
+            each.checkpoints for each in self._running.values() if each.checkpoints and "://" not in each.checkpoints
+        }
 
     @property
     def watching(self) -> bool:

@@ -3,6 +3,7 @@
 from unicron.contracts.base import CancelTimer, ConnectionLost, Message
 from unicron.contracts.events import Alert, NodeAdmitted, NodeGone, NodeHeartbeat, NodeLeft, NodePaced, NodeSuspected
 from unicron.contracts.tasks import WorkerStatus
+from unicron.contracts.watchdogs import AlertKind
 from unicron.fabric_proofs import WINDOW_S
 from unicron_detector.memberships import Memberships, connection_failure
 from unicron_detector.processes import Processes
@@ -137,11 +138,16 @@ class Nodes:
         apart = [node.ahead_s for node in nodes.values()]
         ours = len(nodes) > 1 and all(node.off_ticks for node in nodes.values()) and max(apart) - min(apart) < CLOCK_S
         if not ours:
-            return [Alert(text=_clock_text(f"the clock of {name}", nodes[name].ahead_s), node=name) for name in due]
+            return [
+                Alert(text=_clock_text(f"the clock of {name}", nodes[name].ahead_s), node=name, kind=AlertKind.CLOCK)
+                for name in due
+            ]
         for node in nodes.values():
             node.off_ticks = max(node.off_ticks, OFF_TICKS)
         which = f"the clocks of all {len(nodes)} nodes"
-        return [Alert(text=f"{_clock_text(which, apart[0])}; it is the detector's own that is wrong")]
+        return [
+            Alert(text=f"{_clock_text(which, apart[0])}; it is the detector's own that is wrong", kind=AlertKind.CLOCK)
+        ]
 
     def restart_grace(self) -> list[Message]:
         """Restart the grace of all suspect nodes."""

@@ -12,6 +12,7 @@ from unicron.contracts.events import (
     WorkerAsleep,
     WorkerExited,
     WorkerFinished,
+    WorkerGrows,
     WorkerRaised,
     WorkerReady,
     WorkerStalled,
@@ -20,6 +21,10 @@ from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.rules import Rules
 from unicron_detector.report import Reporter
 from unicron_detector.state import OrderedWorker, WatchedWorker, worker_number
+
+REPLACED_S = 300.0
+"""After a worker was replaced whose memory grows, its task goes on for so long before another is: it has recovered
+then. Where all its workers grow alike, not all of them are replaced at once."""
 
 SLEEPS_S = 5.0
 """At least so long a worker that was told to sleep counts as one that does; its time-out, where that is longer."""
@@ -227,6 +232,25 @@ class Processes:
         task.common = stalled.iteration
         text = f"{len(names)} workers of {stalled.task} sleep at once in iteration {stalled.iteration}"
         return [Alert(text=f"{text}: look at what they share ({', '.join(names)})", task=stalled.task)]
+
+    def replace_growing(self, grown: WorkerGrows) -> list[Message]:
+        """Have a worker replaced, between two iterations, before the kernel ends it in one for want of memory."""
+        task, now = self._reporter.task(grown.task), self._state.now
+        regroups = task.ordered is not None and grown.epoch < task.ordered
+        if task.closed or regroups or (task.replaced_at and now - task.replaced_at < REPLACED_S):
+            return []
+        task.replaced_at = now
+        failure = FailureDetected(
+            severity=Severity.SEV2,
+            method=DetectionMethod.ONLINE_STATISTICS,
+            status=FailureStatus.OUT_OF_MEMORY,
+            task=grown.task,
+            node=grown.node,
+            slot=grown.slot,
+            worker=grown.worker,
+            reason=f"{grown}: it is replaced before the kernel ends it",
+        )
+        return self._reporter.fail(failure, grown.iteration + 1, own=True)
 
     def report_hang(self, stalled: WorkerStalled) -> list[Message]:
         """Report a process that hangs."""

@@ -6,7 +6,7 @@ Facts keep the picture current; orders of users change it and go out as facts fo
 from msgspec.structs import asdict, replace
 
 from unicron.checks import check_task
-from unicron.contracts.base import Message
+from unicron.contracts.base import Message, TimerFired
 from unicron.contracts.commands import FindCheckpoint, SaveStates
 from unicron.contracts.events import (
     Alert,
@@ -23,6 +23,7 @@ from unicron.contracts.events import (
     NodeLeft,
     NodePaced,
     NodeRefused,
+    PatternMissed,
     PlanDecided,
     ScriptDrilled,
     StateSecured,
@@ -52,9 +53,10 @@ from unicron.contracts.ranges import SHORTEST_S
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import NodeState, TaskState
+from unicron.contracts.watchdogs import AlertKind
 from unicron.errors import InvalidInputError
 from unicron.service.core import Answers, Core, Handlers
-from unicron_registry import orders
+from unicron_registry import orders, watchdogs
 from unicron_registry.doubts import find_contradiction
 from unicron_registry.nodes import OFTEN_S, TOO_OFTEN, heartbeat_s, node_problems, refusal
 from unicron_registry.orders import list_names
@@ -67,11 +69,17 @@ PRESENT = {NodeState.UP, NodeState.DRAINING}
 
 
 class RegistryCore(Core):
-    """The one truth about nodes, tasks and the plan in force."""
+    """The one truth about nodes, tasks and the plan in force.
+
+    Args:
+        state: what an earlier instance remembered, None at the very first start.
+        idle_s: seconds after which is told that nothing of a task runs.
+    """
 
     doubts = staticmethod(find_contradiction)
 
-    def __init__(self, state: RegistryState | None = None) -> None:
+    def __init__(self, state: RegistryState | None = None, *, idle_s: float = watchdogs.IDLE_S) -> None:
+        self._idle_s = idle_s
         self.state: RegistryState = state or RegistryState()
         self.handlers: Handlers = {
             NodeJoined: self._join,
@@ -94,6 +102,8 @@ class RegistryCore(Core):
             SlowdownDetected: lambda fact: self._slow(fact.task, fact.text),
             SlowdownEnded: lambda fact: self._slow(fact.task, ""),
             ScriptDrilled: self._drilled,
+            PatternMissed: lambda fact: watchdogs.missed(self.state, fact),
+            TimerFired: self._fired,
         }
         self.answers: Answers = {
             GetStatus: lambda _: (Reply(status=self._status()), []),
@@ -212,7 +222,8 @@ class RegistryCore(Core):
         if view is None or view.incarnation != left.incarnation or view.state == NodeState.LEFT:
             return []
         self._set_node(left.node, NodeState.LEFT, left.at)
-        why = [Alert(text=f"node {left.node} was not taken in: {left.reason}", node=left.node)] if left.reason else []
+        text = f"node {left.node} was not taken in: {left.reason}"
+        why = [Alert(text=text, node=left.node, kind=AlertKind.CLOCK)] if left.reason else []
         return [NodeGone(node=left.node), *why]
 
     def _set_node(self, node: str, state: NodeState, at: float) -> None:
@@ -261,7 +272,8 @@ class RegistryCore(Core):
         self.state.told.pop(spec.name, None)
         self.state.tasks.pop(spec.name, None)  # a name used again goes to the end of the list
         self.state.tasks[spec.name] = View(spec=spec, state=TaskState.WAITING, reason=NO_PLAN_YET)
-        return Reply(text=f"task {spec.name} submitted"), [TaskSubmitted(task=spec.name, spec=spec)]
+        awaited = watchdogs.follow(self.state, spec.name, TaskState.WAITING, self._idle_s)
+        return Reply(text=f"task {spec.name} submitted"), [TaskSubmitted(task=spec.name, spec=spec), *awaited]
 
     def _remove(self, query: RemoveTask) -> tuple[Reply, list[Message]]:
         task, view = query.task, orders.known_task(self.state, query.task)
@@ -269,7 +281,8 @@ class RegistryCore(Core):
             del self.state.tasks[task]
         else:  # shown until the transition service says that its workers are gone
             self._update(task, state=TaskState.REMOVED, reason="removed by a user", waf=0.0)
-        return Reply(text=f"task {task} removed"), [TaskRemoved(task=task)]
+        over = watchdogs.follow(self.state, task, TaskState.REMOVED, self._idle_s)
+        return Reply(text=f"task {task} removed"), [TaskRemoved(task=task), *over]
 
     def _status(self) -> Status:
         nodes = sorted(self.state.nodes.values(), key=lambda view: view.node)
@@ -325,7 +338,10 @@ class RegistryCore(Core):
         if change.state == TaskState.FINISHED and view.spec.way.counts_iterations:
             # telemetry of the last iteration may have been lost
             self._update(change.task, iteration=view.spec.iterations - 1)
-        return []
+        return watchdogs.follow(self.state, change.task, change.state, self._idle_s)
+
+    def _fired(self, timer: TimerFired) -> list[Message]:
+        return watchdogs.look(self.state, timer.name.removeprefix(watchdogs.IDLE), self._idle_s)
 
     def _record_saver(self, fact: StateSecured | StateUnprotected, saver: SaverView) -> list[Message]:
         view = self.state.tasks.get(fact.task)

@@ -1,5 +1,6 @@
 """Wires the registry up: settings, core, what it listens to, and the switches that it watches beside."""
 
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from unicron.settings import Settings
 from unicron_registry.core import RegistryCore
 from unicron_registry.state import RegistryState
 from unicron_registry.switches import Switches
+from unicron_registry.watchdogs import IDLE_S
 
 
 class RegistrySettings(Settings, kw_only=True, frozen=True):
@@ -20,11 +22,17 @@ class RegistrySettings(Settings, kw_only=True, frozen=True):
     Attributes:
         switches: folder in which files are orders to tasks, see [checkpoints.md](checkpoints.md#switches); empty: none.
             Whoever may write there may give them.
+        task_idle_s: seconds after which is told that nothing runs of a task that should.
     """
 
     process: ClassVar[str] = "registry"
 
     switches: str = ""
+    task_idle_s: float = IDLE_S
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_seconds("task_idle_s")
 
 
 def wiring(settings: RegistrySettings) -> Wiring:
@@ -35,7 +43,7 @@ def wiring(settings: RegistrySettings) -> Wiring:
     listened, telemetry = subjects.listened(RegistryCore().handlers)
     return Wiring(
         name=settings.process,
-        core=RegistryCore,
+        core=partial(RegistryCore, idle_s=settings.task_idle_s),
         state=RegistryState,
         facts=[subjects.FACTS, *(each for each in listened if not subjects.matches([subjects.FACTS], each))],
         telemetry=telemetry,

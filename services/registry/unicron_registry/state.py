@@ -17,6 +17,8 @@ class RegistryState(msgspec.Struct, kw_only=True):
         drained: nodes that a user took out of use; holds over restarts of their agents.
         paced: nodes by when they were last told how often to beat, and what.
         leaving: those of them that are so only because their agents said they leave: until they join again.
+        idle: tasks of which nothing runs; a timer looks after each.
+        missed: of each task the patterns of which nodes have said that nothing there matches, and which.
         told: of each task the nodes that may tell of its states, and which workers there were told to save theirs.
     """
 
@@ -26,4 +28,6 @@ class RegistryState(msgspec.Struct, kw_only=True):
     drained: list[str] = []
     leaving: list[str] = []
     paced: dict[str, Seconds] = {}
+    idle: list[str] = []
+    missed: dict[str, dict[str, list[str]]] = {}
     told: dict[str, dict[str, list[str]]] = {}

@@ -5,9 +5,10 @@ import signal
 import pytest
 from helpers.detector import brief, scene_of
 from unicron_detector.books import RecordIndex
-from unicron_detector.processes import SIGNATURES, script_line
+from unicron_detector.processes import REPLACED_S, SIGNATURES, script_line
 from unicron_detector.state import DetectorLimits
 
+from unicron.contracts.commands import Regroup
 from unicron.contracts.events import FailureDetected, TaskStateChanged, TaskSubmitted, WorkerFinished, WorkerReady
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import Healing, TaskSpec, TaskState
@@ -500,3 +501,26 @@ def test_echoes_never_give_a_node_up(harness):
         harness.exit(culprit, signal=9)
         assert brief(harness.throw(victim, **RESET)) == [(2, "connection_reset", victim)]
     assert restarts(harness, "n2") == 0
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_whose_memory_grows_without_end_is_replaced(scene):
+    [failure] = scene.grow("w1")
+    assert (failure.severity, failure.status, failure.worker) == (Severity.SEV2, "out_of_memory", "w1")
+    grows = "w1 on n1:0 holds 8.0 GiB and grows by 60 MiB a minute; 2.0 GiB are left there"
+    assert failure.reason == f"{grows}: it is replaced before the kernel ends it"
+    assert scene.exit("w1", signal=9, expected=True) == []
+
+
+def test_workers_that_grow_alike_are_replaced_one_after_the_other(scene):
+    assert len(scene.grow("w1")) == 1
+    assert scene.grow("w2") == [], "its task recovers"
+    scene.wait(REPLACED_S + 1)
+    assert scene.grow("w2", epoch=0, iteration=40) != []
+
+
+def test_a_worker_that_grows_is_left_alone_while_its_task_forms_another_membership(scene):
+    scene.feed(Regroup(node="n2", task="gpt", epoch=1, rendezvous="", world_size=1, members=[], ranks=[]))
+    assert scene.grow("w1") == []

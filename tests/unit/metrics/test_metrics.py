@@ -329,7 +329,7 @@ def test_what_is_no_address_is_refused(text):
 
 
 def test_each_family_that_is_made_or_read_is_in_the_catalogue_and_named_as_prometheus_wants():
-    labels = {*("task", "node", "severity", "cause", "source", "state", "slot", "phase", "command", "channel")}
+    labels = {*("task", "node", "severity", "cause", "source", "state", "slot", "phase", "command", "channel", "kind")}
     for name, family in FAMILIES.items():
         assert name.startswith("unicron_")
         assert name.endswith("_total") == (family.kind == "counter"), name

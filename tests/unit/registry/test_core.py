@@ -11,6 +11,7 @@ from unicron_registry.nodes import heartbeat_s
 from unicron_registry.state import RegistryState
 
 from unicron.contracts import events
+from unicron.contracts.base import SetTimer
 from unicron.contracts.commands import SaveStates
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
@@ -29,6 +30,7 @@ from unicron.contracts.states import Saver
 from unicron.contracts.storage import StoredState
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import Member, NodeState, ParallelLayout, Slot, SlotRef, TaskSpec, TaskState, WorkerStatus
+from unicron.contracts.watchdogs import AlertKind
 from unicron.service.health import SILENT_S
 
 SLOTS = [Slot(index=0), Slot(index=1)]
@@ -289,7 +291,8 @@ def test_what_happens_to_a_node_costs_no_walk_through_all_nodes(registry):
     assert registry.handle(joined(incarnation="b")) == [admitted(incarnation="b")]
     gone, alert = registry.handle(events.NodeLeft(node="node-1", incarnation="b", reason="its clock is off"))
     assert gone == events.NodeGone(node="node-1")
-    assert alert == events.Alert(text="node node-1 was not taken in: its clock is off", node="node-1")
+    text = "node node-1 was not taken in: its clock is off"
+    assert alert == events.Alert(text=text, node="node-1", kind=AlertKind.CLOCK)
 
 
 def test_an_unknown_node_of_a_large_cluster_is_told_with_a_few_of_the_known_ones(registry):
@@ -304,7 +307,7 @@ def test_an_unknown_node_of_a_large_cluster_is_told_with_a_few_of_the_known_ones
 
 def test_a_submitted_task_waits_and_says_why(registry):
     reply, facts = registry.answer(SubmitTask(spec=SPEC))
-    assert facts == [events.TaskSubmitted(task="gpt", spec=SPEC)]
+    assert facts == [events.TaskSubmitted(task="gpt", spec=SPEC), SetTimer(name="idle:gpt", after_s=1800.0)]
     assert "gpt" in reply.text
     assert (task(registry).state, task(registry).reason) == (TaskState.WAITING, NO_PLAN_YET)
 
@@ -328,7 +331,7 @@ def test_the_name_of_an_ended_task_may_be_used_again(running, end):
     running.handle(changed(end, reason="over"))
     other = msgspec.structs.replace(SPEC, weight=1.0)
     _, facts = running.answer(SubmitTask(spec=other))
-    assert facts == [events.TaskSubmitted(task="gpt", spec=other)]
+    assert facts[0] == events.TaskSubmitted(task="gpt", spec=other)
     view = task(running)
     assert (view.state, view.iteration, view.loss, view.members) == (TaskState.WAITING, -1, None, [])
 

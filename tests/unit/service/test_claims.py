@@ -24,8 +24,10 @@ from unicron.contracts.events import (
 from unicron.contracts.hardware import GpusSampled
 from unicron.contracts.queries import DrainNode, PauseTask, SaveTask, SubmitTask
 from unicron.contracts.tasks import Slot, TaskSpec, TaskState
+from unicron.contracts.watchdogs import LogPattern
 
-SPEC = TaskSpec(name="gpt", command=["x"], min_workers=4, max_workers=4, iterations=50, checkpoints="/r")
+WATCHED = {"watch_log": [LogPattern(pattern="x", absent_for_s=60.0)], "checkpoints": "/r"}
+SPEC = TaskSpec(name="gpt", command=["x"], min_workers=4, max_workers=4, iterations=50, **WATCHED)
 ROOT = {"root": SPEC.checkpoints}
 
 

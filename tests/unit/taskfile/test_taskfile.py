@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from unicron.checks import MOST_LAYOUTS, task_problems
 from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskSpec
+from unicron.contracts.watchdogs import LogPattern
 from unicron.costmodel import planning
 from unicron.errors import InvalidInputError
 from unicron.taskfile import FIELDS, load, parse
@@ -45,6 +46,9 @@ silence_s: 90
 drill: false
 stop_grace_s: 7
 within_domain: true
+watch_log:
+  - pattern: 'loss: (\\S+)'
+    absent_for_s: 600
 """
 
 HERE = Path("/jobs/gpt/task.yaml")
@@ -73,12 +77,40 @@ def test_every_field_arrives():
     assert (spec.silence_s, spec.may_be_silent_s) == (90.0, 0.0), "a session says how far it is"
     assert spec.stop_grace_s == 7
     assert spec.within_domain
+    assert spec.watch_log == [LogPattern(pattern=r"loss: (\S+)", absent_for_s=600.0)]
     assert (spec.model.layers, spec.model.batch, spec.model.accelerator) == (32, 1024, "A100")
     assert warnings == []
 
 
 def test_the_full_example_has_every_field():
     assert [line.partition(":")[0] for line in FULL.splitlines() if not line.startswith(" ")] == list(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("{pattern: '('}", "watch_log.0.pattern '(': is no regular expression of RE2 (missing ): ()"),
+        ("{pattern: '(?=a)b'}", "RE2 has no (?=...)"),
+        ("{pattern: '(a)(b)', within_s: 60}", "captures 2 things"),
+        ("{pattern: a}", "needs `within_s` or `absent_for_s`, or a group that captures a number"),
+        ("{pattern: a, within_s: 3}", "watch_log.0.within_s 3.0: must be 10 s or more"),
+        ("{pattern: a, absent_for_s: .nan}", "watch_log.0.absent_for_s nan: must be 10 s or more"),
+        ("{pattern: '', within_s: 60}", "must be a regular expression of 1 to 300 characters"),
+        ("{within_s: 60}", "needs a `pattern`"),
+        ("{pattern: a, often: 3}", "has no field 'often'; it has pattern, within_s, absent_for_s"),
+        ("loss", "must be rows of"),
+    ],
+)
+def test_a_pattern_for_the_log_that_can_not_be_used_is_refused_with_place_and_cure(row, says):
+    error = error_of(minimal("watch_log:", f"  - {row}"))
+    assert error.startswith("/jobs/gpt/task.yaml:3: watch_log")
+    assert says in error
+
+
+def test_a_log_is_matched_against_a_few_patterns_at_most():
+    rows = ["  - {pattern: a, within_s: 60}"] * 9
+    assert "watch_log 9: 8 patterns at most" in error_of(minimal("watch_log:", *rows))
+    assert "watch_log 'loss': must be a list" in error_of(minimal("watch_log: loss"))
 
 
 def test_workdir_is_relative_to_the_files_folder(tmp_path):

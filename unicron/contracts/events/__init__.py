@@ -39,6 +39,7 @@ from unicron.contracts.events.tasks import (
     TaskStateChanged,
     TaskSubmitted,
 )
+from unicron.contracts.events.watchdogs import PatternMissed, WorkerGrows
 from unicron.contracts.events.workers import (
     CollectiveFailed,
     GradientNotFinite,
@@ -81,6 +82,7 @@ __all__ = [
     "NodeSuspected",
     "OrderTaken",
     "PartStored",
+    "PatternMissed",
     "PlanDecided",
     "Regrouped",
     "ScriptDrilled",
@@ -105,6 +107,7 @@ __all__ = [
     "WorkerExited",
     "WorkerFact",
     "WorkerFinished",
+    "WorkerGrows",
     "WorkerRaised",
     "WorkerReady",
     "WorkerStalled",

@@ -6,6 +6,7 @@ from unicron.contracts.base import AGENT, Message
 from unicron.contracts.failures import Cure
 from unicron.contracts.ranges import Label, Name, Number, Text, Who
 from unicron.contracts.sentences import after
+from unicron.contracts.watchdogs import AlertKind
 
 
 class CommandRefused(Message, kw_only=True, frozen=True):
@@ -81,11 +82,16 @@ class OrderTaken(Message, kw_only=True, frozen=True):
 
 
 class Alert(Message, kw_only=True, frozen=True):
-    """Something a person should look at."""
+    """Something a person should look at.
+
+    Attributes:
+        kind: the watchdog that it comes from.
+    """
 
     text: Text
     node: Name = ""
     task: Name = ""
+    kind: AlertKind = AlertKind.OTHER
 
     def __str__(self) -> str:
         return str(self.text)
