@@ -102,7 +102,7 @@ def answered(state: State, pool: Pool, fact: ProviderAnswered, now: float) -> li
         machine = state.machines.get(errand.machine)
         if machine and machine.stage is Stage.WANTED:
             machine.go_to(Stage.UNKNOWN, fact.reason, now)
-        return _trouble(pool, run, fact.reason, now)
+        return _trouble(pool, run, errand.verb, fact.reason, now)
     run.troubles, run.trouble = 0, ""
     if errand.verb is Verb.RELEASE:
         return _given_back(state, pool, errand, fact, now)
@@ -155,9 +155,9 @@ def _forgotten(state: State, id_: str) -> list[Message]:
     return [MachineReleased(pool=machine.pool, machine=id_, node=machine.node, reason=machine.reason)]
 
 
-def _trouble(pool: Pool, run: PoolRun, reason: str, now: float) -> list[Message]:
+def _trouble(pool: Pool, run: PoolRun, verb: Verb, reason: str, now: float) -> list[Message]:
     """Leave a provider alone for a while that gave no answer, or none that can be used; a person is told once."""
-    run.troubles += 1
+    run.troubles, run.failing = run.troubles + 1, verb
     run.retry = now + pause_s(run.troubles)
     run.look = True
     before, run.trouble = run.trouble, reason
@@ -175,8 +175,10 @@ def listed(state: State, pool: Pool, fact: MachinesListed, now: float) -> list[M
         return []
     run.errand = None
     if fact.problem:
-        return _trouble(pool, run, fact.problem, now)
-    run.troubles, run.trouble, run.look, run.listed = 0, "", False, now
+        return _trouble(pool, run, Verb.LIST, fact.problem, now)
+    run.look, run.listed = False, now
+    if run.failing is Verb.LIST:
+        run.troubles, run.trouble = 0, ""
     found: dict[str, list[MachineReport]] = {}
     for report in fact.machines:
         found.setdefault(report.machine, []).append(report)

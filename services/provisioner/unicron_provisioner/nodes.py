@@ -27,7 +27,9 @@ def retire(state: State, id_: str, stage: Stage, reason: str, now: float) -> lis
 
 def admitted(state: State, fact: NodeAdmitted, now: float) -> list[Message]:
     """Take in a node that has joined, or has come back."""
-    before = state.nodes.get(fact.node)
+    before, out = state.nodes.get(fact.node), list[Message]()
+    if before and before.machine != fact.machine:
+        out = _out(state, fact.node, f"another machine is {fact.node} now", fact.id, now, up=False)
     state.nodes[fact.node] = Node(
         pool=fact.pool,
         machine=fact.machine,
@@ -42,20 +44,25 @@ def admitted(state: State, fact: NodeAdmitted, now: float) -> list[Message]:
     if run:
         run.owed = [each for each in run.owed if each.replaces not in {fact.node, fact.machine}]
     if not fact.machine or run is None or run.observe:
-        return []  # a person has started it
+        return out  # a person has started it
     machine = state.machines.get(fact.machine)
     if machine is None:
-        return _unknown(state, fact, now)
+        return out + _unknown(state, fact, now)
     if machine.node not in {"", fact.node} and _is_there(state, machine.node, fact.machine):
-        return _double(state, fact, machine)
+        return out + _double(state, fact, machine)
+    run.refusals, run.again = 0, 0.0
+    return out + _joined(state, fact, machine, now)
+
+
+def _joined(state: State, fact: NodeAdmitted, machine: Machine, now: float) -> list[Message]:
+    """Take in that a machine has joined, or has come back."""
     machine.node, machine.rack = fact.node, fact.rack or machine.rack
     if machine.stage is Stage.RELEASING:
         return retire(state, fact.machine, Stage.RELEASING, machine.reason, now)
     if machine.stage in {Stage.DRAINED, Stage.RETIRING}:
         return []
-    new = machine.stage is not Stage.UP and machine.stage is not Stage.LOST
+    new = machine.stage not in {Stage.UP, Stage.LOST}
     machine.go_to(Stage.UP, "it has joined" if new else "it has joined again", now)
-    run.refusals, run.again = 0, 0.0
     delivered = MachineDelivered(
         pool=machine.pool,
         machine=fact.machine,

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from unicron.contracts.pools import Errand, Stage
+from unicron.contracts.pools import Errand, Stage, Verb
 from unicron.contracts.ranges import Count, Few, Label, Many, Moment, Name, Text
 
 MOST_RELEASED = 1000
@@ -112,7 +112,8 @@ class PoolRun(msgspec.Struct, kw_only=True):
         errand: what the shell does for it now; one thing at a time.
         refusals: how often it was refused in a row, or a machine did not come.
         again: Unix seconds before which no machine is asked for.
-        troubles: calls in a row that did not come to an end.
+        troubles: calls in a row that did not come to an end, but for such as do.
+        failing: what the last of them asked.
         retry: Unix seconds before which nothing is asked of the provider.
         trouble: why not.
         listed: Unix seconds at which its machines were last listed.
@@ -128,6 +129,7 @@ class PoolRun(msgspec.Struct, kw_only=True):
     refusals: Count = 0
     again: Moment = 0.0
     troubles: Count = 0
+    failing: Verb = Verb.UNKNOWN
     retry: Moment = 0.0
     trouble: Text = ""
     listed: Moment = 0.0
