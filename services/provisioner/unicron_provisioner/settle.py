@@ -40,10 +40,11 @@ def settle(state: State, pool: Pool, wanted: int, cause: str, now: float) -> lis
     """
     run = state.pools[pool.name]
     out = _give_up(state, pool, run, cause, now)
-    lacking = wanted - len(state.serving(pool.name)) - state.coming(pool.name)
+    short = wanted - len(state.serving(pool.name)) - state.expected(pool.name)
+    run.owed = run.owed[: max(0, short)]
+    lacking = short - state.doubtful(pool.name)
     if lacking <= 0:
-        run.owed = []
-        out += _drop(state, pool, run, -lacking)
+        out += _drop(state, pool, run, -short)
     if pool.observe:
         return out + _plan(state, pool, run, lacking, wanted)
     if lacking > 0:
@@ -97,7 +98,7 @@ def _ask(state: State, pool: Pool, run: PoolRun, lacking: int, cause: str, now: 
             return []  # it was said when that one was refused
         return delay(pool, run, lacking, "its provider has refused, or a machine did not come", run.again - now)
     replaced, out = run.owed[:lacking], list[Message]()
-    growth = lacking - len(replaced)
+    growth = lacking - len(run.owed)
     for owed in replaced:
         if not may_replace(pool, run, owed, now):
             text = f"it has replaced nodes {pool.replacements} times within an hour, its `replacements`"

@@ -192,11 +192,17 @@ class State(msgspec.Struct, kw_only=True):
         """Return the machines of a pool at these stages."""
         return {id_: each for id_, each in self.machines.items() if each.pool == pool and each.stage in stages}
 
+    def expected(self, pool: str) -> int:
+        """Return how many machines of a pool are to join."""
+        return len(self.of(pool, Stage.WANTED, Stage.UNKNOWN, Stage.ASKED))
+
+    def doubtful(self, pool: str) -> int:
+        """Return how many machines of a pool are not waited for any more, and may still join."""
+        return sum(not each.node for each in self.of(pool, Stage.RELEASING).values())
+
     def coming(self, pool: str) -> int:
-        """Return how many machines of a pool may still join: those of which nobody knows the fate are among them."""
-        waiting = self.of(pool, Stage.WANTED, Stage.UNKNOWN, Stage.ASKED)
-        given_up = [each for each in self.of(pool, Stage.RELEASING).values() if not each.node]
-        return len(waiting) + len(given_up)
+        """Return how many machines of a pool may still join; no others are asked for in their place."""
+        return self.expected(pool) + self.doubtful(pool)
 
     def node_of(self, id_: str) -> Node | None:
         """Return the node that a machine is; None where it has not joined, or another machine has that name now."""
