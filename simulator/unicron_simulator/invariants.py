@@ -127,6 +127,10 @@ class Invariants:
                 there = state is not TaskState.FINISHED or not saves_model(self._specs[task]) or task in self._models
                 self.check(there, f"{task} is finished, and nobody has written its model")
 
+    def known_before(self, message_id: str) -> int:
+        """Return up to where in the journal a service had read for sure when it decided on a message."""
+        return self._known_before.get(message_id, 0)
+
     def lied(self, joined: str) -> None:
         """Take in that a lie stands in the journal now; by it a node joins, `joined`, if it is to be believed."""
         self.messages.append(Message())

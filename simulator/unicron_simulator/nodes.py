@@ -43,6 +43,8 @@ class Machine:
         rotten: those of them that are not what their checksums say.
         pace: of its workers.
         storage: that all nodes see.
+        id, pool: under which it was asked for, and for which pool; empty where a person has started it.
+        lost: it never comes back.
     """
 
     def __init__(self, name: str, slots: int, clock: VirtualClock, network: Network, invariants: Invariants) -> None:
@@ -60,6 +62,7 @@ class Machine:
         self.pace = STORM
         self.machines: dict[str, Machine] = {}
         self.storage = SharedStorage()
+        self.id, self.pool, self.lost = "", "", False
         self._network = network
         self._boots, self.address, self.secret = 0, "", ""
         self._groups: dict[str, Group] = {}
@@ -69,7 +72,7 @@ class Machine:
 
     def boot(self) -> None:
         """Start an agent, where none runs."""
-        if self.agent is not None:
+        if self.agent is not None or self.lost:
             return
         self._boots += 1
         self.secret, link = f"{self.name}b{self._boots}", self._network.link(self.name)
@@ -77,7 +80,7 @@ class Machine:
         self.address = f"{self.name}:{self._boots}"
         slots = [Slot(index=index) for index in range(self.slots)]
         card = NodeJoined(node=self.name, incarnation="", host=self.name, slots=slots, rendezvous=f"{self.name}:1")
-        card = replace(card, state_server=self.address, home=self.name)
+        card = replace(card, state_server=self.address, home=self.name, machine=self.id, pool=self.pool)
         core, outbox = self.make_core(card, boot, self.token), self.make_outbox(link, self.clock, self.name, boot)
         self.agent = WatchedAgent(core, link, outbox, self._carry_out, self._look, self.invariants)
         self.agent.task = asyncio.ensure_future(self._run(self.agent))
