@@ -46,7 +46,7 @@ from benchmarks.harness.command import Figures, Options, Result, main, option, s
 from benchmarks.harness.processes import cpu_s, memory_mb
 from benchmarks.harness.stats import median, percentiles
 from unicron import codec, subjects
-from unicron.bus.protocol import Entry
+from unicron.bus.protocol import JournalEntry
 from unicron.contracts.base import Message
 from unicron.contracts.events import FailureDetected, IterationFinished, NodeDrained
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
@@ -66,7 +66,7 @@ async def append(world: World, fact: Message, source: str) -> tuple[str, float]:
     """Put a fact into the journal; return its id, and the time just before."""
     name, now = f"bench-{next(SERIAL)}", time.time()
     fact = structs.replace(fact, id=name, correlation=name, at=now, source=source)
-    await world.bus.append(subjects.of(fact), codec.encode(fact), name)
+    await world.bus.append(subjects.for_message(fact), codec.encode(fact), name)
     return name, now
 
 
@@ -154,7 +154,7 @@ async def busy(world: World, seconds: float) -> tuple[float, int]:
         for number in itertools.count():
             task = f"task-{number % SMALL_TASKS}"
             done = IterationFinished(task=task, iteration=number, at=time.time(), **place)  # type: ignore[arg-type]
-            await world.bus.tell(subjects.of(done), codec.encode(done))
+            await world.bus.publish_telemetry(subjects.for_message(done), codec.encode(done))
             next(appended)
             await asyncio.sleep(1 / ITERATIONS_S)
 
@@ -182,7 +182,7 @@ async def crowded(world: World, seconds: float) -> tuple[Figures, Figures]:
     return figures, {"messages_per_s": said / seconds, "frames_per_s": statistics.mean(frames) / seconds}
 
 
-async def small(folder: Path, options: Options, known: Sequence[Entry]) -> Result:
+async def small(folder: Path, options: Options, known: Sequence[JournalEntry]) -> Result:
     """Return the figures of a small cluster."""
     async with running(folder / "small", known) as world, chromium() as browser:
         first = {"first_paint_ms": await paints(browser, world.url)}
@@ -196,7 +196,7 @@ async def small(folder: Path, options: Options, known: Sequence[Entry]) -> Resul
 # --- 16,384 nodes ----------------------------------------------------------------------------------------------------
 
 
-async def large(folder: Path, options: Options, known: Sequence[Entry]) -> Figures:
+async def large(folder: Path, options: Options, known: Sequence[JournalEntry]) -> Figures:
     """Return the figures of a very large cluster."""
     name, draw = str(options.nodes), random.Random(2)
     async with running(folder / "large", known) as world, chromium() as browser:

@@ -20,7 +20,7 @@ from unicron_deploy.nats_server import NatsServer, free_port
 from benchmarks import scale
 from benchmarks.harness.cluster import server_only, service
 from unicron.bus.nats import NatsBus
-from unicron.bus.protocol import Entry
+from unicron.bus.protocol import JournalEntry
 
 HOST = "127.0.0.1"
 START_S = 600.0
@@ -66,7 +66,7 @@ PAINTS = """
 """Notes when squares that were drawn are on the screen, by the wall and since the page was asked for, and how many."""
 
 
-def journal(nodes: int, tasks: int) -> Sequence[Entry]:
+def journal(nodes: int, tasks: int) -> Sequence[JournalEntry]:
     """Return what real services and simulated agents say while a cluster is filled, as if just now."""
     stage = scale.Stage(nodes, tasks, time.time() - AGO_S)
 
@@ -103,7 +103,7 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path, entries: Sequence[Entry]) -> AsyncIterator[World]:
+async def running(folder: Path, entries: Sequence[JournalEntry]) -> AsyncIterator[World]:
     """Have a console that has read these entries."""
     folder.mkdir()
     async with server_only(folder) as (server, bus):
@@ -115,7 +115,7 @@ async def running(folder: Path, entries: Sequence[Entry]) -> AsyncIterator[World
             yield world
 
 
-async def write(bus: NatsBus, entries: Sequence[Entry]) -> None:
+async def write(bus: NatsBus, entries: Sequence[JournalEntry]) -> None:
     """Put entries into the journal."""
     for number, entry in enumerate(entries, 1):
         if number % BATCH and number < len(entries):  # to wait for each of them would take minutes

@@ -48,7 +48,7 @@ class Journal:
         source = "benchmark" if message.SENDER in {"", AGENT} else message.SENDER
         fact = replace(message, id=f"fact-{self._sent}", at=time.time(), source=source)
         began = time.perf_counter()
-        await self._bus.append(subjects.of(fact), codec.encode(fact), fact.id)
+        await self._bus.append(subjects.for_message(fact), codec.encode(fact), fact.id)
         return began
 
     async def next(self, matches: Callable[[Any], bool]) -> tuple[float, Any]:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
-from unicron_simulator import comparison, economy, experiments, parameters, plots, traces
-from unicron_simulator.parameters import Costs
-from unicron_simulator.traces import Trace
+from unicron_simulator.policies import comparison, economy, experiments, parameters, plots, traces
+from unicron_simulator.policies.parameters import Costs
+from unicron_simulator.policies.traces import FailureTrace
 
 from benchmarks import figures
 from benchmarks.figures import Spread, Table, spread
@@ -37,7 +37,7 @@ PAPER = {
 """Unicron over each, in accumulated WAF (section 7.5)."""
 
 Runs = list[dict[str, economy.Result]]
-Case = tuple[dict[str, Costs], Sequence[TaskSpec], Callable[[Trace], Trace]]
+Case = tuple[dict[str, Costs], Sequence[TaskSpec], Callable[[FailureTrace], FailureTrace]]
 """Costs that are changed, tasks, and what is done to each trace."""
 
 
@@ -48,11 +48,11 @@ def runs(name: str, case: Case, policies: Sequence[str], seeds: int) -> Runs:
     return [comparison.compare(trace, tasks, policies, costs=costs) for trace in drawn]
 
 
-def _same(trace: Trace) -> Trace:
+def _same(trace: FailureTrace) -> FailureTrace:
     return trace
 
 
-def _slower(trace: Trace) -> Trace:
+def _slower(trace: FailureTrace) -> FailureTrace:
     return trace._replace(faults=tuple(fault._replace(repair_s=2 * fault.repair_s) for fault in trace.faults))
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
-from unicron_simulator import comparison, experiments, parameters, plots, traces, transitions
-from unicron_simulator.economy import tariffs
+from unicron_simulator import transitions
+from unicron_simulator.policies import comparison, experiments, parameters, plots, traces
+from unicron_simulator.policies.economy import tariffs
 from unicron_simulator.transitions import Transition
 
 from unicron.costmodel import catalogue
@@ -62,10 +63,10 @@ def figure_3b(seeds: int) -> dict[str, Spread]:
         at = np.sort(np.random.default_rng(seed).uniform(0, drawn.duration_s, 10))
         nodes = np.random.default_rng(seed + 1000).integers(0, 8, 10)
         faults = tuple(
-            traces.Failure(float(when), drawn.nodes[node], "sev1", FIGURE_3B_REPAIR_S)
+            traces.TracedFailure(float(when), drawn.nodes[node], "sev1", FIGURE_3B_REPAIR_S)
             for when, node in zip(at, nodes, strict=True)
         )
-        trace = traces.Trace("figure-3b", drawn.nodes, drawn.duration_s, faults)
+        trace = traces.FailureTrace("figure-3b", drawn.nodes, drawn.duration_s, faults)
         found = comparison.compare(trace, [experiments.gpt3("7B", "7B", most=64, batch=FIGURE_4_BATCH)])
         for policy, result in found.items():
             lost.setdefault(policy, []).append(1 - result.earned / result.ideal)

@@ -18,8 +18,8 @@ from unicron_agent.core import FRESH
 
 from benchmarks.harness.agents import BEAT_S, COMMANDS, answers, joined
 from benchmarks.harness.cluster import until
-from unicron import codec, proofs, subjects
-from unicron.aio import insist
+from unicron import codec, fabric_proofs, subjects
+from unicron.aio import retry_until_available
 from unicron.bus import nats, topology
 from unicron.bus.journal import REST_S
 from unicron.bus.nats import NatsBus
@@ -125,7 +125,9 @@ class Generator:
         self._ids += 1
         fact = replace(fact, id=f"fleet-{self._ids}", at=time.time(), source=node, correlation=f"fleet-{self._ids}")
         bus = self._bus(_number(node))
-        return await insist(lambda: bus.append(subjects.of(fact), codec.encode(fact), fact.id), "saying a fact")
+        return await retry_until_available(
+            lambda: bus.append(subjects.for_message(fact), codec.encode(fact), fact.id), "saying a fact"
+        )
 
     # --- what is asked -----------------------------------------------------------------------------------------------
 
@@ -221,7 +223,7 @@ class Generator:
             node = self._nodes[number]
             node.beats += 1
             heapq.heappush(self._due, (at + (node.every_s if node.beats >= FRESH else BEAT_S), number))
-            beat = NodeHeartbeat(node=node.name, incarnation=f"{proofs.boot(node.name)}.1")
+            beat = NodeHeartbeat(node=node.name, incarnation=f"{fabric_proofs.boot_id(node.name)}.1")
             await self._tell(beat, number)
             self._counted.sent["beats"] += 1
 
@@ -229,7 +231,7 @@ class Generator:
         self._ids += 1
         said = replace(telemetry, id=f"fleet-{self._ids}", at=time.time(), source=telemetry.node)
         with contextlib.suppress(nats_errors.Error):  # its connection broke: what it would have published is lost
-            await self._bus(number).client.publish(subjects.of(said), codec.encode(said))
+            await self._bus(number).client.publish(subjects.for_message(said), codec.encode(said))
 
     async def _look(self, number: int) -> None:
         """Ask where in the journal the last is of each thing that an agent reads."""

@@ -31,19 +31,19 @@ import msgspec
 from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
 from unicron_deploy.rights import SUBSCRIBER, USER
-from unicron_simulator import lies
+from unicron_simulator.storms import lies
 
 from benchmarks.fuzz_checks import HEALED_S, SCRIPT, Checks, parameters_differ, task
 from benchmarks.harness.command import Options, Result, main, option
 from unicron import codec, subjects
-from unicron.bootstrap import connected
+from unicron.authentication import authenticate
 from unicron.bus import access, nats, topology
 from unicron.bus.client import KeyedClient
 from unicron.client import Client
 from unicron.contracts.base import Message
 from unicron.contracts.events import CommandRefused, DeadLetter, IterationFinished, Regrouped, WorkerExited, WorkerReady
 from unicron.errors import UnicronError
-from unicron.said import received
+from unicron.service.bootstrap import connected
 from unicron.services import SERVICES
 
 SLOTS = 2
@@ -91,12 +91,12 @@ class Overheard:
             self._keep(entry.subject, entry.data)
 
     async def _hear(self) -> None:
-        async for heard in self._bus.hear([f"{subjects.ROOT}.tel.>"]):
+        async for heard in self._bus.receive_telemetry([f"{subjects.ROOT}.tel.>"]):
             self._keep(heard.subject, heard.data)
 
     def _keep(self, subject: str, data: bytes) -> None:
         with contextlib.suppress(UnicronError):  # of what we changed ourselves, too
-            message: Message = received(subject, data)
+            message: Message = authenticate(subject, data)
             if isinstance(
                 message, CommandRefused | DeadLetter | WorkerExited | WorkerReady | Regrouped | IterationFinished
             ):
@@ -149,7 +149,7 @@ class Attacker:
 
     async def _connect(self, cluster: Cluster) -> None:
         async def failed(error: Exception) -> None:
-            self.refused += access.Refusal.of(error) is not None
+            self.refused += access.Refusal.parse(error) is not None
 
         key = None if self.name == OPEN else str(cluster.keys.path(self.name))
         await self._connection.connect(
@@ -202,7 +202,7 @@ class Attacker:
         """Return whether a message is in range, and where it belongs; far ahead is left to the services' doubts."""
         try:
             now = None if ".cmd." in subject else time.time()  # agents don't hold times against their clocks
-            message = received(subject, data, now)
+            message = authenticate(subject, data, now)
         except UnicronError:
             return False
         plan = getattr(message, "plan", None)
@@ -213,7 +213,7 @@ class Attacker:
         node = f"node-{self._random.randint(1, 2)}"
         command = lies.forged(self._random, next(self._forgeries), node, "fuzzed", "fuzzed-1")
         command = msgspec.structs.replace(command, id=f"{command.id}-{self.name}", at=time.time())
-        return subjects.of(command), codec.encode(command)
+        return subjects.for_message(command), codec.encode(command)
 
 
 class Strikes:

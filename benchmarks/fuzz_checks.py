@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from unicron_deploy.embedded import Cluster
 
-from unicron.aio import insist
+from unicron.aio import retry_until_available
 from unicron.client import Client
 from unicron.contracts.base import Message
 from unicron.contracts.events import IterationFinished
@@ -114,7 +114,9 @@ class Checks:
         view = next(view for view in (await self._client.status()).tasks if view.spec.name == "fuzzed")
         victim = view.members[-1]
         # its agent may have been started again just now: the node counts as up, and nobody answers there yet
-        await insist(lambda: self._client.inject(victim.node, "kill-worker", victim.worker), "killing a worker")
+        await retry_until_available(
+            lambda: self._client.inject(victim.node, "kill-worker", victim.worker), "killing a worker"
+        )
 
         async def replaced() -> bool:
             view = next(view for view in (await self._client.status()).tasks if view.spec.name == "fuzzed")

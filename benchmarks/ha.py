@@ -44,8 +44,7 @@ from benchmarks.harness.command import Figures, Options, Result, main, option, s
 from benchmarks.harness.processes import ONE_THREAD
 from benchmarks.harness.stats import median, quantile
 from unicron import codec, subjects
-from unicron.aio import insist
-from unicron.bootstrap import connected
+from unicron.aio import retry_until_available
 from unicron.bus import topology
 from unicron.bus.nats import NatsBus
 from unicron.contracts.base import Message
@@ -53,6 +52,7 @@ from unicron.contracts.commands import Regroup
 from unicron.contracts.events import DeadLetter, FailureDetected, Regrouped
 from unicron.contracts.tasks import TaskState
 from unicron.errors import UnicronError
+from unicron.service.bootstrap import connected
 
 WORKERS, MICROBATCHES, TOTAL = 3, 6, 6000
 TASKS = ("struck", "beside")
@@ -118,8 +118,8 @@ class Bystander:
         for number in itertools.count():
             name, why = f"probe-{number}", "none: benchmarks.ha tries how long a fact takes"
             fact = DeadLetter(id=name, at=time.time(), source=PROBER, correlation=name, subject=name, error=why)
-            subject, data, began = subjects.of(fact), codec.encode(fact), time.monotonic()
-            await insist(lambda: self._bus.append(subject, data, fact.id), "probing")  # noqa: B023
+            subject, data, began = subjects.for_message(fact), codec.encode(fact), time.monotonic()
+            await retry_until_available(lambda: self._bus.append(subject, data, fact.id), "probing")  # noqa: B023
             self.took.append(time.monotonic() - began)
             self.stored.append(number)
             await asyncio.sleep(PROBE_S)

@@ -98,7 +98,7 @@ class Looks:
 
     async def listen(self) -> None:
         """Count telemetry."""
-        async for _ in self._client.bus.hear([f"{subjects.ROOT}.tel.>"]):
+        async for _ in self._client.bus.receive_telemetry([f"{subjects.ROOT}.tel.>"]):
             self.heard += 1
 
     async def look(self, service: str) -> None:

@@ -27,8 +27,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from unicron_simulator import traces
-from unicron_simulator.traces import Failure, Trace
+from unicron_simulator.policies import traces
+from unicron_simulator.policies.traces import FailureTrace, TracedFailure
 
 from benchmarks.harness.command import Options, Result, main, option
 from unicron.snapshots.interval import daly, young
@@ -121,7 +121,7 @@ def schemes(
     return found | {OURS: Scheme(found["every 3 h, background"].storage, memory)}
 
 
-def lost(trace: Trace, scheme: Scheme, racks: dict[str, str] | None = None) -> Lost:
+def lost(trace: FailureTrace, scheme: Scheme, racks: dict[str, str] | None = None) -> Lost:
     """Return what failures cost with a scheme; `racks` has those of nodes, where placing copies is to know them."""
     position = stored = resumed = redone = read = blocked = 0.0
     served = [0, 0]
@@ -143,7 +143,7 @@ def lost(trace: Trace, scheme: Scheme, racks: dict[str, str] | None = None) -> L
     return Lost(redone, read, blocked + ran - scheme.storage.progress(ran), served[True], served[False])
 
 
-def _survivals(trace: Trace, racks: dict[str, str]) -> Iterator[tuple[float, bool]]:
+def _survivals(trace: FailureTrace, racks: dict[str, str]) -> Iterator[tuple[float, bool]]:
     """Yield when failures struck, and whether all states still had a copy in memory; what is lost at once is one."""
     back = dict.fromkeys(trace.nodes, 0.0)
     placed: Placement | None = None
@@ -158,8 +158,8 @@ def _survivals(trace: Trace, racks: dict[str, str]) -> Iterator[tuple[float, boo
         placed = place(left, COPIES, racks, placed)
 
 
-def _moments(faults: Sequence[Failure]) -> Iterator[list[Failure]]:
-    together: list[Failure] = []
+def _moments(faults: Sequence[TracedFailure]) -> Iterator[list[TracedFailure]]:
+    together: list[TracedFailure] = []
     for fault in faults:
         if together and fault.at - together[0].at > AT_ONCE_S:
             yield together
@@ -172,7 +172,9 @@ def _moments(faults: Sequence[Failure]) -> Iterator[list[Failure]]:
 # --- what is reported ------------------------------------------------------------------------------------------------
 
 
-def compared(drawn: Sequence[Trace], racks: dict[str, str] | None = None, **changed: float) -> dict[str, list[Lost]]:
+def compared(
+    drawn: Sequence[FailureTrace], racks: dict[str, str] | None = None, **changed: float
+) -> dict[str, list[Lost]]:
     """Return what each scheme lost with each trace; `changed` goes to `schemes`."""
     mtbf_s = sum(trace.duration_s for trace in drawn) / sum(len(trace.faults) for trace in drawn)
     known = schemes(mtbf_s, **changed)

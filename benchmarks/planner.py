@@ -20,7 +20,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 from unicron_planner import lookup
-from unicron_planner.lookup import Event, Situation, Standing, effect
+from unicron_planner.lookup import Event, Situation, TaskStanding, effect
 
 from benchmarks.harness.command import Figures, Options, Result, main, option
 from benchmarks.harness.processes import timed
@@ -42,11 +42,11 @@ def instance(tasks: int, workers: int, unit: int, sizes: int, seed: int) -> Situ
         feasible = np.concatenate([[0], np.sort(some)]) * unit
         dips = random.uniform(0.93, 1.0, len(feasible))
         waf = random.uniform(0.5, 2.0) * 1e14 * feasible ** random.uniform(0.7, 0.98) * dips
-        standings[f"task-{number}"] = Standing(feasible.astype(np.int64), waf, 0, 0.0)
+        standings[f"task-{number}"] = TaskStanding(feasible.astype(np.int64), waf, 0, 0.0)
     empty = Situation(standings, FAILURE_RATE, 15.0, 30.0)
     best = lookup.answer(empty, Event(NONE, workers)).sizes
     held = {
-        name: Standing(task.sizes, task.waf, best[name], float(task.waf[task.sizes == best[name]][0]))
+        name: TaskStanding(task.sizes, task.waf, best[name], float(task.waf[task.sizes == best[name]][0]))
         for name, task in standings.items()
     }
     return Situation(held, FAILURE_RATE, 15.0, 30.0)
@@ -125,7 +125,7 @@ def one_more(given: Situation) -> Situation:
     """Return the same cluster with one task, in the middle, measured to be 1 % faster."""
     name = list(given.tasks)[len(given.tasks) // 2]
     task = given.tasks[name]
-    faster = Standing(task.sizes, task.waf * 1.01, task.held, task.held_waf * 1.01)
+    faster = TaskStanding(task.sizes, task.waf * 1.01, task.held, task.held_waf * 1.01)
     return Situation({**given.tasks, name: faster}, given.failure_rate, given.resize_s, given.failure_s)
 
 

@@ -20,22 +20,22 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
-from unicron_simulator import experiments
-from unicron_simulator.bus import MemoryBucket, MemoryWorld
-from unicron_simulator.world import wirings
+from unicron_simulator.policies import experiments
+from unicron_simulator.storms.bus import MemoryBucket, MemoryWorld
+from unicron_simulator.storms.world import wirings
 
 from benchmarks.harness.agents import BEAT_S, COMMANDS, answers, joined
 from benchmarks.harness.cluster import background
 from benchmarks.harness.command import Figures, Options, Result, main, option, say
 from unicron import codec, subjects
 from unicron.bus import replies, topology
-from unicron.bus.protocol import Entry, Heard
+from unicron.bus.protocol import JournalEntry, TelemetryEntry
 from unicron.clock import VirtualClock
 from unicron.contracts.base import Message
 from unicron.contracts.events import FailureDetected, NodeHeartbeat, TaskStateChanged
 from unicron.contracts.queries import GetStatus, Query, Reply, SubmitTask
 from unicron.contracts.tasks import Slot, TaskSpec, TaskState
-from unicron.service import Service
+from unicron.service.service import Service
 
 SLOTS = 8
 START = 1_700_000_000.0
@@ -89,14 +89,14 @@ class Timed(Coroutine[Any, Any, Any]):
         return self._job.__await__()
 
 
-class Journal(list[Entry]):
+class Journal(list[JournalEntry]):
     """A journal that counts."""
 
     def __init__(self, counted: Counted) -> None:
         super().__init__()
         self._counted = counted
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: JournalEntry) -> None:
         """Add an entry."""
         super().append(entry)
         kind = entry.subject.split(".")[4]
@@ -157,7 +157,7 @@ class Stage:
     async def say(self, fact: Message, node: str) -> None:
         """Put a fact of a node's agent into the journal."""
         fact = replace(fact, id=f"fact-{next(self._numbers)}", at=self.clock.now(), source=node)
-        await self.bus.append(subjects.of(fact), codec.encode(fact), fact.id)
+        await self.bus.append(subjects.for_message(fact), codec.encode(fact), fact.id)
 
     async def join(self, number: int) -> None:
         """Let a node join."""
@@ -178,7 +178,7 @@ class Stage:
         subject = topology.DISCONNECTS.replace("*", topology.NODES)
         for wanted, inbox in self.memory.hearers:
             if wanted(subject):
-                inbox.put_nowait(Heard(subject, json.dumps(advisory).encode()))
+                inbox.put_nowait(TelemetryEntry(subject, json.dumps(advisory).encode()))
 
     async def _heartbeats(self) -> None:
         while True:
@@ -186,7 +186,7 @@ class Stage:
                 name = f"node-{number}"
                 if name != self.lost:
                     beat = NodeHeartbeat(node=name, incarnation="", source=name)
-                    await self.bus.tell(subjects.of(beat), codec.encode(beat))
+                    await self.bus.publish_telemetry(subjects.for_message(beat), codec.encode(beat))
             await asyncio.sleep(BEAT_S)
 
     async def _agents(self) -> None:
@@ -224,7 +224,7 @@ class Stage:
 
     async def ask(self, query: Query) -> bytes:
         """Ask the registry."""
-        data = await self.bus.ask(subjects.asked("registry", query), codec.encode(query), 1e6)
+        data = await self.bus.ask(subjects.for_query("registry", query), codec.encode(query), 1e6)
         reply = codec.decode(data, Reply)
         if reply.error:
             raise SystemExit(reply.error)

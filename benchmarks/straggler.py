@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 from unicron_simulator import synthetic
-from unicron_simulator.planting import Shape, SlowWorker
+from unicron_simulator.planting import Shape, SlowedWorker
 from unicron_straggler.analysis import measures, reader, tensors
 from unicron_straggler.analysis.simulate import Scenario, step_times
 
@@ -77,7 +77,7 @@ def plain_loop(job: tensors.Job) -> list[float]:
 def large() -> Figures:
     """Analyze the large trace in this process."""
     began = time.perf_counter()
-    trace = synthetic.make(LARGE, seed=1, plants=[SlowWorker(dp_rank=17, stage=3, factor=1.5)])
+    trace = synthetic.make(LARGE, seed=1, plants=[SlowedWorker(dp_rank=17, stage=3, factor=1.5)])
     made = time.perf_counter()
     analysis = measures.analyze(trace)
     return {

@@ -23,7 +23,7 @@ from unicron_simulator.planting import (
     Plant,
     SequenceLengths,
     Shape,
-    SlowWorker,
+    SlowedWorker,
     StageImbalance,
 )
 from unicron_simulator.synthetic import make, step_times
@@ -57,7 +57,7 @@ def draw_plant(cause: str, shape: Shape, random: np.random.Generator) -> Plant:
     if cause == SLOW:
         share = 1.0 if random.random() < 0.75 else random.uniform(0.4, 1)
         place = int(random.integers(shape.dp)), int(random.integers(shape.pp))
-        return SlowWorker(*place, float(random.uniform(1.1, 2.5)), share)
+        return SlowedWorker(*place, float(random.uniform(1.1, 2.5)), share)
     if cause == STAGE:
         return StageImbalance(float(random.uniform(1.1, 2)))
     if cause == LENGTHS:

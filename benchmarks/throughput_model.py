@@ -31,7 +31,7 @@ from benchmarks.harness.command import Figures, Options, Result, main
 from unicron.contracts.tasks import ModelSpec
 from unicron.costmodel import catalogue, costs, formulas, planning
 from unicron.costmodel.catalogue import Accelerator
-from unicron.costmodel.costs import Array, Constants, Layout
+from unicron.costmodel.costs import Array, Constants, LayoutArrays
 
 DATA = Path(os.environ.get("UNICRON_DATA") or Path(__file__).parents[2] / "shared/data") / "throughput"
 
@@ -50,7 +50,7 @@ class Measurements(NamedTuple):
 
     model: ModelSpec
     gpu: Accelerator
-    on: Layout
+    on: LayoutArrays
     seconds: Array
     names: list[str]
 
@@ -67,7 +67,7 @@ def rows_of(name: str) -> list[Row]:
 
 
 def group_of(rows: Sequence[Row], gpu: Accelerator, seconds: Sequence[float], **how: Any) -> Measurements:
-    """Return rows of one model and batch as a group; `how` says what of `Layout` the rows leave open."""
+    """Return rows of one model and batch as a group; `how` says what of `LayoutArrays` the rows leave open."""
     first = rows[0]
     named = {"hidden": "hidden", "heads": "heads", "sequence": "seq", "layers": "layers", "batch": "global_batch"}
     shape: dict[str, Any] = {name: int(first[column]) for name, column in named.items()}
@@ -77,7 +77,7 @@ def group_of(rows: Sequence[Row], gpu: Accelerator, seconds: Sequence[float], **
     kinds = np.full(len(rows), how.pop("recompute", formulas.FULL))
     open_ = {"distributed": np.array(False), "summed_bytes": FLOAT16_BYTES, **how}
     names = ["/".join(map(str, each)) for each in zip(tensor, pipeline, data, sizes, strict=True)]
-    on = Layout(tensor, pipeline, data, sizes, kinds, **open_)
+    on = LayoutArrays(tensor, pipeline, data, sizes, kinds, **open_)
     return Measurements(model, gpu, on, np.array(seconds), names)
 
 

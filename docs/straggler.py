@@ -4,14 +4,14 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 from unicron_simulator import synthetic
-from unicron_simulator.planting import GarbageCollection, Plant, SequenceLengths, Shape, SlowWorker, StageImbalance
+from unicron_simulator.planting import GarbageCollection, Plant, SequenceLengths, Shape, SlowedWorker, StageImbalance
 from unicron_straggler.analysis import pictures
 from unicron_straggler.analysis.measures import analyze
 
 HERE = Path(__file__).parent
 JOB = Shape(dp=16, pp=4, microbatches=8, steps=6)
 PATTERNS: dict[str, list[Plant]] = {
-    "a slow worker": [SlowWorker(5, 2, 1.5)],
+    "a slow worker": [SlowedWorker(5, 2, 1.5)],
     "a stage with too much to do": [StageImbalance(1.5)],
     "uneven sequences": [SequenceLengths(0.6)],
     "garbage collection": [GarbageCollection(0.2, 1.0)],
@@ -34,7 +34,7 @@ def patterns() -> Figure:
 
 def main() -> None:
     """Write the pictures."""
-    slow = synthetic.make(Shape(dp=4, pp=4, microbatches=8, steps=3), 1, [SlowWorker(1, 2, 1.6)], "an example")
+    slow = synthetic.make(Shape(dp=4, pp=4, microbatches=8, steps=3), 1, [SlowedWorker(1, 2, 1.6)], "an example")
     analysis = analyze(slow)
     for name, figure in pictures.figures(slow, analysis):
         if name == "timeline":

@@ -29,13 +29,13 @@ def next_beat(period_s: float, after: float) -> float:
     return (math.floor(after / period_s + 0.01) + 1) * period_s  # of timers that fire a little early, none fires twice
 
 
-async def beat(period_s: float) -> None:
+async def sleep_until_beat(period_s: float) -> None:
     """Sleep until the next multiple of a period; see `next_beat`."""
     now = asyncio.get_running_loop().time()
     await asyncio.sleep(next_beat(period_s, now) - now)
 
 
-async def insist(call: Callable[[], Awaitable[T]], what: str) -> T:
+async def retry_until_available(call: Callable[[], Awaitable[T]], what: str) -> T:
     """Repeat `call` until the bus answers."""
     level = logging.WARNING
     while True:
@@ -47,7 +47,7 @@ async def insist(call: Callable[[], Awaitable[T]], what: str) -> T:
             await asyncio.sleep(RETRY_S)
 
 
-async def unhurried(job: Coroutine[Any, Any, None]) -> None:
+async def shielded(job: Coroutine[Any, Any, None]) -> None:
     """Await `job`; when cancelled meanwhile, let it finish first, within `DRAIN_S`."""
     task = asyncio.ensure_future(job)
     try:
@@ -59,7 +59,7 @@ async def unhurried(job: Coroutine[Any, Any, None]) -> None:
         raise
 
 
-async def together(*jobs: Coroutine[Any, Any, None]) -> None:
+async def gather_or_cancel(*jobs: Coroutine[Any, Any, None]) -> None:
     """Run `jobs` side by side until all have ended or one has failed; then end the others, and fail as it did."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from unicron import codec, subjects
 from unicron.aio import RETRY_S
+from unicron.authentication import authenticate
 from unicron.bus.protocol import Bus
 from unicron.contracts.base import Message
 from unicron.contracts.faults import kind_of
@@ -44,7 +45,6 @@ from unicron.contracts.queries import (
 from unicron.contracts.states import StateRef
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError, NobodyAnswersError
-from unicron.said import received
 from unicron.services import NAMED, PROVISIONER
 
 ANSWER_S = 5.0
@@ -175,7 +175,7 @@ class Client:
         end = asyncio.get_running_loop().time() + (self.patience_s if waits else 0.0)
         while True:
             try:
-                data = await self.bus.ask(subjects.asked(owner, query), codec.encode(query), ANSWER_S)
+                data = await self.bus.ask(subjects.for_query(owner, query), codec.encode(query), ANSWER_S)
                 break
             except NobodyAnswersError:  # so nobody has taken it, and it may be said again
                 if asyncio.get_running_loop().time() >= end:
@@ -213,7 +213,7 @@ class Client:
 
     async def telemetry(self, *kinds: type[Message]) -> AsyncIterator[Message]:
         """Yield telemetry of these kinds as it comes; what can't be used is left out."""
-        async for heard in self.bus.hear(subjects.events(*kinds)):
+        async for heard in self.bus.receive_telemetry(subjects.events(*kinds)):
             message = _said(heard.subject, heard.data)
             if message is not None:
                 yield message
@@ -221,6 +221,6 @@ class Client:
 
 def _said(subject: str, data: bytes) -> Message | None:
     try:
-        return received(subject, data)
+        return authenticate(subject, data)
     except InvalidInputError:
         return None

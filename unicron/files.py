@@ -1,10 +1,13 @@
 """Files that people and other programs give: read as text of a size that can be dealt with, or refused in one line."""
 
+import logging
 import os
 import stat
 from pathlib import Path
 
 from unicron.errors import InvalidInputError
+
+log = logging.getLogger(__name__)
 
 MB = 1024 * 1024
 MOST_BYTES = 64 * MB
@@ -66,3 +69,11 @@ def write_secret(path: Path, secret: bytes) -> None:
     with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(secret)
     scratch.replace(path)
+
+
+def remove_if_possible(path: Path) -> None:
+    """Remove a file that nobody needs; one that the file system keeps is logged, and goes on taking room."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s can't be removed (%s) and goes on taking room", path, error.strerror or error)

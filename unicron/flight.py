@@ -75,7 +75,7 @@ class Recording(msgspec.Struct, frozen=True):
     entries: Annotated[list[Collective], Meta(max_length=200_000)] = []
 
 
-def parsed(recorded: bytes) -> Recording:
+def parse(recorded: bytes) -> Recording:
     """Return what torch tells as JSON.
 
     Raises:
@@ -87,7 +87,7 @@ def parsed(recorded: bytes) -> Recording:
         raise InvalidInputError(f"no recording of collectives: {error}") from error
 
 
-def converted(plain: Any, kind: Any = Recording) -> Any:
+def convert(plain: Any, kind: Any = Recording) -> Any:
     """Return what torch has written as maps and lists.
 
     Raises:
@@ -99,7 +99,7 @@ def converted(plain: Any, kind: Any = Recording) -> Any:
         raise InvalidInputError(f"no recording of collectives: {error}") from error
 
 
-def told(recording: Recording, begun: Callable[[Collective], Iterable[Frame]] | None = None) -> list[str]:
+def describe(recording: Recording, begun: Callable[[Collective], Iterable[Frame]] | None = None) -> list[str]:
     """Return a line for each collective that is under way, the first one first; one for the last, where there is none.
 
     Args:
@@ -112,28 +112,28 @@ def told(recording: Recording, begun: Callable[[Collective], Iterable[Frame]] | 
     last: dict[tuple[str, str], Collective] = {each.process_group: each for each in recording.entries if each.done}
     waiting = [each for each in recording.entries if not each.done]
     if not waiting:
-        return [one_line(f"none; the last that was done: {each}{_of(each)}") for each in [*last.values()][-1:]]
+        return [one_line(f"none; the last that was done: {each}{_group_text(each)}") for each in [*last.values()][-1:]]
     lines = []
     for each in waiting[:TOLD]:
-        frames = begun(each) if begun else converted(each.frames, Frames)
+        frames = begun(each) if begun else convert(each.frames, Frames)
         before = last.get(each.process_group)
         done = f"; the last of them that was done: {before}" if before else ""
-        lines.append(one_line(f"{each}{_of(each)}, {_size(each)}, {each.state}{_where(frames)}{done}"))
+        lines.append(one_line(f"{each}{_group_text(each)}, {_size(each)}, {each.state}{_script_line(frames)}{done}"))
     return lines + ([f"and {len(waiting) - TOLD} more"] if len(waiting) > TOLD else [])
 
 
-def _of(collective: Collective) -> str:
+def _group_text(collective: Collective) -> str:
     """Return its group in words, where that has a name: those of sessions have none."""
     name, description = collective.process_group
     return f" of {description or name}" if description or name else ""
 
 
 def _size(collective: Collective) -> str:
-    tensors, types = converted(collective.input_sizes, Tensors), converted(collective.input_dtypes, Types)
+    tensors, types = convert(collective.input_sizes, Tensors), convert(collective.input_dtypes, Types)
     return f"{sum(math.prod(each) for each in tensors)} x {'+'.join(sorted({*types})) or 'nothing'}"
 
 
-def _where(frames: Iterable[Frame]) -> str:
+def _script_line(frames: Iterable[Frame]) -> str:
     """Return the innermost line of the script."""
     found = next((each for each in frames if not each.filename.startswith(LIBRARIES)), None)
     return f", {Path(found.filename).name}:{found.line}" if found else ""

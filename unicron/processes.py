@@ -10,7 +10,7 @@ import msgspec
 POLL_S = 0.02
 
 
-class Started(msgspec.Struct, kw_only=True, frozen=True):
+class ProcessRecord(msgspec.Struct, kw_only=True, frozen=True):
     """A process that leads a session of its own.
 
     Attributes:
@@ -22,7 +22,7 @@ class Started(msgspec.Struct, kw_only=True, frozen=True):
     ticks: int
 
     @classmethod
-    def of(cls, pid: int) -> "Started":
+    def from_pid(cls, pid: int) -> "ProcessRecord":
         """Return the record of the process that has `pid` now; of one that is gone already, one that never lives."""
         stat = _stat(pid)
         return cls(pid=pid, ticks=stat.ticks if stat else -1)
@@ -55,7 +55,7 @@ class Started(msgspec.Struct, kw_only=True, frozen=True):
             time.sleep(POLL_S)
 
 
-def wait_until_gone(processes: list[Started], timeout_s: float) -> list[Started]:
+def wait_until_gone(processes: list[ProcessRecord], timeout_s: float) -> list[ProcessRecord]:
     """Wait until all have ended; return those that live on after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     living = processes

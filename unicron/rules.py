@@ -28,7 +28,7 @@ _XID = re.compile(r"\bXid\s*\((?:PCI:)?[0-9a-fA-F:.]+\)\s*:?\s*(\d{1,3})\b")
 """What the driver tells by itself; behind that it may name an earlier one."""
 
 
-class Verdict(Record, kw_only=True, frozen=True):
+class ErrorVerdict(Record, kw_only=True, frozen=True):
     """A row of table 1: an error status and its severity.
 
     Attributes:
@@ -48,32 +48,32 @@ class _Row(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
     status: str
     severity: Severity
 
-    def verdict(self, name: str) -> Verdict:
-        return Verdict(status=_status(self.status, name), severity=self.severity)
+    def verdict(self, name: str) -> ErrorVerdict:
+        return ErrorVerdict(status=_status(self.status, name), severity=self.severity)
 
 
 class _Kernel(_Row, kw_only=True, frozen=True, forbid_unknown_fields=True):
     match: str
     gpu: Severity | None = None
 
-    def verdict(self, name: str) -> Verdict:
-        return Verdict(status=_status(self.status, name), severity=self.severity, gpu=self.gpu)
+    def verdict(self, name: str) -> ErrorVerdict:
+        return ErrorVerdict(status=_status(self.status, name), severity=self.severity, gpu=self.gpu)
 
 
 class _Rule(_Row, kw_only=True, frozen=True, forbid_unknown_fields=True):
     match: str
     echo: bool = False
 
-    def verdict(self, name: str) -> Verdict:
-        return Verdict(status=_status(self.status, name), severity=self.severity, echo=self.echo)
+    def verdict(self, name: str) -> ErrorVerdict:
+        return ErrorVerdict(status=_status(self.status, name), severity=self.severity, echo=self.echo)
 
 
 class _Worker(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
     status: str
     match: str
 
-    def verdict(self, name: str) -> Verdict:
-        return Verdict(status=_status(self.status, name), severity=Severity.SEV3)
+    def verdict(self, name: str) -> ErrorVerdict:
+        return ErrorVerdict(status=_status(self.status, name), severity=Severity.SEV3)
 
 
 class _Xid(_Row, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -81,11 +81,11 @@ class _Xid(_Row, kw_only=True, frozen=True, forbid_unknown_fields=True):
     unless: str = ""
     echo: bool = False
 
-    def verdict(self, name: str) -> Verdict:
-        return Verdict(status=_status(self.status, name), severity=self.severity, echo=self.echo)
+    def verdict(self, name: str) -> ErrorVerdict:
+        return ErrorVerdict(status=_status(self.status, name), severity=self.severity, echo=self.echo)
 
 
-class _File(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
+class _RulesFile(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
     default: _Row | None = None
     outside: str = ""
     rule: list[_Rule] = []
@@ -102,7 +102,7 @@ class Ruling(NamedTuple):
         rule: the file that it stands in, and what it looks for there.
     """
 
-    verdict: Verdict
+    verdict: ErrorVerdict
     rule: str
 
 
@@ -124,7 +124,7 @@ class Rules:
 
     def __init__(self, text: str, name: str = "rules.toml", otherwise: "Rules | None" = None) -> None:
         try:
-            file = msgspec.convert(tomllib.loads(text), _File)
+            file = msgspec.convert(tomllib.loads(text), _RulesFile)
         except (ValueError, RecursionError) as error:  # ValueError: of TOML and of msgspec
             raise InvalidInputError(f"{name}: {error}; mend that entry") from error
         if file.default is not None:
@@ -148,10 +148,10 @@ class Rules:
             for code in xid.codes
         }
 
-    def classify(self, exception: str, text: str) -> Verdict:
+    def classify(self, exception: str, text: str) -> ErrorVerdict:
         """Return what an exception of class `exception` with the message `text` stands for."""
         what = f"{exception}: {text}"
-        verdict = self.of_exception(what).verdict
+        verdict = self.rule_for_exception(what).verdict
         outside = verdict.status in OF_NETWORKS and self.is_outside(what)
         return msgspec.structs.replace(verdict, outside=outside) if outside else verdict
 
@@ -159,36 +159,36 @@ class Rules:
         """Return whether an exception of the network is about a server that is none of the cluster's."""
         return bool(self._outside.search(text)) or (self._otherwise is not None and self._otherwise.is_outside(text))
 
-    def of_exception(self, text: str) -> Ruling:
+    def rule_for_exception(self, text: str) -> Ruling:
         """Return the rule for an exception, "CLASS: MESSAGE"."""
-        return self.matching(text) or self.default
+        return self.match_exception(text) or self.default
 
-    def matching(self, text: str) -> Ruling | None:
+    def match_exception(self, text: str) -> Ruling | None:
         """Return the rule that matches an exception, None where none does."""
-        found = self._of_xids(text) or _first(self._rules, text)
-        return found or (self._otherwise.matching(text) if self._otherwise else None)
+        found = self._rule_for_xids(text) or _first(self._rules, text)
+        return found or (self._otherwise.match_exception(text) if self._otherwise else None)
 
-    def of_hardware(self, text: str) -> Ruling | None:
+    def rule_for_hardware(self, text: str) -> Ruling | None:
         """Return the rule for a line of the kernel's log, or what a GPU's driver told; None where it says nothing."""
-        found = self._of_xids(text) or _first(self._kernel, text)
-        return found or (self._otherwise.of_hardware(text) if self._otherwise else None)
+        found = self._rule_for_xids(text) or _first(self._kernel, text)
+        return found or (self._otherwise.rule_for_hardware(text) if self._otherwise else None)
 
-    def of_output(self, text: str) -> Ruling | None:
+    def rule_for_output(self, text: str) -> Ruling | None:
         """Return the rule for a line that a worker wrote; None where it says nothing."""
         return _first(self.worker, text)
 
-    def telling(self, lines: str) -> list[tuple[str, Ruling]]:
+    def match_hardware_lines(self, lines: str) -> list[tuple[str, Ruling]]:
         """Return those of some lines of the kernel's log that stand for anything, each with its rule.
 
         Most logs have none in thousands, so all are looked at as one first.
         """
         cut = _cut(lines)
         whole = "\n".join(cut)
-        if "Xid" not in whole and not self.of_hardware(whole):
+        if "Xid" not in whole and not self.rule_for_hardware(whole):
             return []
-        return [(line, ruling) for line in cut if (ruling := self.of_hardware(line))]
+        return [(line, ruling) for line in cut if (ruling := self.rule_for_hardware(line))]
 
-    def telling_of_output(self, lines: str) -> list[tuple[str, Ruling]]:
+    def match_output_lines(self, lines: str) -> list[tuple[str, Ruling]]:
         """Return of some lines that a worker wrote the first that each rule finds, at little cost."""
         whole, found = "\n".join(_cut(lines)), dict[int, tuple[str, Ruling]]()
         for pattern, ruling in self.worker:
@@ -197,7 +197,7 @@ class Rules:
                 found.setdefault(begin, (whole[begin:].partition("\n")[0], ruling))
         return [found[begin] for begin in sorted(found)]
 
-    def _of_xids(self, text: str) -> Ruling | None:
+    def _rule_for_xids(self, text: str) -> Ruling | None:
         found = []
         for line in text.splitlines() if "Xid" in text else ():
             known = self._xids.get(int(code[1])) if (code := _XID.search(line)) else None

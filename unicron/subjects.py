@@ -49,7 +49,7 @@ def token(text: str, what: str = "name") -> str:
     return text
 
 
-def of(message: Message) -> str:
+def for_message(message: Message) -> str:
     """Return the subject on which `message` travels; its source must be filled in."""
     name = type(message).__name__
     key = token(message.key, "key")
@@ -144,6 +144,6 @@ def _owner(name: str) -> str:
     return name if name in NAMED else f"node.{token(name, 'owner')}"
 
 
-def asked(owner: str, query: Query) -> str:
+def for_query(owner: str, query: Query) -> str:
     """Return the subject on which `owner` is asked `query`."""
     return orders(owner) if isinstance(query, Order) else rpc(owner)

@@ -1,6 +1,6 @@
-"""The agent's loops: the bus and the time become stimuli of the core; what the core answers goes out.
+"""The agent's loops: read the bus and the clock, pass them to the core as stimuli, and publish the core's facts.
 
-What it has done on the node it leaves to others: to `unicron_agent.node`, or to a modelled node in a storm.
+Effects on the node are carried out by `unicron_agent.node`, or by a modelled node in a storm.
 """
 
 import asyncio
@@ -9,29 +9,29 @@ import logging
 from collections.abc import Callable
 
 from unicron import subjects
-from unicron.aio import insist, next_beat, together
+from unicron.aio import gather_or_cancel, next_beat, retry_until_available
 from unicron.bus.lease import token_in_force
 from unicron.bus.protocol import Bus
 from unicron.contracts.base import Message
 from unicron.contracts.events import CommandRefused, DeadLetter
 from unicron.errors import InvalidInputError
-from unicron.floods import LETTERS, Floods, more
-from unicron_agent.clocks import MOST_S
+from unicron.rate_limits import LETTERS, RateLimiter, more_text
 from unicron_agent.core import AgentCore
+from unicron_agent.hardware.clocks import MOST_S
 from unicron_agent.outbox import Outbox
 from unicron_agent.stimuli import (
-    AskToken,
+    DepartureNotice,
     Effect,
     EntryRead,
-    Leave,
-    Notice,
     Out,
     Published,
+    ReadToken,
     Reconnected,
+    Shutdown,
     Stimulus,
     Tick,
     TokenRead,
-    WorkerSaid,
+    WorkerMessage,
 )
 
 log = logging.getLogger(__name__)
@@ -50,17 +50,17 @@ GOODBYE_S = 2.0
 
 
 class Agent:
-    """One a node.
+    """Runs the core of one node's agent.
 
     Args:
-        core: of it.
-        bus: its connection.
-        outbox: where its facts go.
-        carry_out: does what the core wants done on the node.
-        look: returns which workers' processes are stopped, and which of the late ones' sleep.
+        core: decides.
+        bus: the agent's connection.
+        outbox: publishes the core's facts.
+        carry_out: carries out an effect on the node.
+        inspect_workers: returns which workers' processes are stopped, and which late workers' processes sleep.
 
     Attributes:
-        observe: is given all that the core says.
+        observe: called with each message that the core returns.
     """
 
     def __init__(
@@ -69,38 +69,38 @@ class Agent:
         bus: Bus,
         outbox: Outbox,
         carry_out: Callable[[Effect], None],
-        look: Callable[[], Tick],
+        inspect_workers: Callable[[], Tick],
     ) -> None:
         self.core = core
         self._bus = bus
         self._outbox = outbox
         self._carry_out = carry_out
-        self._look = look
-        self._asked = asyncio.Event()
-        self._ticks_at, self._sooner = 0.0, asyncio.Event()
-        self._began = 0.0
-        self._floods = Floods(LETTERS)
+        self._inspect_workers = inspect_workers
+        self._token_wanted = asyncio.Event()
+        self._ticks_at, self._earlier_tick = 0.0, asyncio.Event()
+        self._clock_offset = 0.0
+        self._floods = RateLimiter(LETTERS)
         self.observe: Callable[[Message], None] = lambda _: None
 
     def handle(self, stimulus: Stimulus) -> Out:
-        """Give the core a stimulus, and pass on what it answers; return that."""
+        """Pass a stimulus to the core; publish the facts and carry out the effects that it returns, and return them."""
         out = self.core.handle(stimulus, asyncio.get_running_loop().time())
-        if not isinstance(stimulus, WorkerSaid) and self.core.due_at() < self._ticks_at - TICK_S:
-            self._sooner.set()
+        if not isinstance(stimulus, WorkerMessage) and self.core.due_at() < self._ticks_at - TICK_S:
+            self._earlier_tick.set()
         for fact in out:
             if isinstance(fact, Message):
                 self.observe(fact)
-                if self._admits(fact):
+                if self._should_publish(fact):
                     self._outbox.put(fact)
         for effect in out:
-            if isinstance(effect, AskToken):
-                self._asked.set()
+            if isinstance(effect, ReadToken):
+                self._token_wanted.set()
             elif not isinstance(effect, Message):
                 self._carry_out(effect)
         return out
 
-    def _admits(self, fact: Message) -> bool:
-        """Return whether to tell a fact: refusals and dead letters only so often, the rest are counted."""
+    def _should_publish(self, fact: Message) -> bool:
+        """Return whether to publish a fact: refusals and dead letters are rate-limited, and counted beyond that."""
         if not isinstance(fact, CommandRefused | DeadLetter):
             return True
         admitted = self._floods.admit(type(fact).__name__, asyncio.get_running_loop().time())
@@ -108,15 +108,15 @@ class Agent:
             log.warning("%s", fact)
         return admitted
 
-    def _sum_up(self) -> None:
-        for what, count in self._floods.over(asyncio.get_running_loop().time()).items():
-            letter = DeadLetter(subject=subjects.commands(self.core.node), error=f"{more(count)}: {what}")
+    def _report_suppressed(self) -> None:
+        for what, count in self._floods.held_back(asyncio.get_running_loop().time()).items():
+            letter = DeadLetter(subject=subjects.commands(self.core.node), error=f"{more_text(count)}: {what}")
             log.warning("%s", letter)
             self._outbox.put(letter)
 
     async def run(self, position: int) -> None:
         """Serve until cancelled; `position` is the place in the journal behind which commands are to be obeyed."""
-        await together(
+        await gather_or_cancel(
             self._outbox.publish(lambda fact, sequence: self.handle(Published(fact, sequence))),
             self._outbox.send_telemetry(),
             self._read(position),
@@ -131,24 +131,24 @@ class Agent:
 
     async def _tick(self) -> None:
         while True:
-            self.handle(self._look())
-            self._sum_up()
-            self._see_a_step()
+            self.handle(self._inspect_workers())
+            self._report_suppressed()
+            self._rejoin_after_clock_step()
             if self.core.fault and not self.core.workers and not self._outbox.unpublished:
                 raise InvalidInputError(self.core.fault)
             now = asyncio.get_running_loop().time()
-            self._sooner.clear()
+            self._earlier_tick.clear()
             self._ticks_at = next_beat(TICK_S, max(now, self.core.due_at()))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._ticks_at):
-                    await self._sooner.wait()
+                    await self._earlier_tick.wait()
 
-    def _see_a_step(self) -> None:
-        """Join again where the clock has stepped: from a wrong one it may be that nothing was believed meanwhile."""
+    def _rejoin_after_clock_step(self) -> None:
+        """Join again after a step of the clock: while it was wrong, others may have rejected all that we sent."""
         began = self._outbox.clock.now() - asyncio.get_running_loop().time()
-        stepped_s = began - (self._began or began)
-        if not self._began or abs(stepped_s) > MOST_S:
-            self._began = began
+        stepped_s = began - (self._clock_offset or began)
+        if not self._clock_offset or abs(stepped_s) > MOST_S:
+            self._clock_offset = began
         if abs(stepped_s) > MOST_S:
             log.warning("the clock of this node has stepped by %+.0f s; joining again", stepped_s)
             self.handle(Reconnected())
@@ -159,30 +159,32 @@ class Agent:
             self.handle(Reconnected())
 
     async def _read_tokens(self) -> None:
-        """Answer the core's questions for the token in force; an instance that is gone is followed by another."""
+        """Read the token in force whenever the core asks for it; wait while no instance holds the lease."""
         lease = self._bus.bucket("lease")
         while True:
-            await self._asked.wait()
-            token = await insist(lambda: token_in_force(lease, COMMANDER), "reading who may give commands")
+            await self._token_wanted.wait()
+            token = await retry_until_available(
+                lambda: token_in_force(lease, COMMANDER), "reading who may give commands"
+            )
             if token is None:
                 await asyncio.sleep(LEASE_S)
                 continue
-            self._asked.clear()
+            self._token_wanted.clear()
             self.handle(TokenRead(token))
 
     async def hand_over(self, seconds: float) -> None:
-        """Say that the node is to go; return when nobody needs it any more, or it took too long."""
-        self.handle(Notice(seconds))
-        await _within(seconds, lambda: self.core.released and not self.core.workers)
+        """Announce that the node is to go; return when it is released and has no workers, or after `seconds`."""
+        self.handle(DepartureNotice(seconds))
+        await _poll_until(seconds, lambda: self.core.released and not self.core.workers)
 
     async def leave(self) -> None:
         """Say goodbye and end the workers, while `run` goes on; return when both are done, or it took too long."""
-        self.handle(Leave())
-        await _within(GOODBYE_S, lambda: not self.core.workers)
-        await _within(GOODBYE_S, lambda: not self._outbox.unpublished)
+        self.handle(Shutdown())
+        await _poll_until(GOODBYE_S, lambda: not self.core.workers)
+        await _poll_until(GOODBYE_S, lambda: not self._outbox.unpublished)
 
 
-async def _within(seconds: float, over: Callable[[], bool]) -> None:
+async def _poll_until(seconds: float, over: Callable[[], bool]) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while not over():

@@ -14,13 +14,13 @@ from unicron.contracts.faults import NODE, WORKER, kind_of
 from unicron.contracts.queries import InjectFault
 from unicron.contracts.worker import ExitFault, RaiseFault, ResetFault, SlowFault, ToWorker
 from unicron.errors import InvalidInputError
-from unicron_agent.activity import processes_of, start_time
 from unicron_agent.core import AgentCore
-from unicron_agent.gpus import addresses
-from unicron_agent.kernel_log import append
+from unicron_agent.hardware.gpus import addresses
+from unicron_agent.hardware.kernel_log import append
 from unicron_agent.snapshots.memory import SnapshotMemory
-from unicron_agent.supervisor import Supervisor
-from unicron_agent.workers import Worker
+from unicron_agent.workers.activity import processes_of, start_time
+from unicron_agent.workers.supervisor import Supervisor
+from unicron_agent.workers.workers import LocalWorker
 
 SOON_S = 0.05
 """From the answer to a fault that would hold it back."""
@@ -102,7 +102,7 @@ class Chaos:
             raise InvalidInputError(f"worker {query.worker!r} does not run on {self._core.node}")
         return self._strike_worker(kind.name, worker, value)
 
-    def _strike_worker(self, fault: str, worker: Worker, value: str) -> str:
+    def _strike_worker(self, fault: str, worker: LocalWorker, value: str) -> str:
         name, done = worker.worker, ""
         if fault in IN_SESSIONS and self._supervisor.restarts(name):
             raise InvalidInputError(f"{fault} needs a script with a Session, and {worker.task} heals by restarts")
@@ -121,8 +121,10 @@ class Chaos:
                 self._send(name, SlowFault(factor=float(value)))
             case "reset-connection":
                 self._send(name, ResetFault())
-            case _:
+            case "xid" | "ecc":
                 done = self._log_xid(int(value), worker)
+            case _:
+                raise _not_carried_out(fault)
         return f"{fault} {name} on {self._core.node}{done or (value and f': {value}')}"
 
     async def _strike_node(self, fault: str, value: str) -> str:
@@ -130,14 +132,14 @@ class Chaos:
         match fault:
             case "kill-node":
                 workers = [worker.pid for worker in self._core.workers.values() if worker.pid]
-                self._soon(partial(_die, f"UNICRON_STATE_DIR={self._memory.folder}", workers))
+                self._strike_when_published(partial(_kill_node, f"UNICRON_STATE_DIR={self._memory.folder}", workers))
                 return f"{node} kills itself with all its workers"
             case "silence-node":
                 await asyncio.create_subprocess_exec(sys.executable, "-ISc", WAKE, value, str(os.getpid()))
-                self._soon(partial(os.kill, os.getpid(), signal.SIGSTOP))
+                self._strike_when_published(partial(os.kill, os.getpid(), signal.SIGSTOP))
                 return f"the agent of {node} stops for {value} s"
             case "cut-node":
-                self._soon(partial(self._cut, float(value)))
+                self._strike_when_published(partial(self._cut, float(value)))
                 return f"the agent of {node} is off the bus for {value} s"
             case "full-disk":
                 self._memory.fill()
@@ -145,18 +147,20 @@ class Chaos:
                 return f"no room for states on {node} for {value} s"
             case "restart-node":
                 raise InvalidInputError(f"{node} runs: restart-node is for one that was killed")
-            case _:
+            case "xid" | "ecc":
                 return f"{fault} on {node}{self._log_xid(int(value))}"
+            case _:
+                raise _not_carried_out(fault)
 
-    def _soon(self, strike: Callable[[], None], looks: int = LOOKS) -> None:
+    def _strike_when_published(self, strike: Callable[[], None], looks: int = LOOKS) -> None:
         """Strike when the answer is out and the journal has what there is to say, or does not take it for long."""
         later = asyncio.get_running_loop().call_later
         if looks == 0 or (looks < LOOKS and not self._unpublished()):
             strike()
         else:
-            later(SOON_S, self._soon, strike, looks - 1)
+            later(SOON_S, self._strike_when_published, strike, looks - 1)
 
-    def _end_for_want_of_memory(self, worker: Worker) -> str:
+    def _end_for_want_of_memory(self, worker: LocalWorker) -> str:
         """Write the kernel's line where there is a log for it, and kill the worker behind it."""
         line = (
             f"Out of memory: Killed process {worker.pid} (python) total-vm:18446744kB, anon-rss:16777216kB, "
@@ -170,7 +174,7 @@ class Chaos:
         asyncio.get_running_loop().call_later(READ_S, self._supervisor.kill, worker.worker)
         return f": {line}"
 
-    def _log_xid(self, code: int, worker: Worker | None = None) -> str:
+    def _log_xid(self, code: int, worker: LocalWorker | None = None) -> str:
         """Have the driver tell of an Xid, by the worker's process, or by none."""
         slots = {slot: address for address, slot in addresses().items()}
         address = slots.get(worker.slot if worker else 0, NO_GPU)
@@ -180,7 +184,11 @@ class Chaos:
         return f": {line}"
 
 
-def _die(mark: str, workers: Sequence[int] = ()) -> None:
+def _not_carried_out(fault: str) -> InvalidInputError:
+    return InvalidInputError(f"{fault} is in the table of faults, but the agent of this version can't carry it out")
+
+
+def _kill_node(mark: str, workers: Sequence[int] = ()) -> None:
     """End like a machine that lost its power, with these workers and all that has this in its environment.
 
     Workers lead groups of their own, and so do the programs that they start. In those that the standby forked, the
@@ -188,7 +196,7 @@ def _die(mark: str, workers: Sequence[int] = ()) -> None:
     """
     for _ in range(100):  # what is just being started shows a little later
         started = [pid for first in (os.getpid(), *workers) for pid in processes_of(first) if start_time(pid)]
-        others = {*started, *_marked(mark.encode())} - {os.getpid()}
+        others = {*started, *_processes_with_variable(mark.encode())} - {os.getpid()}
         for pid in others:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -200,7 +208,7 @@ def _die(mark: str, workers: Sequence[int] = ()) -> None:
     os._exit(137)  # the first process of a container is spared its own signals
 
 
-def _marked(mark: bytes) -> Iterator[int]:
+def _processes_with_variable(mark: bytes) -> Iterator[int]:
     """Yield the processes of this machine that live and have this in their environment."""
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):

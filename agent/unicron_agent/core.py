@@ -4,6 +4,7 @@ import math
 
 import msgspec
 
+from unicron.authentication import authenticate
 from unicron.checks import share_problems
 from unicron.contracts.base import Message
 from unicron.contracts.commands import (
@@ -51,30 +52,28 @@ from unicron.contracts.worker import (
     Unprotected,
 )
 from unicron.errors import InvalidInputError, StaleTokenError, UnicronError
-from unicron.said import received
-from unicron_agent.clocks import clock_off
-from unicron_agent.hardware import Hardware
-from unicron_agent.reports import report
-from unicron_agent.silence import Silence
+from unicron_agent.hardware.clocks import clock_off
+from unicron_agent.hardware.hardware import HardwareReports
+from unicron_agent.life_signs import LifeSigns
 from unicron_agent.snapshots.snapshots import NodeSnapshots
 from unicron_agent.stimuli import (
     Adopted,
-    AskToken,
     CopyReceived,
     CopySent,
+    DepartureNotice,
     EntryRead,
     Kill,
-    Leave,
     Logged,
-    Notice,
     ObtainState,
     Out,
     ProcessExited,
     ProcessStarted,
     Published,
+    ReadToken,
     Reconnected,
     Sampled,
     SendToWorker,
+    Shutdown,
     StacksTaken,
     StartProcess,
     StateUnsound,
@@ -83,25 +82,26 @@ from unicron_agent.stimuli import (
     StoreToken,
     Tick,
     TokenRead,
-    WorkerSaid,
+    WorkerMessage,
 )
-from unicron_agent.timings import Timings
-from unicron_agent.watch import PING_S, Watch
-from unicron_agent.workers import StallLimits, Worker
+from unicron_agent.workers.reports import report
+from unicron_agent.workers.timings import Timings
+from unicron_agent.workers.watch import PING_S, Watch
+from unicron_agent.workers.workers import LocalWorker, StallLimits
 
 FRESH = 6
-"""Heartbeats after joining that come at the agent's own pace: only then the server may tell of the end of an earlier
-connection, for which the node is given up unless it is heard of within the grace."""
+"""Heartbeats after joining that come at the agent's own pace. In that time the server may report the end of an earlier
+connection, and the node is given up for it unless a heartbeat arrives within the grace period."""
 
 EARLY_S = 0.005
-"""By so much a tick may come before the moment of a heartbeat, and be the one for it."""
+"""How much earlier than its due moment a heartbeat may be sent, so that a tick just before it sends it."""
 
 AGAIN_S, NAME_TAKEN_S = 5.0, 15.0
-"""How often a node tries to join whose name another one has, besides when that is given up, and for how long: it may be
-gone, and nobody have noticed yet."""
+"""How often, and for how long, a node tries to join under a name that another node has: that one may be lost without
+anybody having noticed."""
 
 ADOPTION_S = 0.5
-"""How long adopted workers have to say where they are; they knock ten times a second."""
+"""How long to wait for adopted workers to reconnect; they try ten times a second."""
 
 
 class AgentCore:
@@ -110,18 +110,18 @@ class AgentCore:
     Facts come out with the correlation of their cause where they have one; the shell fills in the rest.
 
     Attributes:
-        incarnation: under which the node joined last; each time another, so that commands to an earlier one are told
-            apart. Empty before the first time.
-        joined: place in the journal at which it did; None until that is known.
-        given_up: place of the newest fact that gives this node up for its silence, -1 where there is none.
-        token: fencing token of the last command that was believed; once the lease has been read, none above that.
-        in_force: the highest token that may be believed: as the lease said, or an earlier agent stored.
-        leave_s: within how many seconds it is to go, as it was told; None as long as it stays.
-        released: nobody needs the node any more.
-        left: it has said goodbye, and reads nothing more.
-        fault: why it has by itself; empty where somebody has told it to go.
-        snapshots: that lie in this node's memory.
-        samples: by task, what its workers are to record, where somebody has switched that.
+        incarnation: name under which the node joined last, a new one each time, so that commands to an earlier one can
+            be ignored. Empty before the first join.
+        joined: sequence in the journal of the last join; None until it is published.
+        given_up: sequence of the newest fact that declares this node lost for its silence, -1 if there is none.
+        token: fencing token of the last accepted command; never above the lease's once that has been read.
+        in_force: the highest token that is accepted: the lease's, or the one that an earlier agent stored.
+        leave_s: seconds until the node has to go; None while it stays.
+        released: the services no longer need the node.
+        left: the agent has published its goodbye, and reads nothing more.
+        fault: why it left by itself; empty where it was asked to.
+        snapshots: in this node's memory.
+        samples: by task, what its workers record, where a user has switched that.
     """
 
     def __init__(
@@ -146,11 +146,11 @@ class AgentCore:
         self.joined: int | None = None
         self.given_up = -1
         self.token = self.in_force = token
-        self._held: list[Command] = []
-        self._judged = 0
-        self.workers: dict[str, Worker] = {}
+        self._held_commands: list[Command] = []
+        self._deciding = 0
+        self.workers: dict[str, LocalWorker] = {}
         self.snapshots = NodeSnapshots(card.node, card.state_server)
-        self._hardware = Hardware(card.node)
+        self._hardware = HardwareReports(card.node)
         self._timings, self._watch = Timings(card.node), Watch(card.node, limits)
         self.samples: dict[str, Sample] = {}
         self._card, self._boot, self._heartbeat_s = card, boot, heartbeat_s
@@ -164,130 +164,133 @@ class AgentCore:
         self._refused_at, self._join_again_at = math.inf, math.inf
 
     def handle(self, stimulus: Stimulus, now: float) -> Out:
-        """Take a stimulus in at `now`, in monotonic seconds; return facts and effects, each kind in its order."""
+        """Handle a stimulus at `now` (monotonic seconds); return facts and effects, each kind in its order."""
         self._now = now
         match stimulus:
-            case WorkerSaid(name, message):
-                return self._said(name, message, now)
+            case WorkerMessage(name, message):
+                return self._handle_worker_message(name, message, now)
             case ProcessStarted(name, pid):
-                return self._started(name, pid, now)
+                return self._process_started(name, pid, now)
             case StacksTaken(name, stacks):
                 if name in self.workers:
-                    self.workers[name].saw(stacks, now)
+                    self.workers[name].record_stacks(stacks, now)
                 return []
             case ProcessExited():
                 return self._exited(stimulus)
             case Logged() | Sampled():
-                return self._hardware.hear(stimulus, self.workers.values(), now)
+                return self._hardware.report_new(stimulus, self.workers.values(), now)
         return [] if self.left else self._handle_unless_left(stimulus, now)
 
     def _handle_unless_left(self, stimulus: Stimulus, now: float) -> Out:
         out: Out = []
         match stimulus:
             case EntryRead():
-                out = self._read(stimulus)
+                out = self._handle_entry(stimulus)
             case Tick():
                 out = self._tick(now, stimulus)
             case CopySent() | CopyReceived() | StateUnsound() | StorageUsed():
                 out = self.snapshots.handle(stimulus, self.workers, now)
             case TokenRead(token):
-                out = self._judge(token)
+                out = self._decide_held_commands(token)
             case Published(fact, sequence):
-                out = self._published(fact, sequence)
+                out = self._fact_published(fact, sequence)
             case Adopted():
                 out = self._adopt(stimulus, now)
             case Reconnected() if self.incarnation:  # the others may hold this node to be lost
                 out = self._join()
-            case Notice(seconds):
+            case DepartureNotice(seconds):
                 self.leave_s = seconds
-                out = self._warn()
-            case Leave():
-                out = self._leave()
+                out = self._announce_departure()
+            case Shutdown():
+                out = self._say_goodbye()
         return out
 
     # --- joining and leaving -----------------------------------------------------------------------------------------
 
     def _adopt(self, adopted: Adopted, now: float) -> Out:
-        """Take over the workers of an earlier agent; the node joins when they have said where they are.
+        """Take over the workers of an earlier agent; the node joins once they have reconnected.
 
-        Those in slots that the node has no more, as a GPU of it is gone, are ended.
+        Workers in slots that the node no longer has, as after the loss of a GPU, are stopped.
         """
         out: Out = []
         for each in adopted.found:
-            self.workers[each.worker] = Worker.adopted(each, now)
+            self.workers[each.worker] = LocalWorker.adopted(each, now)
             if each.slot not in {slot.index for slot in self._card.slots}:
-                out += self._stop(each.worker)
+                out += self._stop_worker(each.worker)
         self.snapshots.adopt(adopted.kept, adopted.saved)
         self._awaited, self._join_by = set(self.workers), now + ADOPTION_S
         return out if self._awaited else self._join()
 
-    def _no_longer_awaited(self, name: str) -> Out:
-        """Join for the first time once every adopted worker has spoken or is gone."""
+    def _join_unless_awaiting(self, name: str) -> Out:
+        """Join for the first time once every adopted worker has reconnected or ended."""
         self._awaited.discard(name)
         return [] if self._awaited or self.incarnation or self.left else self._join()
 
     def _join(self) -> Out:
-        """Say what there is on this node, each time under a new name: commands to the old one are out of date."""
+        """Publish what is on this node under a new incarnation, which makes commands to the old one void."""
         self._joins += 1
         self.incarnation, self.joined = f"{self._boot}.{self._joins}", None
         self._join_again_at = math.inf
         self._beats, self._beat_at = 0, 0.0
         present = [worker.status() for worker in self.workers.values() if not worker.stopping]
-        card, kept = self._card, list(self.snapshots.found)
-        return [msgspec.structs.replace(card, incarnation=self.incarnation, workers=present, kept=kept), *self._warn()]
+        card, kept = self._card, list(self.snapshots.present)
+        return [
+            msgspec.structs.replace(card, incarnation=self.incarnation, workers=present, kept=kept),
+            *self._announce_departure(),
+        ]
 
-    def _published(self, fact: Message, sequence: int) -> Out:
+    def _fact_published(self, fact: Message, sequence: int) -> Out:
         if isinstance(fact, NodeJoined) and fact.incarnation == self.incarnation:
             self.joined, self._joined_at = sequence, fact.at
         return self._rejoin_if_given_up()
 
     def _rejoin_if_given_up(self) -> Out:
-        """Join again where this node was given up for its silence after it joined.
+        """Join again if the node was declared lost for its silence after it joined.
 
-        That fact may be late: of a connection that ended long before, or of an earlier agent.
+        That fact may be late: it may be about an earlier connection or an earlier agent.
         """
         return self._join() if self.joined is not None and self.given_up > self.joined else []
 
-    def _warn(self) -> Out:
-        """Say that this node is to go, if it is, under the name that it has now."""
+    def _announce_departure(self) -> Out:
+        """Publish, if the node is to go, that it is, under its current incarnation."""
         if self.leave_s is None or not self.incarnation:
             return []
         return [NodeLeaving(node=self.node, incarnation=self.incarnation, seconds=self.leave_s)]
 
-    def _leave(self, fault: str = "") -> Out:
-        """Say goodbye before any worker ends: whoever hears them end must know why.
+    def _say_goodbye(self, fault: str = "") -> Out:
+        """Publish the goodbye, then stop the workers: services that see them end must know why.
 
-        Of a name that another node has it is not the place of this one to say that it has left.
+        A node whose name another one holds must not announce that name's leave.
         """
         self.fault = fault
         out: Out = [NodeLeft(node=self.node, incarnation=self.incarnation, reason=fault)]
         if self._refused_at < math.inf:
             out = [Alert(text=f"a second node was not taken in: {fault}", node=self.node)] if fault else []
         for name in list(self.workers):
-            out += self._stop(name)
+            out += self._stop_worker(name)
         self.left = True
         return out
 
     # --- the journal -------------------------------------------------------------------------------------------------
 
-    def _read(self, entry: EntryRead) -> Out:
+    def _handle_entry(self, entry: EntryRead) -> Out:
         try:
-            message = received(entry.subject, entry.data)
+            message = authenticate(entry.subject, entry.data)
             if isinstance(message, RecordingSwitched):
-                return self._switch(message)
+                return self._switch_recording(message)
         except InvalidInputError as error:
             return [DeadLetter(subject=entry.subject, error=str(error), payload=entry.data[:4096])]
         if isinstance(message, Command):
-            return self._heed(message)
+            return self._obey_or_verify(message)
         if isinstance(message, NodeRefused) and message.incarnation == self.incarnation:
-            return self._refused(message.reason)
+            return self._join_refused(message.reason)
         if isinstance(message, NodeAdmitted | NodePaced) and message.incarnation == self.incarnation:
             first = self._joins == 1 or self._refused_at < math.inf
             self._paced_s, self._refused_at = message.heartbeat_s, math.inf
             # only a node that is new and idle: where the registry's clock is wrong, all would end their workers
             fresh = isinstance(message, NodeAdmitted) and first and not self.workers
             if fresh and (off := clock_off(self._joined_at, message.at, entry.at)):
-                return self._leave(off)
+                return self._say_goodbye(off)
         if isinstance(message, FailureDetected) and (message.node, message.method) == (
             self.node,
             DetectionMethod.NODE_HEALTH,
@@ -295,46 +298,48 @@ class AgentCore:
             self.given_up = entry.sequence  # for what happens on it, a node is not to come back by itself
         return self._rejoin_if_given_up()
 
-    def _refused(self, reason: str) -> Out:
-        """Try again in a while, silently: a heartbeat would be taken for the other's; give up where that lives on."""
+    def _join_refused(self, reason: str) -> Out:
+        """Join again later, without heartbeats, which would count as the other node's; leave if that one stays."""
         self._refused_at = min(self._refused_at, self._now)
         if self._now - self._refused_at > NAME_TAKEN_S:
-            return self._leave(reason)
+            return self._say_goodbye(reason)
         self._join_again_at = self._now + AGAIN_S
         return []
 
-    def _switch(self, switched: RecordingSwitched) -> Out:
-        """Have the workers of a task record another share of their iterations."""
+    def _switch_recording(self, switched: RecordingSwitched) -> Out:
+        """Set the share of iterations that the workers of a task record."""
         if problems := share_problems(switched.share):
             raise InvalidInputError(f"RecordingSwitched of task {switched.task!r}: {problems[0]}")
         sample = self.samples[switched.task] = Sample(period=period_of(switched.share))
         return [SendToWorker(name, sample) for name, worker in self.workers.items() if worker.task == switched.task]
 
-    def _heed(self, command: Command) -> Out:
-        """Obey a command of the sender that is known; for any other first look who may give commands.
+    def _obey_or_verify(self, command: Command) -> Out:
+        """Obey a command that carries the known token; hold any other one until the lease has been read.
 
-        Who believed a number that was never given out would refuse every real command from then on.
+        An agent that accepted a forged high token would refuse every real command from then on.
         """
-        if command.token == self.token and not self._held:
+        if command.token == self.token and not self._held_commands:
             return self.obey(command)
-        self._held.append(command)
-        return [] if self._judged else self._ask()
+        self._held_commands.append(command)
+        return [] if self._deciding else self._ask_for_token()
 
-    def _ask(self) -> Out:
-        self._judged = len(self._held)  # what comes after the question may be of a sender that comes after the answer
-        return [AskToken()]
+    def _ask_for_token(self) -> Out:
+        self._deciding = len(
+            self._held_commands
+        )  # what comes after the question may be of a sender that comes after the answer
+        return [ReadToken()]
 
-    def _judge(self, in_force: int) -> Out:
-        """Obey or refuse the commands that waited for the lease to be read."""
-        judged, self._held = self._held[: self._judged], self._held[self._judged :]
-        before, self._judged = self.token, 0
+    def _decide_held_commands(self, in_force: int) -> Out:
+        """Obey or refuse the commands that were held until the lease was read."""
+        judged, self._held_commands = self._held_commands[: self._deciding], self._held_commands[self._deciding :]
+        before, self._deciding = self.token, 0
         self.in_force, self.token = in_force, min(self.token, in_force)
         out: Out = [] if self.token == before else [StoreToken(self.token)]
         out += [each for command in judged for each in self.obey(command)]
-        return out + (self._ask() if self._held else [])
+        return out + (self._ask_for_token() if self._held_commands else [])
 
     def obey(self, command: Command) -> Out:
-        """Carry a command out, or say why not."""
+        """Carry out a command; return its output, or the refusal with its reason."""
         before, out = self.token, Out()
         try:
             if self.admit(command):
@@ -353,7 +358,7 @@ class AgentCore:
         return [StoreToken(self.token), *out] if self.token > before else out
 
     def admit(self, command: Command) -> bool:
-        """Return whether to carry a command out: not one that was meant for the node before it joined anew.
+        """Return whether to carry out a command: not if it was meant for an earlier incarnation of the node.
 
         Raises:
             StaleTokenError: a later instance of the sender has spoken already, no instance has that token, or the
@@ -376,9 +381,9 @@ class AgentCore:
     def _carry_out(self, command: Command) -> Out:
         match command:
             case StartWorker():
-                return self._start(command)
+                return self._start_worker(command)
             case StopWorker(worker=name):
-                return self._stop(name)
+                return self._stop_worker(name)
             case CopyState() | DropStates() | SaveStates() | FindStates():
                 return self.snapshots.obey(command, self.workers.values())
             case StoreState() | CommitCheckpoint() | FindCheckpoint():
@@ -391,8 +396,8 @@ class AgentCore:
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
-    def _start(self, command: StartWorker) -> Out:
-        """Take the worker in at once, so that a StopWorker right behind finds it; its process comes when it can."""
+    def _start_worker(self, command: StartWorker) -> Out:
+        """Add the worker now, so that a StopWorker right behind finds it; start its process once its slot is free."""
         if command.worker in self.workers:
             return []  # heard before
         if command.slot not in {slot.index for slot in self._card.slots}:
@@ -402,7 +407,7 @@ class AgentCore:
         taken = next((other.worker for other in others if not (other.stopping or other.finished)), None)
         if taken is not None:
             raise InvalidInputError(f"slot {command.slot} is taken by worker {taken}")
-        self.workers[command.worker] = Worker(
+        self.workers[command.worker] = LocalWorker(
             worker=command.worker,
             task=command.task,
             slot=command.slot,
@@ -411,21 +416,21 @@ class AgentCore:
             correlation=command.correlation,
             queued=command if others or command.wait_s else None,
             due=self._now + command.wait_s,
-            silence=Silence(command.spec.may_be_silent_s, spins=any(slot.device for slot in self._card.slots)),
+            life_signs=LifeSigns(command.spec.may_be_silent_s, spins=any(slot.device for slot in self._card.slots)),
         )
         return [] if others or command.wait_s else [StartProcess(command)]
 
-    def _in_slot(self, slot: int) -> list[Worker]:
+    def _in_slot(self, slot: int) -> list[LocalWorker]:
         return [worker for worker in self.workers.values() if worker.slot == slot]
 
-    def _started(self, name: str, pid: int, now: float) -> Out:
+    def _process_started(self, name: str, pid: int, now: float) -> Out:
         worker = self.workers.get(name)
         if worker is None:
             return []
-        worker.pid, worker.silence.heard_at = pid, now
+        worker.pid, worker.life_signs.heard_at = pid, now
         return [Kill(name)] if worker.stopping else []
 
-    def _stop(self, name: str) -> Out:
+    def _stop_worker(self, name: str) -> Out:
         worker = self.workers.get(name)
         if worker is None:
             return []
@@ -433,14 +438,14 @@ class AgentCore:
         return [Kill(name)] if worker.queued is None else self._exited(ProcessExited(name))
 
     def _exited(self, exited: ProcessExited) -> Out:
-        """A process is gone; its slot's next one, if that waits, can start."""
+        """Report the end of a process, and start the worker that waits for its slot."""
         worker = self.workers.pop(exited.worker, None)
         if worker is None:
             return []
-        removed = self.snapshots.ended(exited.worker)
+        removed = self.snapshots.worker_ended(exited.worker)
         tasks = {each.task for each in self.workers.values()}
-        self._timings.keep(tasks)
-        self._watch.keep(tasks)
+        self._timings.keep_tasks(tasks)
+        self._watch.keep_tasks(tasks)
         fact = WorkerExited(
             node=self.node,
             slot=worker.slot,
@@ -455,17 +460,17 @@ class AgentCore:
             stderr=list(exited.stderr),
             collectives=list(exited.collectives),
         )
-        return [fact, *removed, *self._start_queued(worker.slot), *self._no_longer_awaited(worker.worker)]
+        return [fact, *removed, *self._start_queued(worker.slot), *self._join_unless_awaiting(worker.worker)]
 
     def _start_queued(self, slot: int) -> Out:
         match self._in_slot(slot):
-            case [Worker(queued=StartWorker() as command) as waiting] if waiting.due <= self._now:
+            case [LocalWorker(queued=StartWorker() as command) as waiting] if waiting.due <= self._now:
                 waiting.queued = None
                 return [StartProcess(command)]
         return []
 
     def _regroup(self, order: Regroup) -> Out:
-        """Send each worker here that takes part its place in the new epoch, now and when it connects again."""
+        """Send each member on this node its membership of the new epoch, now and whenever it reconnects."""
         out: Out = []
         since = order.since or [order.epoch] * len(order.members)
         for member, rank, epoch in zip(order.members, order.ranks, since, strict=False):
@@ -488,47 +493,47 @@ class AgentCore:
                 out.append(SendToWorker(worker.worker, worker.membership))
         return out
 
-    def _said(self, name: str, message: ToAgent, now: float) -> Out:
+    def _handle_worker_message(self, name: str, message: ToAgent, now: float) -> Out:
         worker = self.workers.get(name)
         if worker is None:
             return []
-        worker.note(message, now)
+        worker.record_message(message, now)
         out: Out = []
         match message:
             case Hello():
-                out = self._greeted(worker, message, now)
+                out = self._handle_hello(worker, message, now)
             case FetchState(ref=ref):
                 out = [ObtainState(name, ref)]
             case Saved():
-                out = self.snapshots.saved(worker, message)
+                out = self.snapshots.copy_saved(worker, message)
             case Joined():
-                self.snapshots.goes_on(name)
+                self.snapshots.forget_left_behind(name)
             case Unprotected():
-                self.snapshots.unprotected(name)
+                self.snapshots.record_unprotected(name)
             case Diverged():
-                out = self.snapshots.disown(name)
+                out = self.snapshots.remove_doubtful(name)
             case Iterated():
-                out = [*self._timings.add(worker, message, self._together_with(worker), now)]
+                out = [*self._timings.add(worker, message, self._members_here(worker), now)]
         return out + self._report(worker, message)
 
-    def _greeted(self, worker: Worker, hello: Hello, now: float) -> Out:
-        """Tell a worker that connects what it may have missed, and hear what the agent may have."""
+    def _handle_hello(self, worker: LocalWorker, hello: Hello, now: float) -> Out:
+        """Send a worker that connects the messages that it may have missed, and handle what it left behind."""
         name, remembered = worker.worker, (worker.membership, self.samples.get(worker.task))
         told = [SendToWorker(name, each) for each in remembered if each]
-        kept = self._said(name, hello.kept, now) if hello.kept else []
-        return [*told, *self.snapshots.connected(name), *kept, *self._no_longer_awaited(name)]
+        kept = self._handle_worker_message(name, hello.kept, now) if hello.kept else []
+        return [*told, *self.snapshots.resend_order(name), *kept, *self._join_unless_awaiting(name)]
 
-    def _report(self, worker: Worker, message: ToAgent) -> Out:
-        """Return the fact that a worker's message makes, where it is to be told."""
+    def _report(self, worker: LocalWorker, message: ToAgent) -> Out:
+        """Return the fact to publish for a worker's message, if any."""
         if isinstance(message, Iterated) and message.rank > 0:
-            return []  # one is enough
+            return []  # rank 0 reports for all
         if isinstance(message, Kept):
-            if not self.snapshots.left_behind(worker.worker, message):
+            if not self.snapshots.record_left_behind(worker.worker, message):
                 return []
             message = msgspec.structs.replace(message, state=self.snapshots.at_this_node(message.state))
         return report(self.node, worker, message)
 
-    def _together_with(self, worker: Worker) -> list[str]:
+    def _members_here(self, worker: LocalWorker) -> list[str]:
         """Return the workers here that are in its membership."""
         return [
             each.worker
@@ -537,7 +542,7 @@ class AgentCore:
         ]
 
     def _tick(self, now: float, tick: Tick) -> Out:
-        """Say that this node lives, and look at its workers."""
+        """Send the heartbeat and whatever else is due, and check the workers."""
         out = self.snapshots.tick(now)
         self._timings.pressure = tick.pressure
         for slot in [worker.slot for worker in self.workers.values() if worker.queued is not None]:
@@ -551,13 +556,16 @@ class AgentCore:
         return out + self._watch.tick(self.workers, tick, now)
 
     def _next_beat(self, now: float) -> float:
-        """Return when to beat next: as others on this machine do, unless there are many nodes, whose beats add up."""
+        """Return when to send the next heartbeat: aligned with other agents of this machine, or at the detector's pace.
+
+        The detector asks for a slower pace in a large cluster.
+        """
         if self._beats >= FRESH and self._paced_s > self._heartbeat_s:
             return now + self._paced_s
         return ((now + EARLY_S) // self._heartbeat_s + 1) * self._heartbeat_s - EARLY_S
 
     def due_at(self) -> float:
-        """Return when a tick has something to do, in monotonic seconds, unless the core is told something before."""
+        """Return when the next tick has something to do (monotonic seconds), if no other stimulus comes before."""
         workers = self.workers.values()
         if self.left or not self.incarnation or any(worker.queued is not None for worker in workers):
             return -math.inf

@@ -1,4 +1,4 @@
-"""What opens state servers and rendezvous of a cluster's nodes to one another: the fabric key, and certificates."""
+"""Authenticates the nodes of a cluster to one another's state servers and rendezvous: fabric key and certificates."""
 
 import asyncio
 import logging
@@ -10,20 +10,20 @@ from typing import Any
 import grpc.aio
 import msgspec
 
-from unicron import proofs
+from unicron import fabric_proofs
 from unicron.contracts.worker import Enter, Membership
 from unicron.errors import InvalidInputError
 from unicron.files import read_secret
-from unicron.floods import LETTERS, Floods, more
+from unicron.rate_limits import LETTERS, RateLimiter, more_text
 
 log = logging.getLogger(__name__)
 
 HEADER = "unicron-proof-bin"
-"""Of a gRPC call: a `CallProof`. gRPC takes any bytes where a name ends so."""
+"""Metadata key of a gRPC call for its `CallProof`. gRPC allows any bytes under keys that end in "-bin"."""
 
 CHALLENGE, CHALLENGES = "unicron-challenge-bin", 64
-"""Of the answer to a call whose proof is not of now: what a proof is to be made over instead; and how many of these a
-server remembers."""
+"""Metadata key of the answer to a call whose proof is out of date: the challenge for a new proof. And how many open
+challenges a server remembers."""
 
 CERTIFICATE = ("ca.pem", "tls.key", "tls.pem")
 """Files beside that of the fabric key, where state servers speak TLS: the authority's, and this node's own."""
@@ -33,10 +33,10 @@ _Options = Sequence[tuple[str, Any]]
 
 
 class Fabric:
-    """The key, read from its file at each use: who replaces it there need not tell anybody.
+    """The fabric key, read from its file at each use, so that it can be replaced without a restart.
 
-    A file that can't be used later on changes nothing: it may be half written. Where there are certificates beside it,
-    both ends of a call to a state server show theirs: a server for its node's name, which the caller goes by.
+    A file that becomes unusable changes nothing: it may be half written. If there are certificates beside it, state
+    servers use mutual TLS; a caller checks that the server's certificate is for its node's name.
 
     Args:
         path: of the file; empty: there is none, and all is open.
@@ -50,16 +50,16 @@ class Fabric:
     def __init__(self, path: str, node: str, now: Callable[[], float] = time.time) -> None:
         self._path = Path(path) if path else None
         self._node, self._now = node, now
-        self._content, self._problem = b"", ""
+        self._key_content, self._problem = b"", ""
         self._used: dict[bytes, float] = {}
         self._challenges: dict[bytes, None] = {}
         if self._path is not None:
-            self._content = self._read(self._path)
+            self._key_content = self._read(self._path)
         self._tls()
 
     @property
-    def closed(self) -> bool:
-        """Whether a proof is asked for."""
+    def requires_proof(self) -> bool:
+        """Whether callers have to prove that they have the key."""
         return self._path is not None
 
     def keys(self) -> list[bytes]:
@@ -67,17 +67,17 @@ class Fabric:
         if self._path is None:
             return []
         try:
-            self._content, self._problem = self._read(self._path), ""
+            self._key_content, self._problem = self._read(self._path), ""
         except InvalidInputError as error:
             if str(error) != self._problem:
                 log.warning("the fabric key stays what it was: %s", error)
             self._problem = str(error)
-        return proofs.keys_in(self._content, self._now())
+        return fabric_proofs.keys_in(self._key_content, self._now())
 
     def _read(self, path: Path) -> bytes:
         content = read_secret(path)
         try:
-            proofs.keys_in(content, self._now())
+            fabric_proofs.keys_in(content, self._now())
         except InvalidInputError as error:
             raise InvalidInputError(f"{path}: {error}") from error
         return content
@@ -116,81 +116,87 @@ class Fabric:
 
     # --- rendezvous --------------------------------------------------------------------------------------------------
 
-    def told(self, membership: Membership) -> Membership:
-        """Return a membership with what opens its rendezvous."""
-        secrets = proofs.epoch_secrets(self.keys(), membership.rendezvous_id, membership.epoch)
+    def with_secrets(self, membership: Membership) -> Membership:
+        """Return a membership with the secrets that admit its ranks to the rendezvous."""
+        secrets = fabric_proofs.epoch_secrets(self.keys(), membership.rendezvous_id, membership.epoch)
         return msgspec.structs.replace(membership, secrets=secrets)
 
-    def admits(self, enter: Enter, address: str, challenge: bytes) -> bool:
-        """Return whether somebody has a secret of the membership that it names, as its answer to `challenge` shows."""
-        secrets = proofs.epoch_secrets(self.keys(), enter.rendezvous_id, enter.epoch)
-        return proofs.answered(secrets, enter.answers, address, challenge)
+    def verify_entry(self, enter: Enter, address: str, challenge: bytes) -> bool:
+        """Return whether the answer to `challenge` proves a secret of the membership that `enter` names."""
+        secrets = fabric_proofs.epoch_secrets(self.keys(), enter.rendezvous_id, enter.epoch)
+        return fabric_proofs.is_response(secrets, enter.answers, address, challenge)
 
     # --- state servers -----------------------------------------------------------------------------------------------
 
-    def header(
+    def proof_metadata(
         self, method: str, address: str, request: bytes, challenge: bytes = b""
     ) -> tuple[tuple[str, bytes], ...]:
-        """Return the metadata that a call needs whose first message is `request`."""
-        if not self.closed:
+        """Return the metadata with the proof for a call whose first message is `request`."""
+        if not self.requires_proof:
             return ()
-        shown = proofs.CallProof.of(self.keys(), method, address, request, self._node, self._now(), challenge)
+        shown = fabric_proofs.CallProof.create(
+            self.keys(), method, address, request, self._node, self._now(), challenge
+        )
         return ((HEADER, msgspec.msgpack.encode(shown)),)
 
-    def checked(self, metadata: Any, method: str, address: str) -> proofs.CallProof:
-        """Return the proof in the metadata of a call; it holds once.
+    def verify_call(self, metadata: Any, method: str, address: str) -> fabric_proofs.CallProof:
+        """Return the proof in the metadata of a call, verified; each proof is accepted once.
 
         Raises:
-            UntimelyProofError: it is not of now; who made it may answer a challenge.
-            InvalidInputError: there is none, or it does not hold; says why, with the cure.
+            UntimelyProofError: it is out of date; the caller may answer a challenge instead.
+            InvalidInputError: there is none, or it does not verify; says why, with the cure.
         """
         now = self._now()
-        found = proofs.checked(self.keys(), dict(metadata or ()).get(HEADER), method, address, now, self._challenges)
+        found = fabric_proofs.verify_call(
+            self.keys(), dict(metadata or ()).get(HEADER), method, address, now, self._challenges
+        )
         self._challenges.pop(found.challenge, None)
         while self._used and next(iter(self._used.values())) < now:
             del self._used[next(iter(self._used))]
         if found.nonce in self._used:
             raise InvalidInputError("a proof that was shown before: each call needs one of its own")
-        self._used[found.nonce] = now + 2 * proofs.WINDOW_S  # a clock that is ahead has its proofs hold as much longer
+        self._used[found.nonce] = (
+            now + 2 * fabric_proofs.WINDOW_S
+        )  # a clock that is ahead has its proofs hold as much longer
         return found
 
-    def challenge(self) -> bytes:
-        """Return what somebody is to prove anew whose proof is not of now; it can be answered once."""
+    def issue_challenge(self) -> bytes:
+        """Return a new challenge for a caller whose proof is out of date; it can be answered once."""
         while len(self._challenges) >= CHALLENGES:
             del self._challenges[next(iter(self._challenges))]
-        asked = proofs.nonce()
+        asked = fabric_proofs.nonce()
         self._challenges[asked] = None
         return asked
 
 
-def challenged(error: grpc.aio.AioRpcError) -> bytes:
-    """Return what the server that refused a call wants proven instead; empty where nothing helps."""
+def challenge_in(error: grpc.aio.AioRpcError) -> bytes:
+    """Return the challenge in a server's refusal of a call; empty if there is none."""
     found = dict(error.trailing_metadata() or ()).get(CHALLENGE, b"")
     return found if isinstance(found, bytes) else b""
 
 
-class Strangers:
-    """Tells the log who was turned away: so many, and the rest summed up.
+class RefusalLog:
+    """Logs refused callers, with a rate limit; the rest are counted.
 
     Args:
-        where: at which server.
+        where: name of the server that refuses them.
     """
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._floods = Floods(LETTERS)
+        self._floods = RateLimiter(LETTERS)
         self._summing: asyncio.TimerHandle | None = None
 
-    def note(self, host: str, reason: object) -> None:
-        """Tell, or count, that somebody at `host` was turned away."""
+    def record(self, host: str, reason: object) -> None:
+        """Log or count that a caller at `host` was refused."""
         loop = asyncio.get_running_loop()
         if self._floods.admit(host, loop.time()):
             log.warning("the %s turned %s away: %s", self._where, host, reason)
         elif self._summing is None:
-            self._summing = loop.call_later(LETTERS.period_s, self._sum_up)
+            self._summing = loop.call_later(LETTERS.period_s, self._report_suppressed)
 
-    def _sum_up(self) -> None:
+    def _report_suppressed(self) -> None:
         now = asyncio.get_running_loop().time()
-        for host, count in self._floods.over(now).items():
-            log.warning("the %s turned %s away: %s", self._where, host, more(count))
+        for host, count in self._floods.held_back(now).items():
+            log.warning("the %s turned %s away: %s", self._where, host, more_text(count))
         self._summing = None

@@ -11,32 +11,32 @@ from secrets import token_hex
 from unicron.bus.nats import connect
 from unicron.clock import SystemClock
 from unicron.errors import InvalidInputError
-from unicron.proofs import boot
-from unicron.runner import run_process
-from unicron_agent.node import Node
-from unicron_agent.notice import notice
+from unicron.fabric_proofs import boot_id
+from unicron.service.runner import run_process
+from unicron_agent.departure import wait_for_departure
+from unicron_agent.hardware.slots import find_slots
+from unicron_agent.node import NodeShell
 from unicron_agent.settings import AgentSettings
-from unicron_agent.slots import find_slots
-from unicron_agent.warm import Standby, WarmStandby
+from unicron_agent.workers.warm import Standby, WarmStandby
 
 DYING_S = 5.0
 """How long an agent that was killed may take to be gone."""
 
 
 async def _run(make_standby: Callable[[Path], Standby], settings: AgentSettings) -> None:
-    await lock(Path(settings.run_dir))
+    await lock_run_folder(Path(settings.run_dir))
     slots = find_slots(settings.slots)
     secret = token_hex()  # whoever could name a connection like ours could have this node given up
     bus = await connect(settings, f"agent.{settings.node}", secret)
     try:
         clock, standby = SystemClock(), make_standby(Path(settings.run_dir, "logs", "standby.log").resolve())
-        leaving = partial(notice, clock.now(), settings.leave_s)
-        await Node(settings, bus, clock, slots, boot(secret), standby, leaving, bus.cut).run()
+        leaving = partial(wait_for_departure, clock.now(), settings.leave_s)
+        await NodeShell(settings, bus, clock, slots, boot_id(secret), standby, leaving, bus.cut).run()
     finally:
         await bus.close()
 
 
-async def lock(folder: Path) -> None:
+async def lock_run_folder(folder: Path) -> None:
     """Have a run folder for this process alone, for as long as it lives.
 
     Raises:
@@ -46,7 +46,7 @@ async def lock(folder: Path) -> None:
     held = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         async with asyncio.timeout(DYING_S):  # one that was killed is not gone at once
-            while not _taken(held):
+            while not _try_lock(held):
                 await asyncio.sleep(DYING_S / 50)
     except TimeoutError:
         number = os.pread(held, 20, 0).decode(errors="replace").strip()
@@ -58,7 +58,7 @@ async def lock(folder: Path) -> None:
     os.pwrite(held, f"{os.getpid()}\n".encode(), 0)
 
 
-def _taken(held: int) -> bool:
+def _try_lock(held: int) -> bool:
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from unicron import codec, subjects
-from unicron.aio import beat, insist, together
+from unicron.aio import gather_or_cancel, retry_until_available, sleep_until_beat
 from unicron.bus.protocol import Bus
 from unicron.clock import Clock
 from unicron.contracts.commands import StartWorker
@@ -29,34 +29,28 @@ from unicron.contracts.worker import (
     Raised,
     StateFetched,
     ToAgent,
-    told_cause,
+    printable_cause,
 )
-from unicron.core import order_taken
 from unicron.errors import (
     BusUnavailableError,
     InvalidInputError,
     UnicronError,
 )
-from unicron.health import ALIVE
 from unicron.rules import load
-from unicron_agent import flight
-from unicron_agent.activity import Pressure, asleep, is_stopped, use_of
+from unicron.service.core import order_taken
+from unicron.service.health import ALIVE
 from unicron_agent.agent import Agent
-from unicron_agent.channels import Channels
 from unicron_agent.chaos import Chaos
 from unicron_agent.core import AgentCore
 from unicron_agent.fabric import Fabric
-from unicron_agent.gpus import GpuWatch, addresses
-from unicron_agent.kernel_log import KernelLog
-from unicron_agent.measured import Measured
-from unicron_agent.network import home, interface_of, memory_dir, own_address
+from unicron_agent.hardware.gpus import GpuWatch, addresses
+from unicron_agent.hardware.kernel_log import KernelLog
+from unicron_agent.hardware.network import home, interface_of, memory_dir, own_address
+from unicron_agent.metrics import AgentMetrics
 from unicron_agent.outbox import Outbox
-from unicron_agent.output import Outputs, last_lines, put_aside
-from unicron_agent.rendezvous import RendezvousServer
 from unicron_agent.settings import AgentSettings
 from unicron_agent.snapshots.memory import SnapshotMemory
 from unicron_agent.snapshots.transfers import Transfers
-from unicron_agent.stacks import stacks_of
 from unicron_agent.stimuli import (
     Adopted,
     Effect,
@@ -72,13 +66,19 @@ from unicron_agent.stimuli import (
     StoreToken,
     TakeStacks,
     Tick,
-    WorkerSaid,
+    WorkerMessage,
 )
-from unicron_agent.supervisor import Supervisor
 from unicron_agent.traffic import NodeTraffic
-from unicron_agent.warm import Standby, single_thread
-from unicron_agent.watch import QUIET_S
-from unicron_agent.workers import StallLimits, communicating
+from unicron_agent.workers import flight
+from unicron_agent.workers.activity import Pressure, cpu_s_if_asleep, is_stopped, use_of
+from unicron_agent.workers.channels import Channels
+from unicron_agent.workers.output import Outputs, last_lines, rotate
+from unicron_agent.workers.rendezvous import RendezvousServer
+from unicron_agent.workers.stacks import stacks_of
+from unicron_agent.workers.supervisor import Supervisor
+from unicron_agent.workers.warm import Standby, single_thread
+from unicron_agent.workers.watch import QUIET_S
+from unicron_agent.workers.workers import StallLimits, communicating
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ LOOK_S = 0.5
 """How often what workers write is looked at."""
 
 
-class Node:
+class NodeShell:
     """This machine, and its agent. `run` returns when cancelled or told to go; the agent has said goodbye then.
 
     Args:
@@ -99,7 +99,7 @@ class Node:
         bus: its connection.
         clock: of the machine.
         slots: that workers can have here.
-        boot: the agent's proof that this connection is its own; see `unicron.proofs`.
+        boot: the agent's proof that this connection is its own; see `unicron.fabric_proofs`.
         standby: forks workers.
         leaving: returns when the node is to hand over what it has.
         cut: takes the agent off the bus for so many seconds, as a fault.
@@ -130,8 +130,8 @@ class Node:
         self._standby, self._leaving, self._cut = standby, leaving, cut
         self._supervisor = Supervisor(self._run_dir, self._common_environment(), self._outputs, self._exited, standby)
         self._channels = Channels(
-            known=lambda worker: worker in self._agent.core.workers,
-            said=self._said,
+            is_known=lambda worker: worker in self._agent.core.workers,
+            on_message=self._on_worker_message,
         )
         self._pressure = Pressure()
         self._jobs: set[asyncio.Task[None]] = set()
@@ -147,7 +147,7 @@ class Node:
 
     async def run(self) -> None:
         """Adopt what lives, join, and serve until cancelled."""
-        if not self._fabric.closed:
+        if not self._fabric.requires_proof:
             log.warning(OPEN)
         position = await self._journal_end()
         rendezvous, rendezvous_address = await RendezvousServer(self._fabric).serve(self._host)
@@ -169,9 +169,9 @@ class Node:
         watches = self._watch_hardware()
         await self._bus.serve(subjects.rpc(self._name), f"agent-{self._name}", self._on_query)
         await self._bus.serve(subjects.orders(self._name), f"agent-{self._name}", self._on_order)
-        running = asyncio.create_task(together(self._agent.run(position), self._look_at_outputs()))
+        running = asyncio.create_task(gather_or_cancel(self._agent.run(position), self._look_at_outputs()))
         try:
-            await self._until_told(running)
+            await self._serve_until_departure(running)
         finally:
             await self._agent.leave()
             for watch in watches:
@@ -204,21 +204,21 @@ class Node:
 
     async def _look_at_outputs(self) -> None:
         while True:
-            self._hear_all(self._outputs.look())
-            for path in self._outputs.large():
-                await asyncio.to_thread(put_aside, path)
-            await beat(LOOK_S)
+            self._handle_all(self._outputs.new_lines())
+            for path in self._outputs.oversized():
+                await asyncio.to_thread(rotate, path)
+            await sleep_until_beat(LOOK_S)
 
-    def _hear_all(self, logged: list[Logged]) -> None:
+    def _handle_all(self, logged: list[Logged]) -> None:
         for each in logged:
             self._handle(each)
 
-    def _said(self, worker: str, message: ToAgent) -> None:
+    def _on_worker_message(self, worker: str, message: ToAgent) -> None:
         if isinstance(message, Raised | Joined):  # what it wrote before explains this, or what it is over now
-            self._hear_all(self._outputs.look_at(worker))
-        self._handle(WorkerSaid(worker, message))
+            self._handle_all(self._outputs.new_lines_of(worker))
+        self._handle(WorkerMessage(worker, message))
 
-    async def _until_told(self, running: asyncio.Task[None]) -> None:
+    async def _serve_until_departure(self, running: asyncio.Task[None]) -> None:
         """Serve until the node is to go, and hand over what it has; the loops that do so are needed for the goodbye."""
         told = asyncio.ensure_future(self._leaving())
         try:
@@ -237,7 +237,7 @@ class Node:
         """
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
-                return await insist(self._bus.tail, "waiting for the journal")
+                return await retry_until_available(self._bus.tail, "waiting for the journal")
         except TimeoutError as error:
             raise BusUnavailableError(
                 f"no journal within {self._settings.connect_timeout_s:g} s: start the control services, or run "
@@ -265,23 +265,25 @@ class Node:
         )
         core = AgentCore(card, self._boot, token, limits, self._settings.heartbeat_s)
         self._outbox = Outbox(self._bus, self._clock, self._name, self._boot, self._alive.touch)
-        return Agent(core, self._bus, self._outbox, self._carry_out, self._look)
+        return Agent(core, self._bus, self._outbox, self._carry_out, self._inspect_workers)
 
     def _measure(self) -> None:
         """Answer Prometheus, where the settings want that."""
         if self._settings.metrics_address is None:
             return
-        measured = Measured(self._agent.core, self._outbox, self._clock.now)
-        self._agent.observe, self._transfers.fetched = measured.observe, measured.fetched
+        measured = AgentMetrics(self._agent.core, self._outbox, self._clock.now)
+        self._agent.observe, self._transfers.on_fetched = measured.observe, measured.record_fetch
         measured.metrics.serve(self._settings.metrics_address)
 
-    def _look(self) -> Tick:
+    def _inspect_workers(self) -> Tick:
         """Look at the processes of the workers that are quiet, though asked whether they are there, or late."""
         workers, now = self._agent.core.workers, asyncio.get_running_loop().time()
         stopped = [
             name for name, worker in workers.items() if now - worker.heard_at > QUIET_S and is_stopped(worker.pid)
         ]
-        late = {name: asleep(worker.pid) for name, worker in workers.items() if worker.pid and worker.is_late(now)}
+        late = {
+            name: cpu_s_if_asleep(worker.pid) for name, worker in workers.items() if worker.pid and worker.is_late(now)
+        }
         used = {name: use_of(worker.pid) for name, worker in workers.items() if worker.may_be_silent(now)}
         asleep_s = {name: used for name, used in late.items() if used is not None}
         return Tick(stopped, asleep_s, used, self._pressure.share(now) if workers else 0.0)
@@ -292,20 +294,20 @@ class Node:
         if not self._supervisor.watching:
             self._memory.clean()
         (self._memory.folder / "agent.sock").unlink(missing_ok=True)
-        self._handle(Adopted(found, self._memory.kept(), self._memory.saved()))
+        self._handle(Adopted(found, self._memory.left_behind(), self._memory.saved()))
 
     def _exited(self, exited: ProcessExited) -> None:
-        self._begin(self._tell_exit(exited))
+        self._spawn(self._handle_exit(exited))
 
-    async def _tell_exit(self, exited: ProcessExited) -> None:
-        await self._channels.heard(exited.worker)
+    async def _handle_exit(self, exited: ProcessExited) -> None:
+        await self._channels.drain(exited.worker)
         self._memory.forget(exited.worker)
-        self._hear_all(self._outputs.look_at(exited.worker))
+        self._handle_all(self._outputs.new_lines_of(exited.worker))
         self._outputs.forget(exited.worker)
-        lines = flight.left_behind(self._collectives(exited.worker), self._clock.now())
+        lines = flight.left_behind(self._dump_prefix(exited.worker), self._clock.now())
         self._handle(dataclasses.replace(exited, collectives=lines))
 
-    def _collectives(self, worker: str) -> Path:
+    def _dump_prefix(self, worker: str) -> Path:
         """Return how the names of the files begin in which torch writes what a worker's collectives were."""
         return self._run_dir / "logs" / f"{worker}.collectives"
 
@@ -317,13 +319,15 @@ class Node:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case StartProcess(command):
-                self._begin(self._start(command))
+                self._spawn(self._start(command))
             case Kill(worker):
                 self._supervisor.kill(worker)
             case TakeStacks(worker, pid):
-                self._begin(self._take_stacks(worker, pid))
+                self._spawn(self._take_stacks(worker, pid))
             case SendToWorker(worker, message):
-                self._channels.send(worker, self._fabric.told(message) if isinstance(message, Membership) else message)
+                self._channels.send(
+                    worker, self._fabric.with_secrets(message) if isinstance(message, Membership) else message
+                )
             case StoreToken(token):
                 self._store(token)
             case _:
@@ -337,7 +341,7 @@ class Node:
         except OSError as error:  # no reason to end the workers
             log.error("token %d can't be stored in %s: %s; make room there", token, self._run_dir, error)  # noqa: TRY400
 
-    def _begin(self, job: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def _spawn(self, job: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(job)
         self._jobs.add(task)
         task.add_done_callback(self._jobs.discard)
@@ -346,8 +350,8 @@ class Node:
     async def _start(self, command: StartWorker) -> None:
         spec = command.spec
         try:
-            recorder = flight.variables(self._collectives(command.worker), os.environ, spec.env)
-            environment = {**own_checkpoints(spec), **recorder, **spec.env, **self._environment_of(command)}
+            recorder = flight.variables(self._dump_prefix(command.worker), os.environ, spec.env)
+            environment = {**own_checkpoint_variables(spec), **recorder, **spec.env, **self._environment_of(command)}
             pid = await self._supervisor.start_worker(command, environment)
         except (OSError, UnicronError) as error:
             reason = f"{self._name} can't start {spec.command[0]!r} in {spec.workdir!r}: {error}"
@@ -390,9 +394,9 @@ class Node:
             "CUDA_VISIBLE_DEVICES": slot.device,
             STOP_GRACE: str(command.spec.stop_grace_s),
             DRILL: "due" if command.spec.drill and not command.cause else "",
-            UNCARRIED: told_cause(command.uncarried),
-            CAUSE: told_cause(command.cause),
-            **local_variables(command, self._slots),
+            UNCARRIED: printable_cause(command.uncarried),
+            CAUSE: printable_cause(command.cause),
+            **torchrun_variables(command, self._slots),
         }
 
     # --- queries ------------------------------------------------------------------------------------------------------
@@ -413,7 +417,7 @@ class Node:
     async def _reply(self, query: Query) -> Reply:
         match query:
             case GetStates():
-                return Reply(states=self._agent.core.snapshots.whole)
+                return Reply(states=self._agent.core.snapshots.complete)
             case GetLog(worker=worker, lines=lines):
                 return Reply(log=await asyncio.to_thread(last_lines, self._run_dir / "logs", worker, lines))
             case InjectFault() if self._settings.chaos:
@@ -425,7 +429,7 @@ class Node:
         raise InvalidInputError(f"an agent answers GetStates, GetLog and InjectFault, not {type(query).__name__}")
 
 
-def local_variables(command: StartWorker, slots: Sequence[Slot]) -> dict[str, str]:
+def torchrun_variables(command: StartWorker, slots: Sequence[Slot]) -> dict[str, str]:
     """Return what torchrun's variables tell a rank of its node, where the order says who is on it.
 
     All ranks of a node see the devices of all of them, and each takes the one that its local rank names.
@@ -442,7 +446,7 @@ def local_variables(command: StartWorker, slots: Sequence[Slot]) -> dict[str, st
     }
 
 
-def own_checkpoints(spec: TaskSpec) -> dict[str, str]:
+def own_checkpoint_variables(spec: TaskSpec) -> dict[str, str]:
     """Return the variable that tells a script where to keep checkpoints of its own, beside those of its task.
 
     It is the same for all workers of a task, and of a later task of that name; a task file's `env` goes over it.

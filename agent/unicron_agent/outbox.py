@@ -1,4 +1,4 @@
-"""What an agent has to say, on its way to the bus."""
+"""Queues of an agent's facts and telemetry on their way to the bus."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 
 from unicron import codec, subjects
-from unicron.aio import insist
+from unicron.aio import retry_until_available
 from unicron.bus.protocol import Bus
 from unicron.clock import Clock
 from unicron.contracts.base import Message
@@ -19,25 +19,27 @@ log = logging.getLogger(__name__)
 
 
 class Outbox:
-    """Facts go to the journal one after the other, in the order in which they were put in.
+    """Publishes facts to the journal in order; they wait while the bus is away.
 
-    While the bus is away they wait. Telemetry does not stand behind them, and may be lost.
+    Telemetry does not wait behind facts, and may be lost.
 
     Attributes:
         clock: of this node.
         unpublished: how many facts the bus has not taken yet.
     """
 
-    def __init__(self, bus: Bus, clock: Clock, node: str, boot: str, told: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, bus: Bus, clock: Clock, node: str, boot: str, on_sent: Callable[[], None] = lambda: None
+    ) -> None:
         self._bus, self.clock, self._node, self._boot = bus, clock, node, boot
-        self._told = told
+        self._on_sent = on_sent
         self._facts: asyncio.Queue[Message] = asyncio.Queue()
         self._telemetry: asyncio.Queue[Message] = asyncio.Queue()
         self._count = 0
         self.unpublished = 0
 
     def put(self, fact: Message) -> None:
-        """Take a fact or telemetry; it begins a chain of its own where it has no correlation."""
+        """Queue a fact or telemetry; without a correlation it begins a chain."""
         self._count += 1
         identity = f"{self._boot}-{self._count}"
         stamped = msgspec.structs.replace(
@@ -57,9 +59,9 @@ class Outbox:
         """Publish facts until cancelled; `published` is called with each and its place in the journal."""
         while True:
             fact = await self._facts.get()
-            append = partial(self._bus.append, subjects.of(fact), codec.encode(fact), fact.id)
+            append = partial(self._bus.append, subjects.for_message(fact), codec.encode(fact), fact.id)
             try:
-                sequence = await insist(append, f"publishing {type(fact).__name__}")
+                sequence = await retry_until_available(append, f"publishing {type(fact).__name__}")
             except InvalidInputError as error:  # it will never be taken, and the next must not wait for that
                 log.error("can't say %s: %s", type(fact).__name__, error)  # noqa: TRY400
                 self.unpublished -= 1
@@ -68,9 +70,9 @@ class Outbox:
                 published(fact, sequence)
 
     async def send_telemetry(self) -> None:
-        """Send telemetry until cancelled: a heartbeat that waited until the journal answers is a node given up."""
+        """Send telemetry until cancelled: if heartbeats waited for the journal, the node would be declared lost."""
         while True:
             telemetry = await self._telemetry.get()
             with contextlib.suppress(BusUnavailableError):
-                await self._bus.tell(subjects.of(telemetry), codec.encode(telemetry))
-                self._told()
+                await self._bus.publish_telemetry(subjects.for_message(telemetry), codec.encode(telemetry))
+                self._on_sent()

@@ -1,4 +1,4 @@
-"""What the agent's core hears, and what it has its shell do: the whole interface between the two."""
+"""The stimuli that the agent's shell passes to the core, and the effects that the core returns."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -10,23 +10,23 @@ from unicron.contracts.states import Keeper, StateRef
 from unicron.contracts.storage import Saving
 from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import ToAgent, ToWorker
-from unicron_agent.silence import Use
+from unicron_agent.life_signs import ProcessUse
 
 # --- in --------------------------------------------------------------------------------------------------------------
 
 
-class Running(Record, kw_only=True, frozen=True):
-    """What is written down of a worker process, so that an agent that comes back finds it.
+class WorkerRecord(Record, kw_only=True, frozen=True):
+    """The record of a worker process in a file, from which a restarted agent adopts it.
 
     Attributes:
-        started: start time of the process in clock ticks since boot, which tells a reused process id.
+        started: start time of the process in clock ticks since boot; it differs if the process id was reused.
         log: the file that it writes to.
-        correlation: chain of the command that it was started by.
+        correlation: chain of the command that started it.
         place: part of the model that it was started for.
         layout: the shape of the replica that has this place.
-        restarts: whether it runs a program without a session, anew in each membership.
-        silence_s: how long it may show no sign of life where nobody watches it; 0: for ever.
-        spins: whether its device makes who waits spin.
+        restarts: whether it runs a program without a session, again in each membership.
+        silence_s: how long it may show no sign of life while unwatched; 0: for ever.
+        spins: whether its threads spin while they wait for its device.
     """
 
     worker: str
@@ -45,15 +45,15 @@ class Running(Record, kw_only=True, frozen=True):
 
 @dataclass(frozen=True)
 class Adopted:
-    """The first stimulus: what an earlier agent has left. `ProcessExited` follows for workers that are dead.
+    """The first stimulus: what an earlier agent left. `ProcessExited` follows for workers that are dead.
 
     Attributes:
-        found: the workers that it has written down.
-        kept: names of the states that workers have left behind.
+        found: the recorded workers.
+        kept: names of the states that workers left behind.
         saved: the states that workers here or elsewhere have saved.
     """
 
-    found: list[Running]
+    found: list[WorkerRecord]
     kept: Collection[str] = ()
     saved: Collection[StateRef] = ()
 
@@ -69,7 +69,7 @@ class EntryRead:
 
 
 @dataclass(frozen=True)
-class WorkerSaid:
+class WorkerMessage:
     """A worker sent a message."""
 
     worker: str
@@ -78,7 +78,7 @@ class WorkerSaid:
 
 @dataclass(frozen=True)
 class ProcessStarted:
-    """What `StartProcess` asked for was done."""
+    """The process that `StartProcess` ordered is running."""
 
     worker: str
     pid: int
@@ -86,7 +86,7 @@ class ProcessStarted:
 
 @dataclass(frozen=True)
 class StacksTaken:
-    """What `TakeStacks` asked for, a line for each thread."""
+    """The stacks that `TakeStacks` ordered, a line for each thread."""
 
     worker: str
     stacks: tuple[str, ...]
@@ -94,10 +94,10 @@ class StacksTaken:
 
 @dataclass(frozen=True)
 class ProcessExited:
-    """A worker's process is gone, or could not be started; code and signal are None where unknown.
+    """A worker's process has ended, or could not be started; code and signal are None where unknown.
 
     Attributes:
-        collectives: a line for each that was under way, where torch has written that.
+        collectives: a line for each collective that was under way, if torch dumped them.
     """
 
     worker: str
@@ -109,7 +109,7 @@ class ProcessExited:
 
 @dataclass(frozen=True)
 class Published:
-    """The bus has taken a fact of this agent into the journal."""
+    """A fact of this agent is in the journal."""
 
     fact: Message
     sequence: int
@@ -117,7 +117,7 @@ class Published:
 
 @dataclass(frozen=True)
 class TokenRead:
-    """The answer to `AskToken`: the fencing token of the instance that may give commands now."""
+    """The answer to `ReadToken`: the fencing token of the instance that may give commands now."""
 
     token: int
 
@@ -129,10 +129,10 @@ class Reconnected:
 
 @dataclass(frozen=True)
 class CopySent:
-    """What `SendCopy` asked for: a node has a copy now; or why not, if `problem` is not empty.
+    """The result of `SendCopy`: the node has a copy, or `problem` says why not.
 
     Attributes:
-        unsound: what was to be copied is not what its checksum says.
+        unsound: the original does not match its checksum.
     """
 
     ref: StateRef
@@ -143,7 +143,7 @@ class CopySent:
 
 @dataclass(frozen=True)
 class CopyReceived:
-    """A copy of a state that was saved elsewhere lies here; `ref` is None as long as one is being written over."""
+    """A copy of another node's state is complete here; `ref` is None when one begins to be overwritten."""
 
     name: str
     ref: StateRef | None
@@ -151,14 +151,14 @@ class CopyReceived:
 
 @dataclass(frozen=True)
 class StorageUsed:
-    """What came of `UseStorage`, as a fact."""
+    """The result of `UseStorage`, as a fact."""
 
     fact: Message
 
 
 @dataclass(frozen=True)
 class StateUnsound:
-    """A copy is not what its checksum says."""
+    """A fetched state does not match its checksum."""
 
     ref: StateRef
     reason: str
@@ -166,14 +166,14 @@ class StateUnsound:
 
 @dataclass(frozen=True)
 class Logged:
-    """The kernel's log, a GPU's driver or the output of a worker told of a fault.
+    """A line of the kernel's log, a GPU's driver or a worker's output reports a fault.
 
     Attributes:
-        text: one line.
-        status: what it stands for, so that one that is told again and again is known again.
-        slot: whose GPU it names, -1 for none.
-        pid: of the process that it names, 0 for none.
-        author: the worker that wrote it, empty where it was the kernel or the driver.
+        text: the line.
+        status: the status of a failure that the rules give it; repeats are recognized by it.
+        slot: the slot of the GPU that it names, -1 for none.
+        pid: the process that it names, 0 for none.
+        author: the worker that wrote it, empty for the kernel and the driver.
     """
 
     text: str
@@ -185,7 +185,7 @@ class Logged:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What the GPUs count now."""
+    """Counters of all GPUs were read."""
 
     gpus: tuple[Gpu, ...]
 
@@ -196,33 +196,33 @@ class Tick:
 
     Attributes:
         stopped: workers whose processes are stopped now.
-        asleep: of the late workers those whose processes all sleep, with the seconds of CPU that these have used.
-        used: what the processes of those workers have used that may be silent.
-        pressure: for which share of the time something waits for a core of this machine.
+        asleep: seconds of CPU used so far, by late worker whose processes all sleep.
+        used: what processes have used so far, by worker that may be silent.
+        pressure: share of the time in which something waits for a core of this machine.
     """
 
     stopped: Collection[str] = ()
     asleep: Mapping[str, float] = field(default_factory=dict)
-    used: Mapping[str, Use] = field(default_factory=dict)
+    used: Mapping[str, ProcessUse] = field(default_factory=dict)
     pressure: float = 0.0
 
 
 @dataclass(frozen=True)
-class Notice:
-    """The node is to go in so many seconds, or as soon as nobody needs it any more."""
+class DepartureNotice:
+    """The node is to go in so many seconds, or as soon as it is released."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
-class Leave:
+class Shutdown:
     """The agent is to end, with all its workers."""
 
 
 Stimulus = (
     Adopted
     | EntryRead
-    | WorkerSaid
+    | WorkerMessage
     | ProcessStarted
     | StacksTaken
     | ProcessExited
@@ -236,8 +236,8 @@ Stimulus = (
     | Logged
     | Sampled
     | Tick
-    | Notice
-    | Leave
+    | DepartureNotice
+    | Shutdown
 )
 
 # --- out -------------------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class TakeStacks:
-    """Look where the threads of a worker are; `StacksTaken` is the answer."""
+    """Take the stacks of a worker's threads; `StacksTaken` is the answer."""
 
     worker: str
     pid: int
@@ -275,19 +275,19 @@ class SendToWorker:
 
 @dataclass(frozen=True)
 class StoreToken:
-    """Write the token down where a later agent of this node finds it."""
+    """Store the token in a file, where a later agent of this node finds it."""
 
     token: int
 
 
 @dataclass(frozen=True)
-class AskToken:
-    """Read the lease of the transition service; `TokenRead` is the answer, once somebody has it."""
+class ReadToken:
+    """Read the lease of the transition service; `TokenRead` is the answer, once an instance holds it."""
 
 
 @dataclass(frozen=True)
 class ObtainState:
-    """Obtain a state, and send the worker a `StateFetched`."""
+    """Fetch a state for a worker, and send it a `StateFetched`."""
 
     worker: str
     ref: StateRef
@@ -308,7 +308,7 @@ class SendCopy:
 
 @dataclass(frozen=True)
 class AbandonCopies:
-    """Send these nodes no copy of what a worker saved, not even to its end: they are to keep none."""
+    """Cancel the copies of a worker's states that are on their way to these nodes."""
 
     worker: str
     nodes: frozenset[str]
@@ -318,7 +318,7 @@ class StorePart(Record, kw_only=True, frozen=True):
     """A state that lies here, to be written to storage as a part of a checkpoint.
 
     Attributes:
-        ordered: somebody waits for it; else the next one will do as well.
+        ordered: a service waits for it; otherwise it may be skipped, as another one follows.
     """
 
     ref: StateRef
@@ -346,7 +346,7 @@ Effect = (
     | TakeStacks
     | SendToWorker
     | StoreToken
-    | AskToken
+    | ReadToken
     | ObtainState
     | SendCopy
     | AbandonCopies
@@ -355,4 +355,4 @@ Effect = (
 )
 
 Out = list[Message | Effect]
-"""What a core answers: facts to publish, and effects to carry out."""
+"""What the core returns: facts to publish, and effects to carry out."""

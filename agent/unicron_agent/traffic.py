@@ -1,4 +1,4 @@
-"""Copies of states on their way to other nodes, between what this node's workers send each other."""
+"""Decides when a copy of a state may be sent: while this node's workers leave the network idle."""
 
 import asyncio
 import math
@@ -16,11 +16,11 @@ SHORTEST_S, LONGEST_S = 0.0005, 0.005
 
 
 class NodeTraffic:
-    """What this node's workers send, and what it has under way itself.
+    """Reads this node's workers' forecasts, and counts the copies that are under way.
 
     Args:
         folder: the node's memory.
-        slots: returns the slots whose workers send something to other nodes.
+        slots: returns the slots whose workers may send to other nodes.
     """
 
     def __init__(self, folder: Path, slots: Callable[[], Iterable[int]] = tuple) -> None:
@@ -28,25 +28,25 @@ class NodeTraffic:
         self._folder, self._slots = folder, slots
 
     def forecast(self) -> Forecast:
-        """Return what is to be expected of all workers together."""
-        told = [self._told(slot) for slot in self._slots()] or [Forecast()]
+        """Return the forecast of all workers together."""
+        told = [self._forecast_of(slot) for slot in self._slots()] or [Forecast()]
         return Forecast(min(each.idle_until for each in told), max(each.iteration_s for each in told))
 
-    def _told(self, slot: int) -> Forecast:
+    def _forecast_of(self, slot: int) -> Forecast:
         try:
             return decode_forecast((self._folder / forecast_name(slot)).read_bytes())
         except FileNotFoundError:
             return Forecast()
 
-    async def piece(self, gate: Gate) -> int:
-        """Return how large a piece goes, once one may."""
+    async def next_piece_size(self, gate: Gate) -> int:
+        """Wait until a piece may be sent; return its size."""
         clock = asyncio.get_running_loop()
         while not (size := gate.lets(forecast := self.forecast(), clock.time())):
             await asyncio.sleep(_pause(forecast))
         return size
 
-    async def until_idle(self, gate: Gate) -> float:
-        """Wait while workers send, as long as a copy that comes has the time; return for how long it was."""
+    async def wait_until_idle(self, gate: Gate) -> float:
+        """Wait while workers send, as long as an incoming copy may wait; return the seconds waited."""
         clock = asyncio.get_running_loop()
         began = clock.time()
         while gate.holds(forecast := self.forecast(), clock.time()):

@@ -18,8 +18,7 @@ from unicron_deploy.nats_server import NatsServer, free_port
 from benchmarks.harness.command import ROOT
 from benchmarks.harness.processes import ONE_THREAD
 from unicron import subjects
-from unicron.aio import insist
-from unicron.bootstrap import connected, connected_client
+from unicron.aio import retry_until_available
 from unicron.bus import topology
 from unicron.bus.nats import NatsBus
 from unicron.client import Client
@@ -27,6 +26,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.events import IterationFinished, Regrouped, TaskStateChanged, WorkerReady
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import UnicronError
+from unicron.service.bootstrap import connected, connected_client
 from unicron.settings import Settings
 
 PATIENCE_S = 180.0
@@ -178,7 +178,7 @@ async def server_only(root: Path) -> AsyncIterator[tuple[NatsServer, NatsBus]]:
     await asyncio.to_thread(server.start)
     try:
         async with connected(Settings(nats_url=server.url), "benchmark") as bus:
-            await insist(lambda: topology.provision(bus.jetstream), "provisioning")
+            await retry_until_available(lambda: topology.provision(bus.jetstream), "provisioning")
             yield server, bus
     finally:
         await asyncio.to_thread(server.stop)

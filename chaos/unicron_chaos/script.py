@@ -24,7 +24,7 @@ _VALUE = "value"
 """A field that a fault may have besides."""
 
 
-class Rank(Record, kw_only=True, frozen=True):
+class RankTarget(Record, kw_only=True, frozen=True):
     """The worker that has this rank of a task at the time of the fault."""
 
     task: str
@@ -34,7 +34,7 @@ class Rank(Record, kw_only=True, frozen=True):
         return f"{self.task}:{self.rank}"
 
 
-class Fault(Record, kw_only=True, frozen=True):
+class ScriptedFault(Record, kw_only=True, frozen=True):
     """One line of a fault script.
 
     Attributes:
@@ -47,7 +47,7 @@ class Fault(Record, kw_only=True, frozen=True):
     task: str
     iteration: int
     fault: str
-    target: Rank | str
+    target: RankTarget | str
     value: str = ""
 
 
@@ -60,7 +60,7 @@ class _Bad(Exception):  # noqa: N818 - never leaves this module
         self.text = f"{field}{given}: {allowed}"
 
 
-def load(path: Path) -> list[Fault]:
+def load(path: Path) -> list[ScriptedFault]:
     """Read the fault script at `path`.
 
     Raises:
@@ -69,7 +69,7 @@ def load(path: Path) -> list[Fault]:
     return parse(read_text(path, "give the path of a fault script", MOST_BYTES), path)
 
 
-def parse(text: str, path: Path) -> list[Fault]:
+def parse(text: str, path: Path) -> list[ScriptedFault]:
     """Return the faults in `text`, in their order; `path` is where it came from.
 
     Raises:
@@ -88,7 +88,7 @@ def parse(text: str, path: Path) -> list[Fault]:
     return found
 
 
-def parse_target(text: str) -> Rank | str:
+def parse_target(text: str) -> RankTarget | str:
     """Return the target that a person wrote: TASK:RANK for a worker, else the name of a node.
 
     Raises:
@@ -99,10 +99,10 @@ def parse_target(text: str) -> Rank | str:
         return token(text, "node")
     if not rank.isdecimal():
         raise InvalidInputError(f"target {text!r}: expected TASK:RANK with a rank from 0, as in gpt:1")
-    return Rank(task=token(task, "task"), rank=int(rank))
+    return RankTarget(task=token(task, "task"), rank=int(rank))
 
 
-def _fault(value: Any) -> Fault:
+def _fault(value: Any) -> ScriptedFault:
     given = value.get(_VALUE) if isinstance(value, dict) else None
     item = _mapping({key: each for key, each in value.items() if key != _VALUE} if given is not None else value, "", "")
     at = _mapping(item["at"], "at", "at")
@@ -112,7 +112,7 @@ def _fault(value: Any) -> Fault:
         known = tuple(FAULTS)
         raise _Bad("fault", fault, f"did you mean {near[0]!r}?" if near else f"must be one of {_list(known)}")
     kind = FAULTS[fault]
-    return Fault(
+    return ScriptedFault(
         task=_name(at["task"], "at.task"),
         iteration=_count(at["iteration"], "at.iteration"),
         fault=fault,
@@ -121,12 +121,12 @@ def _fault(value: Any) -> Fault:
     )
 
 
-def _target(value: Any, kind: FaultKind) -> Rank | str:
+def _target(value: Any, kind: FaultKind) -> RankTarget | str:
     either = len(kind.strikes) > 1 and isinstance(value, dict) and "node" in value
     if either or WORKER not in kind.strikes:
         return _name(_mapping(value, "target", "node")["node"], "target.node")
     target = _mapping(value, "target", "worker")
-    return Rank(task=_name(target["task"], "target.task"), rank=_count(target["rank"], "target.rank"))
+    return RankTarget(task=_name(target["task"], "target.task"), rank=_count(target["rank"], "target.rank"))
 
 
 def _value(value: Any, kind: FaultKind) -> str:

@@ -11,7 +11,7 @@ from unicron.client import Client
 from unicron.contracts.queries import NodeView, Status
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import UnicronError
-from unicron_chaos.script import Rank
+from unicron_chaos.script import RankTarget
 from unicron_chaos.strikes import Restart, Strike, strike
 
 WHOLE_S = 120.0
@@ -22,7 +22,7 @@ class Choice(NamedTuple):
     """A fault and whom it strikes."""
 
     fault: str
-    target: Rank | str
+    target: RankTarget | str
 
 
 WORKER_FAULTS = ("raise", "kill-worker", "stop-worker", "exit-worker", "oom-worker", "reset-connection")
@@ -65,7 +65,7 @@ class Storm:
         for view in status.tasks:
             if view.state != TaskState.RUNNING or len(view.members) < 2:
                 continue
-            target = Rank(task=view.spec.name, rank=self._random.randrange(len(view.members)))
+            target = RankTarget(task=view.spec.name, rank=self._random.randrange(len(view.members)))
             fresh = view.iteration > self._raised.get(target.task, -2) + 1
             found += [
                 Choice(fault, target)
@@ -93,7 +93,7 @@ class Storm:
 
     def struck(self, choice: Choice, status: Status) -> None:
         """Remember a fault that was carried out."""
-        if isinstance(choice.target, Rank):
+        if isinstance(choice.target, RankTarget):
             self._suffered[_where(choice.fault, choice.target, status)].append(self._clock())
         if choice.fault in AWAY_FAULTS:
             self._away = next(view for view in status.nodes if view.node == choice.target)
@@ -101,12 +101,12 @@ class Storm:
             self.down.append(str(choice.target))
         elif choice.fault == "restart-node":
             self.down.remove(str(choice.target))
-        elif choice.fault in _OWN and isinstance(choice.target, Rank):
+        elif choice.fault in _OWN and isinstance(choice.target, RankTarget):
             name = choice.target.task
             self._raised[name] = next(view.iteration for view in status.tasks if view.spec.name == name)
 
 
-def _where(fault: str, target: Rank, status: Status) -> tuple[str, str]:
+def _where(fault: str, target: RankTarget, status: Status) -> tuple[str, str]:
     """Return the task and the node whose failures a fault counts among; no node where only the task's are counted."""
     members = next(view.members for view in status.tasks if view.spec.name == target.task)
     return target.task, "" if fault == "reset-connection" else members[target.rank].node

@@ -12,7 +12,7 @@ from unicron.contracts.faults import NODE, WORKER, kind_of
 from unicron.contracts.queries import Status
 from unicron.contracts.tasks import Member
 from unicron.errors import BusUnavailableError, InvalidInputError
-from unicron_chaos.script import Fault, Rank
+from unicron_chaos.script import RankTarget, ScriptedFault
 
 POLL_S = 0.2
 """Pause between two questions to the registry; it knows what is lost of the telemetry."""
@@ -45,7 +45,7 @@ class Strike(Record, kw_only=True, frozen=True):
 
 
 async def strike(
-    client: Client, fault: str, target: Rank | str, restart: Restart | None = None, value: str = ""
+    client: Client, fault: str, target: RankTarget | str, restart: Restart | None = None, value: str = ""
 ) -> Strike:
     """Carry `fault` out now.
 
@@ -56,9 +56,9 @@ async def strike(
     """
     kind = kind_of(fault)
     value = kind.checked(value)
-    if (WORKER if isinstance(target, Rank) else NODE) not in kind.strikes:
+    if (WORKER if isinstance(target, RankTarget) else NODE) not in kind.strikes:
         raise InvalidInputError(f"{fault} takes {' or '.join(kind.strikes)}, not {target}")
-    member = find_member(await client.status(), target) if isinstance(target, Rank) else None
+    member = find_member(await client.status(), target) if isinstance(target, RankTarget) else None
     node, worker = (member.node, member.worker) if member else (str(target), "")
     at = time.time()
     if fault == "restart-node":
@@ -83,7 +83,7 @@ async def _inject(client: Client, node: str, fault: str, worker: str, value: str
         raise BusUnavailableError(f"the agent of {node}, which is {views[node]}, does not answer") from error
 
 
-def find_member(status: Status, target: Rank) -> Member:
+def find_member(status: Status, target: RankTarget) -> Member:
     """Return the worker that has the rank `target` now.
 
     Raises:
@@ -100,7 +100,7 @@ def find_member(status: Status, target: Rank) -> Member:
 
 
 async def run_script(
-    client: Client, faults: Sequence[Fault], restart: Restart | None, on_strike: Callable[[Strike], None]
+    client: Client, faults: Sequence[ScriptedFault], restart: Restart | None, on_strike: Callable[[Strike], None]
 ) -> None:
     """Let each fault strike while its task computes its iteration; return after the last one.
 
@@ -144,7 +144,7 @@ async def _listen(client: Client, computing: dict[str, int], news: asyncio.Event
             news.set()
 
 
-async def _poll(client: Client, computing: dict[str, int], news: asyncio.Event, waiting: list[Fault]) -> None:
+async def _poll(client: Client, computing: dict[str, int], news: asyncio.Event, waiting: list[ScriptedFault]) -> None:
     """Ask the registry too, since telemetry may be lost; raise where a fault can't strike any more."""
     clock = asyncio.get_running_loop()
     deadline = clock.time() + TARGET_S
@@ -168,15 +168,17 @@ async def _poll(client: Client, computing: dict[str, int], news: asyncio.Event, 
         await asyncio.sleep(POLL_S)
 
 
-async def _ended(client: Client, target: Rank | str) -> bool:
+async def _ended(client: Client, target: RankTarget | str) -> bool:
     """Return whether the target is a rank of a task that is over."""
     with contextlib.suppress(BusUnavailableError):
         views = (await client.status()).tasks
-        return any(isinstance(target, Rank) and view.spec.name == target.task and view.state.ended for view in views)
+        return any(
+            isinstance(target, RankTarget) and view.spec.name == target.task and view.state.ended for view in views
+        )
     return False
 
 
-async def _insist(client: Client, fault: Fault, restart: Restart | None) -> Strike:
+async def _insist(client: Client, fault: ScriptedFault, restart: Restart | None) -> Strike:
     """Strike as soon as the target is there."""
     clock = asyncio.get_running_loop()
     deadline = clock.time() + TARGET_S

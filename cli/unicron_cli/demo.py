@@ -18,13 +18,12 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
-from unicron_chaos.script import Fault, load
+from unicron_chaos.script import ScriptedFault, load
 from unicron_chaos.strikes import Strike, run_script
 from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
 from unicron_deploy.options import CONSOLE_PORT
 
-from unicron.bootstrap import connected_client
 from unicron.client import Client
 from unicron.contracts.base import Message, TimerFired
 from unicron.contracts.events import Alert, DeadLetter, FailureDetected, IterationFinished, NodeAdmitted
@@ -32,8 +31,9 @@ from unicron.contracts.queries import Status
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.observe.words.story import story
+from unicron.service.bootstrap import connected_client
 from unicron_cli.output import console
-from unicron_cli.report import Report, TaskReport, fault_reports, is_ok, report_view
+from unicron_cli.report import DemoReport, TaskReport, fault_reports, is_ok, report_view
 from unicron_cli.views import status_view
 
 CHECKOUT = Path(__file__).parents[2]
@@ -90,7 +90,7 @@ class Demo:
         self,
         root: Path,
         corpus: Path,
-        script: Sequence[Fault],
+        script: Sequence[ScriptedFault],
         disturb: Disturb | None = None,
         iterations: int = ITERATIONS,
     ) -> None:
@@ -108,7 +108,7 @@ class Demo:
         self._status = Status()
         self._doing = ""
 
-    async def run(self, began: float) -> Report:
+    async def run(self, began: float) -> DemoReport:
         """Run it all; `began` is when, in monotonic seconds."""
         screen = console()
         with Live(console=screen, get_renderable=self._view, refresh_per_second=4, transient=not screen.is_terminal):
@@ -121,7 +121,7 @@ class Demo:
             await self._run_undisturbed()
         tasks = [self._task_report(spec) for spec in self._specs]
         reports = fault_reports(self._strikes, self.journal, self._iterations)
-        return Report(
+        return DemoReport(
             ok=is_ok(reports, tasks, {spec.name: spec.iterations for spec in self._specs}),
             faults=reports,
             tasks=tasks,

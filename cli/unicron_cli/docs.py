@@ -19,6 +19,7 @@ from unicron.contracts import (
     hardware,
     notices,
     plans,
+    pools,
     queries,
     slowdowns,
     states,
@@ -57,6 +58,8 @@ COMMON = {
     "slot": "Number of the slot on its node, from 0; -1 where there is none.",
     "slots": "The node's places for workers.",
     "worker": "Unique name of the worker process.",
+    "pool": "Name of the pool.",
+    "machine": "Id of the machine, of which its provider has one only; empty where a person has started it.",
     "incarnation": "Differs for each start of the agent.",
     "host": "Address at which other nodes reach this one.",
     "rendezvous": "host:port of the node's rendezvous, where ranks find one another.",
@@ -137,7 +140,20 @@ def render() -> str:
 def records() -> list[type]:
     """Return the records and enumerations that messages hold, in the order of the contracts."""
     found = []
-    for module in (tasks, states, storage, timings, plans, failures, hardware, slowdowns, notices, events, queries):
+    for module in (
+        tasks,
+        states,
+        storage,
+        timings,
+        plans,
+        failures,
+        hardware,
+        slowdowns,
+        notices,
+        pools,
+        events,
+        queries,
+    ):
         for kind in vars(module).values():
             own = inspect.isclass(kind) and kind.__module__ == module.__name__
             if own and issubclass(kind, (Record, enum.Enum)) and not issubclass(kind, (Message, queries.Query)):
@@ -148,8 +164,8 @@ def records() -> list[type]:
 def subject_of(kind: type[Message | queries.Query]) -> str:
     """Return the subject of the example of `kind`."""
     if issubclass(kind, Message):
-        return subjects.of(sample(kind))
-    return subjects.asked(OWNERS.get(kind, "registry"), sample(kind))
+        return subjects.for_message(sample(kind))
+    return subjects.for_query(OWNERS.get(kind, "registry"), sample(kind))
 
 
 def _chapters() -> Iterator[tuple[str, list[type[Message]]]]:

@@ -6,9 +6,9 @@ from itertools import islice
 
 from unicron.contracts.base import Record
 from unicron.contracts.tasks import UNCOUNTED, TaskState
-from unicron.observe.cluster import Cluster
+from unicron.observe.cluster import ClusterPicture
 from unicron.observe.incidents import Failure
-from unicron.observe.state import Task
+from unicron.observe.state import TaskPicture
 from unicron.observe.words.headline import about, outcome
 
 FAILURES = 50
@@ -22,7 +22,7 @@ _URGENCY = (
 """States of tasks, the first to look at first."""
 
 
-class TaskLine(Record, kw_only=True, frozen=True):
+class TaskGlance(Record, kw_only=True, frozen=True):
     """A task at a glance.
 
     Attributes:
@@ -44,7 +44,7 @@ class TaskLine(Record, kw_only=True, frozen=True):
     waf: float
 
 
-class FailureLine(Record, kw_only=True, frozen=True):
+class FailureGlance(Record, kw_only=True, frozen=True):
     """A failure at a glance.
 
     Attributes:
@@ -62,7 +62,7 @@ class FailureLine(Record, kw_only=True, frozen=True):
     open: bool
 
 
-class EventLine(Record, kw_only=True, frozen=True):
+class EventGlance(Record, kw_only=True, frozen=True):
     """A message at a glance, in words."""
 
     at: float
@@ -91,12 +91,12 @@ class Glance(Record, kw_only=True, frozen=True):
     nodes: dict[str, int] = {}
     slots: int = 0
     spare: int = 0
-    tasks: list[TaskLine] = []
-    failures: list[FailureLine] = []
-    events: list[EventLine] = []
+    tasks: list[TaskGlance] = []
+    failures: list[FailureGlance] = []
+    events: list[EventGlance] = []
 
 
-def glance(cluster: Cluster, goodput: Mapping[str, float], now: float, error: str = "") -> Glance:
+def glance(cluster: ClusterPicture, goodput: Mapping[str, float], now: float, error: str = "") -> Glance:
     """Return what is to be shown of a cluster at `now`, with the goodput of its tasks as far as that is known."""
     failures = islice(reversed(cluster.failures.values()), FAILURES)
     entries = islice((entry for entry, _, _ in reversed(cluster.events)), EVENTS)
@@ -112,12 +112,12 @@ def glance(cluster: Cluster, goodput: Mapping[str, float], now: float, error: st
             _task(task, goodput) for task in sorted(cluster.tasks.values(), key=lambda task: _URGENCY.index(task.state))
         ],
         failures=[_failure(failure) for failure in failures],
-        events=[EventLine(at=entry.at, source=entry.source, text=entry.text) for entry in entries],
+        events=[EventGlance(at=entry.at, source=entry.source, text=entry.text) for entry in entries],
     )
 
 
-def _task(task: Task, goodput: Mapping[str, float]) -> TaskLine:
-    return TaskLine(
+def _task(task: TaskPicture, goodput: Mapping[str, float]) -> TaskGlance:
+    return TaskGlance(
         task=task.spec.name,
         state=task.state,
         workers=len(task.members),
@@ -130,8 +130,8 @@ def _task(task: Task, goodput: Mapping[str, float]) -> TaskLine:
     )
 
 
-def _failure(failure: Failure) -> FailureLine:
-    return FailureLine(
+def _failure(failure: Failure) -> FailureGlance:
+    return FailureGlance(
         at=failure.first.at,
         chain=failure.cause.chain,
         severity=failure.severity,

@@ -17,7 +17,7 @@ from unicron.errors import UnicronError
 from unicron.observe.accounts.chains import ChainCost
 from unicron.observe.accounts.goodput import Goodput
 from unicron.observe.accounts.phases import Phase
-from unicron.observe.accounts.report import Report, Row, TaskRow
+from unicron.observe.accounts.report import CostRow, Report, TaskRow
 from unicron.observe.words.units import percent, span
 from unicron_cli.output import Json, Nats, console, print_json, say, with_client
 from unicron_cli.views import plain_table
@@ -104,7 +104,7 @@ def view(report: Report) -> Group:
     return Group(*shown, *(Text(line, "dim") for line in _notes(report)))
 
 
-def _table(title: str, rows: Sequence[Row]) -> Table:
+def _table(title: str, rows: Sequence[CostRow]) -> Table:
     """Return a row each, with the phases that any of them has."""
     used = [phase for phase in Phase if any(row.seconds[phase] for row in rows)]
     heads = ["GPU TIME", "GOODPUT", "TRAINED"] if title == "TASK" else ["COST"]

@@ -65,7 +65,7 @@ class TaskReport(Record, kw_only=True, frozen=True):
     max_rel_diff: float | None
 
 
-class Report(Record, kw_only=True, frozen=True):
+class DemoReport(Record, kw_only=True, frozen=True):
     """The demo's result.
 
     Attributes:
@@ -179,7 +179,7 @@ def is_ok(faults: Sequence[FaultReport], tasks: Sequence[TaskReport], wanted: di
     return healed and finished and same and once
 
 
-def report_view(report: Report) -> Group:
+def report_view(report: DemoReport) -> Group:
     """Return the report as tables."""
     faults = Table(title="Faults (seconds after the fault)", title_justify="left")
     for name in (

@@ -35,9 +35,9 @@ def explain(
     """Show which rule a line falls under, how severe that is, and what is done about it."""
     found = load(rules)
     rulings = {
-        "of a worker": _as_record(found.of_exception(line), EXCEPTION),
-        "of the kernel": _as_record(found.of_hardware(line), KERNEL),
-        "of a worker's output": _as_record(found.of_output(line), OUTPUT),
+        "of a worker": _as_record(found.rule_for_exception(line), EXCEPTION),
+        "of the kernel": _as_record(found.rule_for_hardware(line), KERNEL),
+        "of a worker's output": _as_record(found.rule_for_output(line), OUTPUT),
     }
     if as_json:
         print_json(rulings)

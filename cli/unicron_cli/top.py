@@ -14,10 +14,10 @@ from typing import Annotated
 import typer
 from rich.live import Live
 
-from unicron.aio import together
+from unicron.aio import gather_or_cancel
 from unicron.client import Client
 from unicron.errors import BusUnavailableError
-from unicron.observe.cluster import Cluster
+from unicron.observe.cluster import ClusterPicture
 from unicron_cli.glance import Glance, glance
 from unicron_cli.output import Json, Nats, console, print_json, with_client
 from unicron_cli.topview import top_view
@@ -63,7 +63,7 @@ async def _once(client: Client, as_json: bool) -> None:
 
 async def _live(client: Client, as_json: bool) -> None:
     reader = _Reader(client)
-    reading = asyncio.create_task(together(reader.ask_on(), reader.read_on()))
+    reading = asyncio.create_task(gather_or_cancel(reader.ask_on(), reader.read_on()))
     try:
         await (_print_on(reader, reading) if as_json else _draw_on(reader, reading))
     finally:
@@ -124,7 +124,7 @@ class _Reader:
     """Keeps what is known of a cluster up to date."""
 
     def __init__(self, client: Client) -> None:
-        self._client, self._cluster = client, Cluster()
+        self._client, self._cluster = client, ClusterPicture()
         self._error, self._filled = "", False
         self._position: int | None = None
         self._whole = True  # the journal was read from its beginning

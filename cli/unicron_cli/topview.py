@@ -11,7 +11,7 @@ from rich.text import Text
 from unicron.contracts.tasks import NodeState
 from unicron.observe.words.units import KNOWN_FLOPS, ago, percent, si
 from unicron.printable import one_line
-from unicron_cli.glance import EventLine, FailureLine, Glance, TaskLine
+from unicron_cli.glance import EventGlance, FailureGlance, Glance, TaskGlance
 from unicron_cli.views import NODE_STYLES, TASK_STYLES
 
 _STATES = (NodeState.LOST, NodeState.DRAINING, NodeState.UP, NodeState.LEFT)
@@ -98,7 +98,7 @@ def _squares(nodes: dict[str, int], width: int, rows: int) -> tuple[Text, list[R
     return names, [squares[start : start + width] for start in range(0, len(squares), width)]
 
 
-def _tasks(tasks: list[TaskLine], width: int, lines: int) -> list[RenderableType]:
+def _tasks(tasks: list[TaskGlance], width: int, lines: int) -> list[RenderableType]:
     """Return as many tasks as there is room for, and how many more there are."""
     shown = tasks if len(tasks) < lines else tasks[: max(1, lines - 2)]
     names = [name for name, least in _COLUMNS.items() if width >= least]
@@ -124,7 +124,7 @@ _COLUMNS = {
 """What there is about a task, and in a terminal of how many columns."""
 
 
-def _cells(task: TaskLine, bar: int) -> dict[str, RenderableType]:
+def _cells(task: TaskGlance, bar: int) -> dict[str, RenderableType]:
     count = f"{task.iteration:,}" + (f"/{task.iterations:,}" if task.iterations else "")
     return {
         "STATE": Text(task.state, TASK_STYLES.get(task.state, "yellow")),
@@ -138,7 +138,7 @@ def _cells(task: TaskLine, bar: int) -> dict[str, RenderableType]:
     }
 
 
-def _failures(failures: Sequence[FailureLine], now: float, width: int) -> list[RenderableType]:
+def _failures(failures: Sequence[FailureGlance], now: float, width: int) -> list[RenderableType]:
     table = _plain(width, SEV=None, AGO=None, FAILURE=6, OUTCOME=5)
     for failure in failures:
         table.add_row(
@@ -150,7 +150,7 @@ def _failures(failures: Sequence[FailureLine], now: float, width: int) -> list[R
     return [table]
 
 
-def _events(events: Sequence[EventLine], width: int) -> list[RenderableType]:
+def _events(events: Sequence[EventGlance], width: int) -> list[RenderableType]:
     table = _plain(width, TIME=None, SOURCE=None, EVENT=1)
     table.columns[1].max_width = 12
     for event in events:

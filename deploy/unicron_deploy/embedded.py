@@ -20,14 +20,14 @@ from typing import BinaryIO, Protocol, Self
 
 import msgspec
 
-from unicron.aio import insist
-from unicron.bootstrap import connected, connected_client
+from unicron.aio import retry_until_available
 from unicron.bus import topology
 from unicron.bus.backup import restore
 from unicron.client import Client
 from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
-from unicron.processes import Started, wait_until_gone
+from unicron.processes import ProcessRecord, wait_until_gone
+from unicron.service.bootstrap import connected, connected_client
 from unicron.services import CONSOLE, NAMED, PROVISIONER, SERVICES
 from unicron.settings import Settings
 from unicron_deploy.keys import Keyring
@@ -89,7 +89,7 @@ class Layout(msgspec.Struct, kw_only=True):
     console: int = 0
     pools: str = ""
     machines: list[str] = []
-    processes: dict[str, Started] = {}
+    processes: dict[str, ProcessRecord] = {}
 
 
 Step = Callable[[str], None]
@@ -262,7 +262,7 @@ class Cluster:
         return cluster
 
     @property
-    def processes(self) -> dict[str, Started]:
+    def processes(self) -> dict[str, ProcessRecord]:
         """The processes started last under each name, dead or alive."""
         return dict(self._layout.processes)
 
@@ -352,7 +352,7 @@ class Cluster:
                     environment = {**self._usual(name), **os.environ, **self._environment(name)}
                     child = self._spawn(self._command(name), log, environment | {"PYTHONUNBUFFERED": "1"})
                 self._children[name], pid = child, child.pid
-            self._layout.processes[name] = Started.of(pid)
+            self._layout.processes[name] = ProcessRecord.from_pid(pid)
             self._save()
 
     def _tell_targets(self) -> None:
@@ -372,7 +372,7 @@ class Cluster:
 
     async def _restored(self, path: Path) -> None:
         async with connected(self.settings(), "unicron-restore") as bus:
-            await insist(partial(restore, bus, path, topology.copies(self.servers)), "restoring")
+            await retry_until_available(partial(restore, bus, path, topology.copies(self.servers)), "restoring")
 
     def _new_servers(self) -> dict[str, NatsServer]:
         accounts = None if self.insecure else self.keys.accounts
@@ -536,7 +536,7 @@ class Cluster:
         found = []
         for path in self.root.glob("machines/*/machine.json"):
             with contextlib.suppress(msgspec.MsgspecError):
-                found.append(msgspec.json.decode(path.read_bytes(), type=Started))
+                found.append(msgspec.json.decode(path.read_bytes(), type=ProcessRecord))
         for process in found:
             process.signal(signal.SIGINT)
         wait_until_gone(found, GRACE_S)
@@ -570,7 +570,7 @@ class Cluster:
         if name not in self.names:
             raise InvalidInputError(f"no process {name!r}; there are {', '.join(self.names)}")
 
-    def _known(self, name: str) -> Started:
+    def _known(self, name: str) -> ProcessRecord:
         self._check(name)
         if name not in self._layout.processes:
             raise InvalidInputError(f"{name} was not started")

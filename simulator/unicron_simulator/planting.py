@@ -42,7 +42,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class SlowWorker:
+class SlowedWorker:
     """One worker computes `factor` times as long, in `share` of the steps."""
 
     dp_rank: int
@@ -103,21 +103,21 @@ class Communication:
     collective: bool = False
 
 
-Plant = SlowWorker | StageImbalance | SequenceLengths | GarbageCollection | Communication
+Plant = SlowedWorker | StageImbalance | SequenceLengths | GarbageCollection | Communication
 
 
 def draw(shape: Shape, seed: int, plants: Sequence[Plant] = ()) -> dict[str, Floats]:
     """Draw the durations of a job, and plant causes in them."""
     base, *streams = (np.random.default_rng(each) for each in np.random.SeedSequence(seed).spawn(6))
     times = _healthy(shape, base)
-    kinds = (StageImbalance, SequenceLengths, SlowWorker, GarbageCollection, Communication)  # pauses come on top
+    kinds = (StageImbalance, SequenceLengths, SlowedWorker, GarbageCollection, Communication)  # pauses come on top
     for plant in sorted(plants, key=lambda plant: kinds.index(type(plant))):
         random = streams[kinds.index(type(plant))]
         match plant:
             case StageImbalance():
                 for optype in ("forward-compute", "backward-compute"):
                     times[optype][:, plant.stage] *= plant.factor
-            case SlowWorker():
+            case SlowedWorker():
                 slow = np.where(_some(shape.steps, plant.share, random), plant.factor, 1.0)
                 for optype in ("forward-compute", "backward-compute"):
                     times[optype][:, plant.stage, :, plant.dp_rank] *= slow

@@ -2,9 +2,9 @@
 
 import pytest
 from unicron_provisioner.core import ProvisionerCore
-from unicron_simulator import storm
-from unicron_simulator.faults import LoseMachine, Mood, scene
-from unicron_simulator.world import Parts
+from unicron_simulator.storms import storm
+from unicron_simulator.storms.faults import LoseMachine, Mood, scene
+from unicron_simulator.storms.world import StormParts
 
 from unicron.contracts.base import Answer, ProviderAnswered
 from unicron.contracts.pools import Stage
@@ -66,6 +66,6 @@ class Spendthrift(ProvisionerCore):
     [(Doubling, "has|too|twice"), (Hasty, "given back with"), (Spendthrift, "replaced within an hour")],
 )
 def test_a_planted_bug_is_found_within_100_storms(core, words):
-    found = (storm.run(seed, Parts(provisioner=core), shrink=False, pools=True).violation for seed in range(100))
+    found = (storm.run(seed, StormParts(provisioner=core), shrink=False, pools=True).violation for seed in range(100))
     violation = next(filter(None, found), "")
     assert any(word in violation for word in words.split("|")), violation

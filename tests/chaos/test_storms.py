@@ -12,20 +12,20 @@ from msgspec.structs import replace as replace_record
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
 from unicron_agent.snapshots.snapshots import NodeSnapshots
-from unicron_simulator import storm
-from unicron_simulator.faults import Lies, scene
-from unicron_simulator.world import Parts
+from unicron_simulator.storms import storm
+from unicron_simulator.storms.faults import Lies, scene
+from unicron_simulator.storms.world import StormParts
 
 from unicron import codec
 from unicron.contracts.events import NodeJoined
 from unicron.errors import GroupBrokenError, InvalidInputError
-from unicron.intake import Input, Intake
-from unicron.ledger import Ledger
-from unicron.service import Service
-from unicron.train.duties import Duties
-from unicron.train.iteration import WorkerCore
-from unicron.train.phases import Phase
-from unicron.train.replica import Replica
+from unicron.service.commit_store import CommitStore
+from unicron.service.intake import Input, Intake
+from unicron.service.service import Service
+from unicron.train.worker.duties import Duties
+from unicron.train.worker.iteration import WorkerCore
+from unicron.train.worker.phases import Phase
+from unicron.train.worker.replica import Replica
 
 BATCH = 10
 MORE = pytest.mark.exhaustive("the more seeds, the rarer what they find")
@@ -131,7 +131,7 @@ class Hasty(Service):
         await super()._commit(outbox)
 
 
-class Careless(Ledger):
+class Careless(CommitStore):
     """A ledger that writes over parts of the commit in force."""
 
     async def _keep(self, wanted):
@@ -293,7 +293,7 @@ def gullible(wiring, bus, clock, lease_ttl_s, fresh_id, sizes):
 class Unquestioning(AgentCore):
     """An agent that does not ask whether anybody was given a token."""
 
-    def _heed(self, command):
+    def _obey_or_verify(self, command):
         self.in_force = max(self.in_force, command.token)
         return self.obey(command)
 
@@ -311,29 +311,31 @@ def found(parts, first, lies=False):
 @pytest.mark.parametrize(
     ("parts", "words", "seed"),
     [
-        pytest.param(Parts(agent=Obedient), "took effect with token", 6, id="no-token-check"),
-        pytest.param(Parts(agent=Forgetting), "took effect for incarnation", 5, id="no-incarnation-check"),
-        pytest.param(Parts(agent=Amnesiac), "was started in", 22, id="no-adoption"),
-        pytest.param(Parts(outbox=Impatient), "behind facts made after it", 18, id="joins-first"),
-        pytest.param(Parts(service=Hasty), "without a commit", 0, id="publish-first"),
-        pytest.param(Parts(service=having(Service, "_ledger", careless)), "lacks its part", 6, id="parts-overwritten"),
-        pytest.param(Parts(compares=False), "", 733, id="no-compare"),
-        pytest.param(Parts(worker=Keeping), "instead of each of", 5, id="stale-sum-kept"),
-        pytest.param(Parts(worker=Uncritical), "instead of each of", 3, id="counted-twice-after-a-sit-out"),
-        pytest.param(Parts(worker=Noisy), "though a rank of its replica was replaced", 3, id="noise-counted"),
-        pytest.param(Parts(worker=Torn), "instead of each of", 3, id="torn-replica-kept"),
-        pytest.param(Parts(worker=Unasked), "was clipped by noise", 2, id="updates-unasked"),
-        pytest.param(Parts(worker=Blind), "starts anew", 1, id="shelf-untold"),
-        pytest.param(Parts(worker=Littering), "still lies where it was left behind", 143, id="left-and-gone-on"),
-        pytest.param(Parts(agent=Hoarding), "still lies where it was left behind", 5, id="nothing-removed"),
-        pytest.param(Parts(agent=Unremembered), "still lies", 34, id="saved-states-forgotten"),
-        pytest.param(Parts(agent=Hopeful), "still lies", 38, id="copies-not-sent"),
-        pytest.param(Parts(worker=Rash), "before the last one is safe", 0, id="saved-over-what-is-needed"),
-        pytest.param(Parts(worker=Heedless), "was still saving", 18, id="updated-while-saved"),
-        pytest.param(Parts(worker=Trusting), "with several states of place", 1, id="states-not-compared"),
-        pytest.param(Parts(worker=Departing), "nobody has written its model", 29, id="model-not-waited-for"),
-        pytest.param(Parts(worker=Undiscerning), "a state that is no good", 18, id="states-not-tried"),
-        pytest.param(Parts(remembers=False), "stands in the journal twice", 0, id="no-duplicate-window"),
+        pytest.param(StormParts(agent=Obedient), "took effect with token", 6, id="no-token-check"),
+        pytest.param(StormParts(agent=Forgetting), "took effect for incarnation", 5, id="no-incarnation-check"),
+        pytest.param(StormParts(agent=Amnesiac), "was started in", 22, id="no-adoption"),
+        pytest.param(StormParts(outbox=Impatient), "behind facts made after it", 18, id="joins-first"),
+        pytest.param(StormParts(service=Hasty), "without a commit", 0, id="publish-first"),
+        pytest.param(
+            StormParts(service=having(Service, "_ledger", careless)), "lacks its part", 6, id="parts-overwritten"
+        ),
+        pytest.param(StormParts(compares=False), "", 733, id="no-compare"),
+        pytest.param(StormParts(worker=Keeping), "instead of each of", 5, id="stale-sum-kept"),
+        pytest.param(StormParts(worker=Uncritical), "instead of each of", 3, id="counted-twice-after-a-sit-out"),
+        pytest.param(StormParts(worker=Noisy), "though a rank of its replica was replaced", 3, id="noise-counted"),
+        pytest.param(StormParts(worker=Torn), "instead of each of", 3, id="torn-replica-kept"),
+        pytest.param(StormParts(worker=Unasked), "was clipped by noise", 2, id="updates-unasked"),
+        pytest.param(StormParts(worker=Blind), "starts anew", 1, id="shelf-untold"),
+        pytest.param(StormParts(worker=Littering), "still lies where it was left behind", 143, id="left-and-gone-on"),
+        pytest.param(StormParts(agent=Hoarding), "still lies where it was left behind", 5, id="nothing-removed"),
+        pytest.param(StormParts(agent=Unremembered), "still lies", 34, id="saved-states-forgotten"),
+        pytest.param(StormParts(agent=Hopeful), "still lies", 38, id="copies-not-sent"),
+        pytest.param(StormParts(worker=Rash), "before the last one is safe", 0, id="saved-over-what-is-needed"),
+        pytest.param(StormParts(worker=Heedless), "was still saving", 18, id="updated-while-saved"),
+        pytest.param(StormParts(worker=Trusting), "with several states of place", 1, id="states-not-compared"),
+        pytest.param(StormParts(worker=Departing), "nobody has written its model", 29, id="model-not-waited-for"),
+        pytest.param(StormParts(worker=Undiscerning), "a state that is no good", 18, id="states-not-tried"),
+        pytest.param(StormParts(remembers=False), "stands in the journal twice", 0, id="no-duplicate-window"),
     ],
 )
 def test_a_planted_bug_is_found_within_100_storms(parts, words, seed):
@@ -347,12 +349,12 @@ def test_a_planted_bug_is_found_within_100_storms(parts, words, seed):
     ("parts", "words", "seed"),
     [
         pytest.param(
-            Parts(service=having(Service, "_intake", gullible)),
+            StormParts(service=having(Service, "_intake", gullible)),
             "which nobody may say",
             0,
             id="anybody-speaks-for-anybody",
         ),
-        pytest.param(Parts(agent=Unquestioning), "and nobody gave it", 5, id="tokens-not-asked-for"),
+        pytest.param(StormParts(agent=Unquestioning), "and nobody gave it", 5, id="tokens-not-asked-for"),
     ],
 )
 def test_a_planted_bug_is_found_within_100_storms_with_liars_and_in_none_without(parts, words, seed):
@@ -364,7 +366,7 @@ def test_a_planted_bug_is_found_within_100_storms_with_liars_and_in_none_without
 
 @pytest.mark.slow
 def test_a_violation_is_told_with_no_more_faults_than_it_needs():
-    outcome = storm.run(0, Parts(service=Hasty))
+    outcome = storm.run(0, StormParts(service=Hasty))
     assert outcome.faults
     assert "***" not in outcome.story, "publishing first is wrong whatever strikes"
     assert outcome.violation in outcome.story.splitlines()[-1]

@@ -100,7 +100,7 @@ async def test_telemetry_reaches_whoever_listens_on_a_wildcard(world, pattern, e
         ("unicron.v1.tel.n1.Iteration.gpt", b"c"),
         ("unicron.v1.tel.n1", b"d"),
     ]:
-        await speaker.tell(subject, data)
+        await speaker.publish_telemetry(subject, data)
     await speaker.flush()
     items = await take(hearing, len(expected))
     assert [item.data for item in items] == expected
@@ -110,7 +110,7 @@ async def test_telemetry_reaches_whoever_listens_on_a_wildcard(world, pattern, e
 async def test_several_filters_are_merged_into_one_stream(bus):
     hearing = await heard(bus, ["unicron.v1.tel.n1.>", "unicron.v1.tel.n2.>"])
     for node in ("n1", "n2", "n3", "n1", "n2"):
-        await bus.tell(f"unicron.v1.tel.{node}.Beat.{node}", node.encode())
+        await bus.publish_telemetry(f"unicron.v1.tel.{node}.Beat.{node}", node.encode())
     assert sorted(item.data for item in await take(hearing, 4)) == [b"n1", b"n1", b"n2", b"n2"]
 
 

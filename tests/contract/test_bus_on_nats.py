@@ -129,7 +129,7 @@ async def test_at_rest_the_journal_is_looked_at_ever_more_rarely_and_where_it_en
     async def call(job, *_):
         return await job
 
-    reader = journal.Reader(server, None, call, filters, dict.fromkeys(journal.patterns(filters), 0))
+    reader = journal.JournalReader(server, None, call, filters, dict.fromkeys(journal.patterns(filters), 0))
     await reader.open()
     reading = asyncio.create_task(anext(reader.entries()))
     await elapse(29.0)
@@ -191,7 +191,7 @@ async def test_calls_fail_in_time_while_the_server_is_away_and_work_afterwards(p
     private_server.kill()
     for call in (
         lambda: bus.append("unicron.v1.evt.n1.T.k", b"", "id"),
-        lambda: bus.tell("unicron.v1.tel.n1.T.k", b""),
+        lambda: bus.publish_telemetry("unicron.v1.tel.n1.T.k", b""),
         lambda: bus.ask("unicron.v1.rpc.registry", b"", 1.0),
         lambda: bucket.update("k", b"2", revision),
         lambda: bucket.get("k"),
@@ -256,7 +256,7 @@ async def test_a_connection_that_the_server_ends_for_good_is_an_error_and_not_an
     with pytest.raises(BusUnavailableError, match=r"for good.*unknown protocol operation"):
         await watching
     with pytest.raises(BusUnavailableError):
-        await take(bus.hear(["unicron.v1.tel.>"]), 1)
+        await take(bus.receive_telemetry(["unicron.v1.tel.>"]), 1)
 
 
 async def test_a_server_that_does_not_answer_is_named_with_the_cure():

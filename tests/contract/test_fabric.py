@@ -15,22 +15,22 @@ import pytest
 from helpers.fabric import KEY, Node, fabric, fetched, state_ref
 from helpers.waiting import elapse, in_virtual_time
 from msgspec.structs import replace
-from unicron_agent import rendezvous
-from unicron_agent.fabric import HEADER, LETTERS, Fabric, Strangers, challenged
-from unicron_agent.rendezvous import UNPROVEN, RendezvousServer
+from unicron_agent.fabric import HEADER, LETTERS, Fabric, RefusalLog, challenge_in
 from unicron_agent.snapshots import server
 from unicron_agent.snapshots.sending import send_copy
 from unicron_agent.snapshots.server import FETCH, KEEP, LIMITS
 from unicron_agent.snapshots.sources import OtherNode
+from unicron_agent.workers import rendezvous
+from unicron_agent.workers.rendezvous import UNPROVEN, RendezvousServer
 
-from unicron import proofs
+from unicron import fabric_proofs
 from unicron.contracts.states import Keeper
 from unicron.contracts.worker import LENGTH, NOWHERE, Enter, Put, Take, challenge, frame, length_of, taken, to_worker
 from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
-from unicron.train.rendezvous import Rendezvous
+from unicron.train.groups.rendezvous import Rendezvous
 
 NAME, CONTENT = "gpt-1.1.saved", os.urandom(100_000)
-OTHER_KEY = proofs.new_key()
+OTHER_KEY = fabric_proofs.new_key()
 NOW = 1_800_000_000.0
 
 
@@ -64,7 +64,7 @@ class States(Node):
 
     def header(self, method=FETCH, request=None, address=None, at=None, key=KEY):
         request, at = NAME.encode() if request is None else request, self.now if at is None else at
-        shown = proofs.CallProof.of([key], method, address or self.address, request, "n2", at)
+        shown = fabric_proofs.CallProof.create([key], method, address or self.address, request, "n2", at)
         return ((HEADER, msgspec.msgpack.encode(shown)),)
 
     async def fetch(self, header, name=NAME):
@@ -152,9 +152,9 @@ async def test_what_was_shown_is_forgotten_when_it_holds_no_more(tmp_path):
     now = NOW
     own = fabric(tmp_path, now=lambda: now)
     for _ in range(100):
-        own.checked(own.header(FETCH, "here", b""), FETCH, "here")
-    now += 2 * proofs.WINDOW_S + 1.0
-    own.checked(own.header(FETCH, "here", b""), FETCH, "here")
+        own.verify_call(own.proof_metadata(FETCH, "here", b""), FETCH, "here")
+    now += 2 * fabric_proofs.WINDOW_S + 1.0
+    own.verify_call(own.proof_metadata(FETCH, "here", b""), FETCH, "here")
     assert len(own._used) == 1
 
 
@@ -182,16 +182,18 @@ async def test_a_node_whose_clock_is_off_answers_a_challenge_which_holds_once(st
     (tmp_path / "n1" / "gpt-1.2.saved").write_bytes(CONTENT)
     await send_copy(states.memory, ref, Keeper(node="n1", address=states.address), states.traffic, caller, paced=True)
 
-    asked = states.fabric.challenge()
-    answer = caller.header(FETCH, states.address, NAME.encode(), asked)
+    asked = states.fabric.issue_challenge()
+    answer = caller.proof_metadata(FETCH, states.address, NAME.encode(), asked)
     assert await states.fetch(answer) == CONTENT
-    for header in (answer, caller.header(FETCH, states.address, NAME.encode(), bytes(16))):
+    for header in (answer, caller.proof_metadata(FETCH, states.address, NAME.encode(), bytes(16))):
         with pytest.raises(grpc.aio.AioRpcError, match="set the clocks"):
             await states.fetch(header)
     stranger = fabric(tmp_path, "n4", OTHER_KEY, now=lambda: NOW + off_s)
     with pytest.raises(grpc.aio.AioRpcError, match=UNLIKE) as refused:
-        await states.fetch(stranger.header(FETCH, states.address, NAME.encode(), states.fabric.challenge()))
-    assert not challenged(refused.value)
+        await states.fetch(
+            stranger.proof_metadata(FETCH, states.address, NAME.encode(), states.fabric.issue_challenge())
+        )
+    assert not challenge_in(refused.value)
 
 
 SENDING = """
@@ -266,8 +268,8 @@ class Rank:
         self._writer.transport.abort()
 
     def enter(self, key=KEY, name="gpt-1", epoch=3, asked=None, address=None, under=None):
-        secrets = proofs.epoch_secrets([key], *(under or (name, epoch)))
-        answers = proofs.answers(secrets, address or self.address, asked or self.asked)
+        secrets = fabric_proofs.epoch_secrets([key], *(under or (name, epoch)))
+        answers = fabric_proofs.challenge_responses(secrets, address or self.address, asked or self.asked)
         return Enter(rendezvous_id=name, epoch=epoch, answers=answers)
 
     def say(self, *messages):
@@ -299,7 +301,7 @@ class Meeting:
 
     def membership(self, name="gpt-1", epoch=3, **fields):
         bare = replace(NOWHERE, rendezvous=self.address, rendezvous_id=name, epoch=epoch)
-        return replace(self.fabric.told(bare), **fields)
+        return replace(self.fabric.with_secrets(bare), **fields)
 
     async def meets(self, **fields):
         """Have two real ranks meet; return what the second hears of the first."""
@@ -334,7 +336,7 @@ PUT = Put(rendezvous_id="gpt-1-3", key="here-0", value=b"")
         pytest.param(lambda rank: rank.enter(OTHER_KEY), id="another key"),
         pytest.param(lambda rank: rank.enter(under=("gpt-1", 2)), id="the secret of an earlier epoch"),
         pytest.param(lambda rank: rank.enter(under=("gpt-2", 3)), id="the secret of another task"),
-        pytest.param(lambda rank: rank.enter(asked=proofs.nonce()), id="an answer to another challenge"),
+        pytest.param(lambda rank: rank.enter(asked=fabric_proofs.nonce()), id="an answer to another challenge"),
         pytest.param(lambda rank: rank.enter(address="127.0.0.1:1"), id="an answer given elsewhere"),
         pytest.param(lambda rank: LENGTH.pack(16_000_000) + bytes(100_000), id="a long message"),
         pytest.param(lambda rank: LENGTH.pack(3) + b"\xc1\xc1\xc1", id="nonsense"),
@@ -344,7 +346,7 @@ async def test_who_does_not_answer_the_challenge_takes_part_in_nothing(meeting, 
     async with Rank(meeting.address) as rank:
         rank.say(said(rank), PUT)
         await rank.is_turned_away()
-    assert meeting.server._held == {}
+    assert meeting.server._values_of == {}
     assert "the rendezvous turned 127.0.0.1 away: " in caplog.text
     assert await meeting.meets() == b"x"
 
@@ -384,9 +386,9 @@ async def test_those_who_prove_nothing_are_few_at_a_time_and_ranks_meet_meanwhil
 
 @in_virtual_time
 async def test_who_was_turned_away_too_often_is_summed_up(caplog):
-    strangers = Strangers("rendezvous")
+    strangers = RefusalLog("rendezvous")
     for _ in range(12):
-        strangers.note("10.0.0.9", "it showed no proof")
+        strangers.record("10.0.0.9", "it showed no proof")
     assert caplog.text.count("it showed no proof") == 10
     await elapse(LETTERS.period_s + 1.0)
     assert "turned 10.0.0.9 away: 2 more like this" in caplog.text
@@ -402,7 +404,7 @@ async def test_workers_of_nodes_with_and_without_a_key_say_which_of_them_lacks_i
         await asyncio.to_thread(without)
     server, address = await RendezvousServer(Fabric("", "n1")).serve("127.0.0.1")
     with monkeypatch.context() as patch:
-        patch.setattr("unicron.train.rendezvous.CONNECT_S", 0.3)  # here alone: what meets later has its time
+        patch.setattr("unicron.train.groups.rendezvous.CONNECT_S", 0.3)  # here alone: what meets later has its time
         with pytest.raises(GroupBrokenError, match="UNICRON_FABRIC_KEY on its node too"):
             await asyncio.to_thread(Rendezvous, meeting.membership(rendezvous=address))
     meeting.address = address
@@ -417,24 +419,27 @@ async def test_workers_of_nodes_with_and_without_a_key_say_which_of_them_lacks_i
 def test_a_key_is_replaced_while_nodes_hold_either_and_in_the_end_the_old_one_opens_nothing(tmp_path):
     now = NOW
     late, early = (fabric(tmp_path, node, now=lambda: now) for node in ("n1", "n2"))
-    new = proofs.new_key()
+    new = fabric_proofs.new_key()
     path = tmp_path / "n2-fabric.key"
-    path.write_bytes(proofs.as_file(new, KEY, now + 600.0))
+    path.write_bytes(fabric_proofs.key_file_text(new, KEY, now + 600.0))
     for one, other in ((late, early), (early, late)):
-        one.checked(other.header(FETCH, "here", b""), FETCH, "here")
+        one.verify_call(other.proof_metadata(FETCH, "here", b""), FETCH, "here")
     now += 601.0
     for one, other in ((late, early), (early, late)):
         with pytest.raises(InvalidInputError, match="does not hold"):
-            one.checked(other.header(FETCH, "here", b""), FETCH, "here")
+            one.verify_call(other.proof_metadata(FETCH, "here", b""), FETCH, "here")
     (tmp_path / "n1-fabric.key").write_bytes(path.read_bytes())
-    late.checked(early.header(FETCH, "here", b""), FETCH, "here")
+    late.verify_call(early.proof_metadata(FETCH, "here", b""), FETCH, "here")
 
 
 def test_a_membership_is_told_what_opens_it_under_both_keys_and_shows_none_of_it(tmp_path):
     own = fabric(tmp_path, now=lambda: NOW)
-    (tmp_path / "n1-fabric.key").write_bytes(proofs.as_file(OTHER_KEY, KEY, NOW + 1.0))
-    told = own.told(replace(NOWHERE, rendezvous_id="gpt-1", epoch=3))
-    assert told.secrets == [*proofs.epoch_secrets([OTHER_KEY], "gpt-1", 3), *proofs.epoch_secrets([KEY], "gpt-1", 3)]
+    (tmp_path / "n1-fabric.key").write_bytes(fabric_proofs.key_file_text(OTHER_KEY, KEY, NOW + 1.0))
+    told = own.with_secrets(replace(NOWHERE, rendezvous_id="gpt-1", epoch=3))
+    assert told.secrets == [
+        *fabric_proofs.epoch_secrets([OTHER_KEY], "gpt-1", 3),
+        *fabric_proofs.epoch_secrets([KEY], "gpt-1", 3),
+    ]
     assert len({*told.secrets, KEY, OTHER_KEY}) == 4
     assert to_worker(frame(told)[LENGTH.size :]) == told
     shown = f"{told!r} {told} {[told]}"
@@ -447,10 +452,10 @@ def test_a_membership_is_told_what_opens_it_under_both_keys_and_shows_none_of_it
     [
         b"",
         b"x" * 64,
-        proofs.as_file(KEY)[:-2],
+        fabric_proofs.key_file_text(KEY)[:-2],
         b"%s until 1900000000\n" % KEY.hex().encode(),
-        proofs.as_file(KEY) * 3,
-        proofs.as_file(KEY).upper(),
+        fabric_proofs.key_file_text(KEY) * 3,
+        fabric_proofs.key_file_text(KEY).upper(),
     ],
     ids=["empty", "no number", "cut", "only an old one", "three", "capitals"],
 )
@@ -461,7 +466,7 @@ def test_a_file_that_holds_no_key_is_named_and_one_that_is_read_later_changes_no
     with pytest.raises(InvalidInputError, match=f"{path}: holds no fabric key; give a file made by"):
         Fabric(str(path), "n1")
     for _ in range(3):
-        own.checked(caller.header(FETCH, "here", b""), FETCH, "here")
+        own.verify_call(caller.proof_metadata(FETCH, "here", b""), FETCH, "here")
     assert caplog.text.count("the fabric key stays what it was") == 1
 
 

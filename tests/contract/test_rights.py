@@ -13,11 +13,12 @@ from unicron_deploy import keys, nats_server, rights
 from unicron_deploy.keys import Keyring
 from unicron_detector import statistics
 
-from unicron import codec, health, subjects
-from unicron.bootstrap import connected
+from unicron import codec, subjects
 from unicron.bus import nats, topology
 from unicron.contracts.queries import GetStatus, RemoveTask
 from unicron.errors import BusUnavailableError, InvalidInputError, NotAllowedError
+from unicron.service import health
+from unicron.service.bootstrap import connected
 from unicron.services import NAMED
 from unicron.settings import Settings
 
@@ -309,7 +310,7 @@ async def test_no_reply_of_the_server_is_stored_or_obeyed_or_heard_as_anothers_w
         return b""
 
     async def listen(bus, subject):
-        async for each in bus.hear([subject]):
+        async for each in bus.receive_telemetry([subject]):
             heard.append(each)  # noqa: PERF401 - it never ends
 
     async with (

@@ -15,10 +15,10 @@ from unicron_cli import doctor
 from unicron_deploy.keys import Keyring
 from unicron_deploy.nats_server import NatsServer, Routes
 
-from unicron.aio import insist
-from unicron.bootstrap import connected
+from unicron.aio import retry_until_available
 from unicron.bus import nats, topology
 from unicron.errors import BusUnavailableError
+from unicron.service.bootstrap import connected
 from unicron.settings import Settings
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
@@ -45,7 +45,9 @@ class Servers:
         return Settings(nats_url=",".join(self.all[name].url for name in names or NAMES), lease_ttl_s=LEASE_TTL_S)
 
     async def leader(self, bus, stream=topology.STREAM):
-        info = await insist(lambda: bus._call(bus._reading.stream_info(stream), "looking for the leader"), "looking")
+        info = await retry_until_available(
+            lambda: bus._call(bus._reading.stream_info(stream), "looking for the leader"), "looking"
+        )
         return info.cluster.leader, {each.name: each.current for each in info.cluster.replicas}
 
 
@@ -57,7 +59,9 @@ async def servers(tmp_path_factory):
             await asyncio.to_thread(server.start)
         copies = topology.copies(made.settings().nats_servers)
         async with connected(made.settings(), "provision") as bus:
-            await insist(lambda: topology.provision(bus.jetstream, copies, lease_ttl_s=LEASE_TTL_S), "provisioning")
+            await retry_until_available(
+                lambda: topology.provision(bus.jetstream, copies, lease_ttl_s=LEASE_TTL_S), "provisioning"
+            )
         yield made
     finally:
         for server in made.all.values():
@@ -79,8 +83,8 @@ KINDS = [f"unicron.v1.evt.n{number}.T.k" for number in range(5)]
 async def say(bus, word, count):
     """Append messages on all subjects in turn, and a last one on each; return all there are from there on."""
     for number in range(count):
-        await insist(lambda: bus.append(KINDS[number % 5], b"%d" % number, f"{word}-{number}"), "saying")  # noqa: B023
-    await insist(lambda: bus.append(KINDS[0], word.encode(), word), "saying")
+        await retry_until_available(lambda: bus.append(KINDS[number % 5], b"%d" % number, f"{word}-{number}"), "saying")  # noqa: B023
+    await retry_until_available(lambda: bus.append(KINDS[0], word.encode(), word), "saying")
 
 
 async def longer(bus, than):
@@ -142,7 +146,7 @@ async def test_the_server_that_leads_is_lost_with_its_disk_and_comes_back_with_a
 
         await until(caught_up)
         async with connected(servers.settings(lost), "alone") as alone:
-            assert await insist(alone.tail, "asking") == await watcher.tail()
+            assert await retry_until_available(alone.tail, "asking") == await watcher.tail()
     finally:
         await watcher.close()
 

@@ -41,7 +41,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import BusUnavailableError, InvalidInputError
-from unicron.service import COMMIT_EVERY
+from unicron.service.service import COMMIT_EVERY
 
 
 @in_virtual_time
@@ -149,7 +149,7 @@ async def test_a_service_with_much_to_do_keeps_its_lease(world, bus, caplog):
     async with running(own):
         await ask(bus, queries.GetStatus())
         for _ in range(count):
-            own.tell(exited())
+            own.queue_input(exited())
         assert attempts(await outcomes(world, count)) == list(range(1, count + 1))
     assert "steps down" not in caplog.text
 
@@ -354,8 +354,8 @@ async def test_corrupt_telemetry_becomes_a_dead_letter_and_good_telemetry_counts
     beat = NodeHeartbeat(node="n1", incarnation="i", source="n1")
     async with running(await serving(world)):
         await ask(bus, queries.GetStatus())
-        await bus.tell("unicron.v1.tel.n1.NodeHeartbeat.n1", b"\xc1")
-        await bus.tell(subjects.of(beat), codec.encode(beat))
+        await bus.publish_telemetry("unicron.v1.tel.n1.NodeHeartbeat.n1", b"\xc1")
+        await bus.publish_telemetry(subjects.for_message(beat), codec.encode(beat))
         letter, _ = await outcomes(world, 2)
         assert (await ask(bus, queries.GetStatus())).text == "0 1"
     assert letter.subject == "unicron.v1.tel.n1.NodeHeartbeat.n1"
@@ -363,13 +363,15 @@ async def test_corrupt_telemetry_becomes_a_dead_letter_and_good_telemetry_counts
 
 @in_virtual_time
 async def test_telemetry_that_is_dropped_is_counted_and_the_core_and_everybody_are_told(world, monkeypatch):
-    monkeypatch.setattr("unicron.service.WAITING", 5)
+    monkeypatch.setattr("unicron.service.service.WAITING", 5)
     bus = await world.connect()
     beat = NodeHeartbeat(node="n1", incarnation="i", source="n1")
     alerts = []
     async with running(await serving(world)):
         await ask(bus, queries.GetStatus())
-        await asyncio.gather(*(bus.tell(subjects.of(beat), codec.encode(beat)) for _ in range(900)))
+        await asyncio.gather(
+            *(bus.publish_telemetry(subjects.for_message(beat), codec.encode(beat)) for _ in range(900))
+        )
         async with contextlib.aclosing(bus.follow(subjects.events(Alert), 0)) as entries:
             async for entry in entries:
                 alerts.append(codec.decode_message(entry.data).text)
@@ -386,7 +388,7 @@ async def test_telemetry_of_others_is_translated_and_what_breaks_the_translation
     async with running(await serving(world)):
         await ask(bus, queries.GetStatus())
         for data in (b"", b"n1", b"n2", b"\xff"):  # nothing; two of the same kind; not UTF-8
-            await bus.tell("elsewhere.node", data)
+            await bus.publish_telemetry("elsewhere.node", data)
         found = await outcomes(world, 4)
     assert [message.text for message in found if isinstance(message, Alert)][:2] == ["ConnectionLost"] * 2
     assert len({message.id for message in found}) == 4
@@ -442,7 +444,7 @@ async def test_a_flood_of_what_can_not_be_used_is_summed_up_and_others_are_heard
 async def test_messages_whose_sender_gave_them_no_id_have_outcomes_all_the_same(world, bus):
     nameless = exited(source="n1")
     for number in range(3):
-        await bus.append(subjects.of(nameless), codec.encode(nameless), f"{number}")
+        await bus.append(subjects.for_message(nameless), codec.encode(nameless), f"{number}")
     async with running(await serving(world)):
         assert attempts(await outcomes(world, 3)) == [1, 2, 3]
 
@@ -451,7 +453,7 @@ async def test_messages_whose_sender_gave_them_no_id_have_outcomes_all_the_same(
 async def test_a_fact_said_again_under_its_id_leads_to_outcomes_of_its_own(world, bus):
     fact = msgspec.structs.replace(exited(), id="fact-0", at=NOW, source="n1")
     for name in ("once", "again"):  # who sends it chooses what the bus takes for its id
-        await bus.append(subjects.of(fact), codec.encode(fact), name)
+        await bus.append(subjects.for_message(fact), codec.encode(fact), name)
     async with running(await serving(world)):
         assert attempts(await outcomes(world, 2)) == [1, 2]
 
@@ -514,7 +516,7 @@ async def test_a_timer_set_for_telemetry_survives_a_crash(world, bus):
     first = asyncio.create_task(service(doomed, world.clock).run())
     await ask(bus, queries.GetStatus())
     beat = NodeHeartbeat(node="armed", incarnation="2.0", source="armed")
-    await bus.tell(subjects.of(beat), codec.encode(beat))
+    await bus.publish_telemetry(subjects.for_message(beat), codec.encode(beat))
     await timers(bus, {"armed"})
     doomed.dead = True
     await feed(bus, exited(), 0)
@@ -533,7 +535,7 @@ async def test_a_timer_that_telemetry_cancelled_stays_so_when_the_core_stumbles(
         await ask(bus, queries.GetStatus())
         for node in ("armed", "disarmed"):
             beat = NodeHeartbeat(node=node, incarnation="1.0", source=node)
-            await bus.tell(subjects.of(beat), codec.encode(beat))
+            await bus.publish_telemetry(subjects.for_message(beat), codec.encode(beat))
         await elapse(0.1)
         assert (await ask(bus, queries.GetStatus())).text == "0 2"
         await feed(bus, exited("poison"), 0)

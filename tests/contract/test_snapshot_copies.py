@@ -53,7 +53,7 @@ class Keeper(Node):
     async def stream(self, *pieces, cut=None):
         """Send a stream of just these pieces; it is cut off when `cut` returns something true."""
         async with grpc.aio.insecure_channel(self.address, options=LIMITS) as channel:
-            call = channel.stream_unary(KEEP)(metadata=self.own_fabric.header(KEEP, self.address, pieces[0]))
+            call = channel.stream_unary(KEEP)(metadata=self.own_fabric.proof_metadata(KEEP, self.address, pieces[0]))
             await call.write(pieces[0])
             if dict(await call.initial_metadata()):
                 for piece in pieces[1:]:
@@ -94,7 +94,7 @@ async def test_what_was_left_behind_arrives_whole_too_and_is_written_once(keeper
     await keeper.send(left)
     here = left.at("n2", keeper.address)
     assert keeper.told == [("gpt-1.7.kept", None), ("gpt-1.7.kept", here)]
-    assert keeper.memory.kept() == ["gpt-1.7.kept"], "an agent that is started again finds it"
+    assert keeper.memory.left_behind() == ["gpt-1.7.kept"], "an agent that is started again finds it"
     taken = await OwnMemory(keeper.memory).obtain(here, keeper.folder / "gpt-2.fetched")
     assert taken.read_bytes()[: here.size] == CONTENT
     assert (await OtherNode(keeper.own_fabric).obtain(here, keeper.own / "taken")).read_bytes() == CONTENT
@@ -157,7 +157,7 @@ async def test_a_name_that_leads_elsewhere_is_refused(keeper, name):
     with pytest.raises(grpc.aio.AioRpcError, match=r"expected WORKER\.NUMBER"):
         await keeper.stream(first(ref(name=name)), CONTENT)
     with pytest.raises(grpc.aio.AioRpcError, match=r"expected WORKER\.NUMBER"):
-        await fetched(keeper.address, name, keeper.own_fabric.header(FETCH, keeper.address, name.encode()))
+        await fetched(keeper.address, name, keeper.own_fabric.proof_metadata(FETCH, keeper.address, name.encode()))
     assert keeper.files() == {"agent.sock": b"the agent's own"}
     assert (keeper.own / NAME).read_bytes() == CONTENT + label(saved)
     assert keeper.told == []

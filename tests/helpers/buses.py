@@ -24,11 +24,11 @@ async def take(entries, count):
 
 async def heard(bus, filters):
     """Return what is heard on these subjects from now on: by then the server knows that we listen."""
-    items = bus.hear([*filters, PROBE])
+    items = bus.receive_telemetry([*filters, PROBE])
     first = asyncio.ensure_future(anext(items))
 
     async def probed():
-        await bus.tell(PROBE, b"")
+        await bus.publish_telemetry(PROBE, b"")
         await bus.flush()
         return first.done()
 
@@ -38,7 +38,7 @@ async def heard(bus, filters):
 
 async def say(bus, fact):
     """Put a fact into the journal, under its own id."""
-    await insist(lambda: bus.append(subjects.of(fact), codec.encode(fact), fact.id))
+    await insist(lambda: bus.append(subjects.for_message(fact), codec.encode(fact), fact.id))
 
 
 async def write(bus, count, prefix="m", subject="unicron.v1.evt.n1.T.k"):

@@ -60,7 +60,7 @@ class Cores:
     def heard(self, fact):
         """Return what all cores make of a fact; nobody is told, and what is doubted comes to nothing."""
         fact = msgspec.structs.replace(fact, source=fact.node, at=NOW)
-        cores = [core for core in self.cores.values() if not core.doubt(fact)]
+        cores = [core for core in self.cores.values() if not core.find_contradiction(fact)]
         return [each for core in cores for each in core.handle(fact) if not isinstance(each, Alert)]
 
     def states(self):
@@ -82,7 +82,7 @@ class Cores:
                 self.journal += [msgspec.structs.replace(each, source=message.node, at=NOW) for each in answers]
 
     def _take(self, name, message):
-        if not self.cores[name].doubt(message):
+        if not self.cores[name].find_contradiction(message):
             self._tell(name, self.cores[name].handle(message))
 
     def _tell(self, source, out):
@@ -100,7 +100,7 @@ class Cores:
                 at = {"node": node, "task": task, "epoch": epoch, "world_size": size, "iteration": 5}
                 ranks = zip(command.ranks, command.members, strict=True)
                 there = [Regrouped(worker=each.worker, slot=each.slot, rank=rank, **at) for rank, each in ranks]
-                due = [each for each in command.members if each.worker in self.run(task).membership.due()]
+                due = [each for each in command.members if each.worker in self.run(task).membership.exporting_members()]
                 return there + [_kept(command, each) for each in due]
             case SaveStates(node=node, task=task, savers=savers):
                 slots = {worker: each.slot.slot for worker, each in self.run(task).workers.items()}

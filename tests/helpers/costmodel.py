@@ -5,7 +5,7 @@ import numpy as np
 
 from unicron.contracts.tasks import ModelSpec
 from unicron.costmodel import catalogue, formulas
-from unicron.costmodel.costs import Layout
+from unicron.costmodel.costs import LayoutArrays
 
 
 def gpt(size, **entries):
@@ -14,4 +14,4 @@ def gpt(size, **entries):
 
 def one(tensor=1, pipeline=1, data=1, microbatch=1, recompute=formulas.FULL, distributed=False, **entries):
     degrees = (np.array([each]) for each in (tensor, pipeline, data, microbatch, recompute))
-    return Layout(*degrees, distributed=np.array([distributed]), **entries)
+    return LayoutArrays(*degrees, distributed=np.array([distributed]), **entries)

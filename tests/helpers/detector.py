@@ -2,7 +2,7 @@
 
 import msgspec
 from unicron_detector.core import DetectorCore
-from unicron_detector.state import Limits, State
+from unicron_detector.state import DetectorLimits, DetectorState
 
 from helpers.unwalked import Unwalked
 from unicron import rules
@@ -40,7 +40,7 @@ class DetectorHarness:
     """Feeds messages in, keeps timers as the shell does, and returns what is neither timer nor cancellation."""
 
     def __init__(self, limits=None):
-        self.limits = limits or Limits()
+        self.limits = limits or DetectorLimits()
         self.detector = DetectorCore(None, RULES, self.limits)
         self.now = 1000.0
         self.timers = {}
@@ -93,7 +93,7 @@ class DetectorHarness:
 
     def restart(self) -> list[Message]:
         """End the detector's process and start it again from its last commit; its timers are part of that."""
-        state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.detector.state), type=State)
+        state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.detector.state), type=DetectorState)
         self.detector = DetectorCore(state, RULES, self.limits)
         return self.feed(Started(token=2, at=self.now))
 

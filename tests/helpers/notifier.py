@@ -5,7 +5,7 @@ import itertools
 import msgspec
 from unicron_notifier.core import NotifierCore
 from unicron_notifier.rules import Routing, Rule
-from unicron_notifier.state import State
+from unicron_notifier.state import NotifierState
 
 from unicron.contracts.base import CancelTimer, Delivered, GivenUp, SetTimer, Started, TimerFired
 from unicron.contracts.events import FailureDetected, TaskRecovered, TaskStateChanged
@@ -129,7 +129,7 @@ class Desk:
     def restart(self, *rules):
         """End it, and start another one on what was committed, maybe by other rules."""
         self.routing = routing(*rules) if rules else self.routing
-        state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.core.state), type=State)
+        state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.core.state), type=NotifierState)
         self.core = NotifierCore(state, self.routing)
         self._take(Started(token=2))
 

@@ -2,7 +2,7 @@
 
 import msgspec
 from unicron_planner.core import PlannerCore
-from unicron_planner.lookup import Row
+from unicron_planner.lookup import LookupRow
 
 from unicron.contracts.base import Message, TimerFired
 from unicron.contracts.events import (
@@ -67,7 +67,7 @@ def iteration(task, workers, seconds, epoch=0, number=0, slot=FIRST):
 
 def measure(planner, task, workers, seconds, count=25, epoch=0):
     """Let a task finish `count` iterations that count, after one that doesn't."""
-    slot = planner._held.of(task)[0]
+    slot = planner._held.slots_of(task)[0]
     for number in range(count + 1):
         feed(planner, iteration(task, workers, seconds, epoch, number, slot))
 
@@ -114,7 +114,7 @@ def reasons(plan: Plan) -> dict[str, str]:
     return {share.task: share.reason for share in plan.shares if share.reason}
 
 
-def table(planner: PlannerCore) -> dict[str, Row]:
+def table(planner: PlannerCore) -> dict[str, LookupRow]:
     """Return the rows that are ready by the name of each event; nodes that are alike share one."""
     reply, out = planner.answer(GetPlan())
     assert not out

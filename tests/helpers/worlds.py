@@ -5,11 +5,11 @@ from typing import Protocol
 
 from nats.js.errors import NotFoundError
 from unicron_deploy import nats_server
-from unicron_simulator.bus import MemoryWorld
+from unicron_simulator.storms.bus import MemoryWorld
 
 from helpers.ports import free_port
 from unicron import client
-from unicron.aio import insist
+from unicron.aio import retry_until_available
 from unicron.bus import nats, topology
 from unicron.bus.protocol import Bus
 from unicron.clock import Clock, SystemClock
@@ -62,7 +62,7 @@ class NatsWorld:
         for stream in topology.streams():
             with contextlib.suppress(NotFoundError):
                 await bus.jetstream.delete_stream(stream.name)
-        await insist(lambda: topology.provision(bus.jetstream, lease_ttl_s=LEASE_TTL_S), "provisioning")
+        await retry_until_available(lambda: topology.provision(bus.jetstream, lease_ttl_s=LEASE_TTL_S), "provisioning")
 
     async def connect(self, name: str = "test") -> nats.NatsBus:
         bus = await nats.connect(self.settings, name)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from replay import replayer
 from replay.replayer import HERE, NAMES
-from unicron_simulator.world import wirings
+from unicron_simulator.storms.world import wirings
 
 from unicron import codec
-from unicron.commit import Commit
 from unicron.contracts.commands import StopWorker
+from unicron.service.commit import Commit
 
 
 def difference(name):
@@ -56,7 +56,7 @@ OLD = json.loads(Path(__file__).with_name("commits_1.json").read_text())
 def test_a_service_goes_on_from_a_commit_of_the_first_version(name):
     wiring = wirings()[name]
     commit = codec.decode(bytes.fromhex(OLD[name]), Commit)
-    state = commit.restored(name, wiring.state, wiring.migrations)
+    state = commit.decode_state(name, wiring.state, wiring.migrations)
     assert wiring.core(state).state == state
     assert {"node-1", "node-3"} <= set(state.nodes)
     assert list(state.tasks) == ["task-a", "task-b"]

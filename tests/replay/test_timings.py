@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from unicron_agent.workers import StallLimits, Worker
+from unicron_agent.workers.workers import StallLimits, Worker
 from unicron_detector.window import Windows
 
 from unicron import codec
@@ -58,9 +58,9 @@ class Job:
             Computed(worker=f"t-{rank}", rank=rank, place=0, seconds=took / MICROBATCHES)
             for rank, took in enumerate(seconds)
         ]
-        self.windows.timed(ComputeTimed(node="n", task="t", epoch=0, iteration=self.iteration, workers=timed))
+        self.windows.add_timings(ComputeTimed(node="n", task="t", epoch=0, iteration=self.iteration, workers=timed))
         place = {"node": "n", "slot": 0, "task": "t", "worker": "t-0"}
-        self.said += self.windows.finished(IterationFinished(**place, **told, epoch=0))
+        self.said += self.windows.add_iteration(IterationFinished(**place, **told, epoch=0))
         self.iteration += 1
 
 

@@ -166,7 +166,7 @@ async def test_files_are_orders_and_are_removed_when_obeyed(stage, tmp_path):
     for order, kind in (("pause", TaskPaused), ("resume", TaskPaused), ("stop", TaskRemoved)):
         before = len(stage.of(kind))
         (tmp_path / f"t.{order}").touch()
-        await switches.look()
+        await switches.obey_files()
         assert not any(tmp_path.iterdir())
         await stage.until(lambda kind=kind, before=before: len(stage.of(kind)) > before)
     assert [each.paused for each in stage.of(TaskPaused)] == [True, False], "once each"
@@ -186,8 +186,8 @@ async def test_what_can_t_be_obeyed_says_why_and_what_is_no_order_stays(stage, t
     (folder / "t.rewind-3").touch()
     (folder / "zz.stop").touch()
     switches = Switches(folder, stage.client)
-    await switches.look()
-    await switches.look()
+    await switches.obey_files()
+    await switches.obey_files()
     assert "no task 'zz'; the known ones are t" in (folder / "zz.stop.refused").read_text()
     assert "no storage" in (folder / "t.rewind-3.refused").read_text()
     assert outside.read_text() == "mine"

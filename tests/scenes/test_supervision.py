@@ -12,11 +12,10 @@ from helpers.waiting import elapse
 from unicron_agent.outbox import Outbox
 from unicron_agent.stimuli import Logged
 from unicron_console.pages import Pages
-from unicron_simulator.invariants import SERVICES
-from unicron_simulator.training import Trainer
-from unicron_simulator.world import LEASE_TTL_S
+from unicron_simulator.storms.invariants import SERVICES
+from unicron_simulator.storms.training import Trainer
+from unicron_simulator.storms.world import LEASE_TTL_S
 
-from unicron import health
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import (
     FailureDetected,
@@ -34,8 +33,9 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import BusUnavailableError
-from unicron.observe.cluster import Cluster
-from unicron.train.iteration import WorkerCore
+from unicron.observe.cluster import ClusterPicture
+from unicron.service import health
+from unicron.train.worker.iteration import WorkerCore
 
 
 def none_twice(stage):
@@ -265,7 +265,7 @@ async def test_a_node_is_healthy_while_its_agent_reaches_the_bus(stage, tmp_path
     await stage.until(alive.exists)
     health._check_agent(alive, clock.now())
     with monkeypatch.context() as away:
-        away.setattr(machine.agent.link, "tell", broken)
+        away.setattr(machine.agent.link, "publish_telemetry", broken)
         await stage.wait(1.5 * health.SILENT_S)
         with pytest.raises(BusUnavailableError, match="its agent has told the bus nothing for 15 s"):
             health._check_agent(alive, clock.now())
@@ -278,7 +278,7 @@ async def test_a_node_is_healthy_while_its_agent_reaches_the_bus(stage, tmp_path
 
 @scene(nodes=3, slots=2)
 async def test_the_picture_is_what_the_registry_knows_whatever_happens(stage):
-    picture, now = Cluster(), stage.world.clock.now
+    picture, now = ClusterPicture(), stage.world.clock.now
 
     async def agrees():
         for position in range(picture.position, len(stage.journal)):

@@ -13,7 +13,7 @@ from unicron.files import read_secret
 from unicron.settings import PREFIX, Settings
 
 
-def authority(settings: Settings) -> str:
+def ca_path(settings: Settings) -> str:
     """Return the path of the CA's certificate: that of the settings, else one beside our key; empty for none."""
     beside = Path(settings.nats_nkey).parent / "ca.pem"
     return settings.nats_ca or (str(beside) if settings.nats_nkey and beside.exists() else "")
@@ -25,7 +25,7 @@ def tls(settings: Settings) -> ssl.SSLContext | None:
     Raises:
         InvalidInputError: a file does not hold what it should.
     """
-    ca = authority(settings)
+    ca = ca_path(settings)
     if not ca:
         return None
     try:
@@ -79,7 +79,7 @@ def public_key(path: Path) -> str:
     return key
 
 
-def plain(subject: str) -> str:
+def normalized_subject(subject: str) -> str:
     """Return a subject as a refusal has it: in small letters, and by the name that JetStream has for the server."""
     return subject.lower().replace(f"{topology.API}.", "$js.api.")
 
@@ -96,12 +96,12 @@ class Refusal(NamedTuple):
     subject: str
 
     @classmethod
-    def of(cls, error: Exception) -> Self | None:
+    def parse(cls, error: Exception) -> Self | None:
         """Return the refusal that the server's `error` tells of, if it does."""
         found = _REFUSAL.search(str(error))
-        return cls(found[1], plain(found[2])) if found else None
+        return cls(found[1], normalized_subject(found[2])) if found else None
 
-    def told(self, name: str, subject: str) -> str:
+    def explain(self, name: str, subject: str) -> str:
         """Return it with the cure, for the connection `name`, and with `subject` as we spell it."""
         verb = "publish on" if self.verb == "publish" else "subscribe to"
         return f"the key of {name} gives no right to {verb} {subject}: name the key of who may in {PREFIX}NATS_NKEY"

@@ -93,7 +93,7 @@ async def restore(bus: NatsBus, path: Path, copies: int | None) -> dict[str, int
     """
     found = verify(path)
     for stream in STREAMS:
-        if await _there(bus, stream):
+        if await _stream_exists(bus, stream):
             raise InvalidInputError(
                 f"stream {stream} is there: what it holds would be lost. Restore to servers that never had it, such as "
                 "those of a cluster that was just set up, before its services are started"
@@ -116,7 +116,7 @@ async def restore(bus: NatsBus, path: Path, copies: int | None) -> dict[str, int
     return done
 
 
-async def _there(bus: NatsBus, stream: str) -> bool:
+async def _stream_exists(bus: NatsBus, stream: str) -> bool:
     said = json.loads((await _request(bus, f"$JS.API.STREAM.INFO.{stream}", b"")).data)
     return bool(said.get("error", {}).get("code") != 404)
 

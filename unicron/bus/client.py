@@ -8,7 +8,7 @@ import nats.errors
 import nkeys
 from nats.aio.client import PING_PROTO, Client, Srv
 
-from unicron.aio import beat
+from unicron.aio import sleep_until_beat
 
 
 class PlainError(nats.errors.Error):
@@ -58,7 +58,7 @@ class KeyedClient(Client):
     async def _ping_interval(self) -> None:
         """Ping at the moments at which the other processes of this machine do."""
         while True:
-            await beat(self.options["ping_interval"])
+            await sleep_until_beat(self.options["ping_interval"])
             if self.is_connected:
                 self._pings_outstanding += 1
                 if self._pings_outstanding > self.options["max_outstanding_pings"]:

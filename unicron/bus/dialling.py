@@ -49,7 +49,7 @@ class Dialling:
         self._failed: dict[str, Exception] = {}
         self.in_vain: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def note(self, server: str, error: Exception, servers: int) -> None:
+    def record_attempt(self, server: str, error: Exception, servers: int) -> None:
         """Take note of what an attempt came to.
 
         Args:
@@ -66,7 +66,7 @@ class Dialling:
 
     def failure(self) -> BusUnavailableError:
         """Return what to tell where no attempt was good: what is wrong at which server, a semicolon, and the cure."""
-        settings, nothing = self._settings, Reason(_AWAY, "no answer", start_it())
+        settings, nothing = self._settings, Reason(_AWAY, "no answer", start_cure())
         reasons = [(_reason(error, settings), server) for server, error in self._failed.items()]
         reason, server = max(reasons, default=(nothing, ""), key=lambda each: each[0].weight)
         if reason.weight == _REFUSED:
@@ -79,7 +79,7 @@ class Dialling:
 _AWAY, _STRANGE, _TLS, _REFUSED = range(4)
 
 
-def start_it() -> str:
+def start_cure() -> str:
     """Return the cure where no server is found."""
     return f"start the server there (`unicron up` does on this machine), or set {PREFIX}NATS_URL or --nats-url"
 
@@ -87,7 +87,7 @@ def start_it() -> str:
 def _reason(error: Exception, settings: Settings) -> Reason:
     """Return why an attempt failed, from the error of it."""
     text = str(error).removeprefix("nats: ").strip("'")
-    found = Reason(_AWAY, text or repr(error), start_it())
+    found = Reason(_AWAY, text or repr(error), start_cure())
     match error:
         case ssl.SSLCertVerificationError():
             found = _unknown(error, settings)
@@ -96,12 +96,12 @@ def _reason(error: Exception, settings: Settings) -> Reason:
         case TimeoutError() | asyncio.TimeoutError():  # one of NATS greets whoever connects
             found = Reason(_STRANGE, "who listens there says nothing: it hangs, or is no NATS server", _ELSEWHERE)
         case ConnectionRefusedError():
-            found = Reason(_AWAY, f"nothing listens there ({error})", start_it())
+            found = Reason(_AWAY, f"nothing listens there ({error})", start_cure())
         case ConnectionError():
-            asked = access.authority(settings) and not settings.nats_cert
+            asked = access.ca_path(settings) and not settings.nats_cert
             found = Reason(_STRANGE, f"who listens there hangs up ({error})", _SHOW if asked else _ELSEWHERE)
         case socket.gaierror():
-            found = Reason(_AWAY, f"no machine has that name ({error})", start_it())
+            found = Reason(_AWAY, f"no machine has that name ({error})", start_cure())
         case PlainError():
             cure = f"name a server of this key's cluster in {PREFIX}NATS_URL, or remove the ca.pem beside the key"
             found = Reason(_TLS, text, cure)
@@ -128,7 +128,7 @@ def _refused(text: str, settings: Settings) -> Reason:
 
 def _unknown(error: ssl.SSLCertVerificationError, settings: Settings) -> Reason:
     """Return why the server's certificate is not believed."""
-    told, ca = f"certificate verify failed: {error.verify_message}", access.authority(settings)
+    told, ca = f"certificate verify failed: {error.verify_message}", access.ca_path(settings)
     if "mismatch" in error.verify_message:  # OpenSSL's word for one that names other hosts
         return Reason(_TLS, told, f"name the server in {PREFIX}NATS_URL as its certificate does")
     if not (ca or settings.nats_nkey or settings.nats_creds):

@@ -19,7 +19,7 @@ from nats.aio.subscription import Subscription
 
 from unicron import subjects
 from unicron.bus import topology
-from unicron.bus.protocol import Entry
+from unicron.bus.protocol import JournalEntry
 from unicron.errors import BusUnavailableError
 
 CHECK_S, REST_S = 2.0, 8.0
@@ -55,7 +55,7 @@ def patterns(filters: Sequence[str]) -> list[str]:
     return found if len(found) <= NARROW else [subjects.ANY]
 
 
-class Reader:
+class JournalReader:
     """Delivers entries until it is interrupted, or something gets lost on the way.
 
     Whoever uses a reader makes a new one of the same positions when this one ends. Where several servers keep copies of
@@ -103,7 +103,7 @@ class Reader:
             self._told[pattern] = max(self._told.get(pattern, 0), int(sequence))
             self._grown.set()
 
-    async def entries(self) -> AsyncIterator[Entry]:
+    async def entries(self) -> AsyncIterator[JournalEntry]:
         """Yield entries in order, without a gap; return when that was interrupted.
 
         Raises:
@@ -113,8 +113,8 @@ class Reader:
         while not self._interrupted:
             self._grown.clear()
             told, self._told = self._told, {}
-            if told or await self._any():
-                async for entry in self._stored(told, untold=untold):
+            if told or await self._has_more():
+                async for entry in self._read_stored(told, untold=untold):
                     yield entry
                     wait = CHECK_S
             untold = False
@@ -124,7 +124,7 @@ class Reader:
             except TimeoutError:
                 untold, wait = True, max(CHECK_S, min(2 * wait, REST_S))
 
-    async def _any(self) -> bool:
+    async def _has_more(self) -> bool:
         """Whether the journal holds more for us.
 
         For what comes next a server goes through all that came since our position, which is milliseconds where nothing
@@ -135,7 +135,7 @@ class Reader:
                 return True
         return False
 
-    async def _stored(self, told: Mapping[str, int], *, untold: bool) -> AsyncIterator[Entry]:
+    async def _read_stored(self, told: Mapping[str, int], *, untold: bool) -> AsyncIterator[JournalEntry]:
         """Yield what the journal holds up to the end that was told, or else that it has."""
         until = None
         if len(self._positions) > 1:  # the same end for all: else one read later would be ahead of another
@@ -166,7 +166,7 @@ class Reader:
         first = next((each for each in self._positions if subjects.matches([each], subject)), None)
         return pattern == first and subjects.matches(self._filters, subject)
 
-    async def _matching(self, pattern: str, least: int, until: int | None) -> AsyncIterator[Entry]:
+    async def _matching(self, pattern: str, least: int, until: int | None) -> AsyncIterator[JournalEntry]:
         """Yield what matches one pattern, from what was delivered on.
 
         Args:
@@ -189,7 +189,7 @@ class Reader:
 
     async def _last(self, pattern: str) -> int:
         """Return the sequence of the last entry that matches, 0 where none does."""
-        async with contextlib.aclosing(self._answers({"last_by_subj": pattern})) as answers:
+        async with contextlib.aclosing(self._fetch_entries({"last_by_subj": pattern})) as answers:
             async for _, headers in answers:
                 if headers.get("Status") == "404":
                     return 0
@@ -199,12 +199,12 @@ class Reader:
                 break
         raise BusUnavailableError(_NO_ENTRY)
 
-    async def _batch(self, pattern: str, after: int) -> tuple[list[Entry], bool]:
+    async def _batch(self, pattern: str, after: int) -> tuple[list[JournalEntry], bool]:
         """Return some entries that match, and whether there may be more of them."""
         request = {"seq": after + 1, "next_by_subj": pattern, "batch": BATCH, "max_bytes": BATCH_BYTES}
-        entries: list[Entry] = []
+        entries: list[JournalEntry] = []
         pending = "0"
-        async with contextlib.aclosing(self._answers(request)) as answers:
+        async with contextlib.aclosing(self._fetch_entries(request)) as answers:
             async for message, headers in answers:
                 match headers.get("Status"):
                     case None:
@@ -222,7 +222,7 @@ class Reader:
                         break
         return entries, False
 
-    async def _answers(self, request: Mapping[str, object]) -> AsyncGenerator[tuple[Msg, dict[str, str]], None]:
+    async def _fetch_entries(self, request: Mapping[str, object]) -> AsyncGenerator[tuple[Msg, dict[str, str]], None]:
         """Ask a server for entries; yield what comes, with its headers, to the end that these name."""
         self._asked += 1
         reply = f"{self._inbox}.{self._asked}"
@@ -254,14 +254,14 @@ class Reader:
                 await subscription.unsubscribe()
 
 
-def _entry(message: Msg, headers: dict[str, str]) -> tuple[Entry, int, str]:
+def _entry(message: Msg, headers: dict[str, str]) -> tuple[JournalEntry, int, str]:
     """Return the entry in a reply, the sequence of the one before it among those that were asked for, and what is left.
 
     Raises:
         BusUnavailableError: it is none: on an open bus anybody may write to our inbox.
     """
     try:
-        entry = Entry(int(headers["Nats-Sequence"]), headers["Nats-Subject"], message.data)
+        entry = JournalEntry(int(headers["Nats-Sequence"]), headers["Nats-Subject"], message.data)
         return entry, int(headers.get("Nats-Last-Sequence", 0)), headers["Nats-Num-Pending"]
     except (KeyError, ValueError) as error:
         raise BusUnavailableError(_NO_ENTRY) from error

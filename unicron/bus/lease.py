@@ -6,7 +6,7 @@ apart and refused. Each renewal repeats it, so that anybody can read which token
 
 import asyncio
 
-from unicron.aio import beat
+from unicron.aio import sleep_until_beat
 from unicron.bus.protocol import Bucket, Revisioned
 from unicron.errors import BusUnavailableError, ConflictError
 
@@ -57,7 +57,7 @@ class Lease:
         the clocks of two machines agree on durations only.
         """
         while True:
-            await beat(self._ttl_s / 3)
+            await sleep_until_beat(self._ttl_s / 3)
             try:
                 async with asyncio.timeout_at(self._renewed + self._ttl_s):
                     await self._renew()

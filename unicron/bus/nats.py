@@ -24,11 +24,11 @@ from unicron import subjects
 from unicron.bus import access, replies, topology
 from unicron.bus.bucket import NatsBucket
 from unicron.bus.client import KeyedClient
-from unicron.bus.dialling import Dialling, start_it
-from unicron.bus.journal import Reader, patterns
-from unicron.bus.protocol import Entry, Handler, Heard
+from unicron.bus.dialling import Dialling, start_cure
+from unicron.bus.journal import JournalReader, patterns
+from unicron.bus.protocol import Handler, JournalEntry, TelemetryEntry
 from unicron.errors import BusUnavailableError, InvalidInputError, NobodyAnswersError, NotAllowedError, UnicronError
-from unicron.floods import LETTERS, Floods
+from unicron.rate_limits import LETTERS, RateLimiter
 from unicron.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -83,10 +83,10 @@ class NatsBus:
         self._refused: asyncio.Future[access.Refusal] = asyncio.get_running_loop().create_future()
         self._down_since = 0.0
         self._closing = False
-        self._complaints = Floods(LETTERS)
-        self._hearing: set[asyncio.Queue[Heard | None]] = set()
+        self._complaints = RateLimiter(LETTERS)
+        self._hearing: set[asyncio.Queue[TelemetryEntry | None]] = set()
         self._outages: set[asyncio.Queue[float | None]] = set()
-        self._readers: set[Reader] = set()
+        self._readers: set[JournalReader] = set()
         self._answering: set[asyncio.Task[None]] = set()
         self._uncuttable: set[asyncio.Task[Any]] = set()
 
@@ -106,7 +106,7 @@ class NatsBus:
             connecting.result()
         except (nats.errors.Error, ValueError, OSError) as error:
             raise InvalidInputError(
-                f"can't use the NATS address {settings.nats_url!r}: {error}; {start_it()}"
+                f"can't use the NATS address {settings.nats_url!r}: {error}; {start_cure()}"
             ) from error
         finally:
             self._dialling = None
@@ -177,11 +177,11 @@ class NatsBus:
             raise BusUnavailableError(f"looking at entry {sequence}: it is not there yet") from error
         return str(found.subject)
 
-    async def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[Entry]:
+    async def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[JournalEntry]:
         """Read the journal in order; see `Bus.follow`."""
         positions, told = dict.fromkeys(patterns(filters), after), ""
         while not self._closing:
-            reader = Reader(self._nc, self.tail, self._call, filters, positions)
+            reader = JournalReader(self._nc, self.tail, self._call, filters, positions)
             self._readers.add(reader)
             try:
                 await self._call(reader.open(), "reading the journal", *map(subjects.stored, filters))
@@ -207,13 +207,13 @@ class NatsBus:
 
     # --- telemetry ---------------------------------------------------------------------------------------------------
 
-    async def tell(self, subject: str, data: bytes) -> None:
+    async def publish_telemetry(self, subject: str, data: bytes) -> None:
         """Send telemetry."""
         await self._call(self._nc.publish(subject, data), f"sending on {subject}")
 
-    async def hear(self, filters: Sequence[str]) -> AsyncIterator[Heard]:
-        """Receive telemetry; see `Bus.hear`."""
-        queue: asyncio.Queue[Heard | None] = asyncio.Queue()
+    async def receive_telemetry(self, filters: Sequence[str]) -> AsyncIterator[TelemetryEntry]:
+        """Receive telemetry; see `Bus.receive_telemetry`."""
+        queue: asyncio.Queue[TelemetryEntry | None] = asyncio.Queue()
         self._hearing.add(queue)
 
         async def take(message: Msg) -> None:
@@ -221,7 +221,7 @@ class NatsBus:
                 queue.get_nowait()
                 if self._complaints.admit("telemetry", time.monotonic()):
                     log.warning("%s: telemetry was dropped: %d pieces wait to be read", self._name, HEARD_LIMIT)
-            queue.put_nowait(Heard(message.subject, message.data))
+            queue.put_nowait(TelemetryEntry(message.subject, message.data))
 
         try:
             subscriptions = [await self._nc.subscribe(subject, cb=take) for subject in dict.fromkeys(filters)]
@@ -268,15 +268,15 @@ class NatsBus:
             return service
 
         async def start_whole() -> nats.micro.service.Service:
-            service = await self._uncut(start())
-            await self._uncut(self._nc.flush())
+            service = await self._shielded(start())
+            await self._shielded(self._nc.flush())
             return service
 
         service = await self._call(start_whole(), f"serving {subject}", subject)
 
         async def stop() -> None:
             with contextlib.suppress(nats.errors.Error, TimeoutError):
-                await asyncio.wait_for(self._uncut(service.stop()), ANSWER_S)
+                await asyncio.wait_for(self._shielded(service.stop()), ANSWER_S)
 
         return stop
 
@@ -308,7 +308,7 @@ class NatsBus:
         """Wait until the server has seen everything sent so far."""
 
         async def flush() -> None:
-            await asyncio.wait_for(self._uncut(self._nc.flush(timeout=60)), ANSWER_S)
+            await asyncio.wait_for(self._shielded(self._nc.flush(timeout=60)), ANSWER_S)
 
         await self._call(flush(), "flushing")
 
@@ -345,12 +345,12 @@ class NatsBus:
         finally:
             self._outages.discard(queue)
 
-    async def _uncut(self, job: Coroutine[Any, Any, T]) -> T:
+    async def _shielded(self, job: Coroutine[Any, Any, T]) -> T:
         """Await `job`, and let it run on when we are cancelled: nats-py reads no further once a flush is cut short."""
         task = asyncio.ensure_future(job)
         self._uncuttable.add(task)
         task.add_done_callback(self._uncuttable.discard)
-        task.add_done_callback(_look_at)
+        task.add_done_callback(_retrieve_error)
         return await asyncio.shield(task)
 
     async def _call(self, request: Coroutine[Any, Any, T], what: str, *on: str) -> T:
@@ -358,26 +358,26 @@ class NatsBus:
 
         Raises:
             NotAllowedError: the server refuses us one of the subjects `on`.
-            BusUnavailableError, InvalidInputError: as `_meaning` has it.
+            BusUnavailableError, InvalidInputError: as `_translate_error` has it.
         """
         if self._lost.done():
             request.close()
             raise BusUnavailableError(f"{what}: {_DOWN}")
         task = asyncio.ensure_future(request)
-        task.add_done_callback(_look_at)  # it may fail while we are being cancelled
-        lost, subject_of = self._lost, {access.plain(each): each for each in on}
+        task.add_done_callback(_retrieve_error)  # it may fail while we are being cancelled
+        lost, subject_of = self._lost, {access.normalized_subject(each): each for each in on}
         try:
             while not task.done():
                 refused = self._refused
                 each: set[asyncio.Future[Any]] = {task, lost, refused}
                 await asyncio.wait(each, return_when=asyncio.FIRST_COMPLETED)
                 if refused.done() and (subject := subject_of.get(refused.result().subject)):
-                    raise NotAllowedError(f"{what}: {refused.result().told(self._name, subject)}")
+                    raise NotAllowedError(f"{what}: {refused.result().explain(self._name, subject)}")
                 if lost.done() and not task.done():
                     raise BusUnavailableError(f"{what}: {_DOWN}")
             return task.result()
         except (nats.errors.Error, TimeoutError, OSError) as error:
-            meaning = _meaning(error)
+            meaning = _translate_error(error)
             if meaning is None:
                 raise
             kind, text = meaning
@@ -391,8 +391,8 @@ class NatsBus:
         if self._last_error is None or not isinstance(error, OSError):
             self._last_error = error
         if self._dialling is not None and self._nc.dialled:
-            self._dialling.note(self._nc.dialled, error, self._nc.given)
-        refusal = access.Refusal.of(error)
+            self._dialling.record_attempt(self._nc.dialled, error, self._nc.given)
+        refusal = access.Refusal.parse(error)
         if refusal:
             earlier, self._refused = self._refused, asyncio.get_running_loop().create_future()
             earlier.set_result(refusal)
@@ -427,13 +427,13 @@ class NatsBus:
 _DOWN = "the connection to NATS is down; it is being restored"
 
 
-def _look_at(task: "asyncio.Task[Any]") -> None:
+def _retrieve_error(task: "asyncio.Task[Any]") -> None:
     """Take note of a task's error, so that asyncio does not complain about it."""
     if not task.cancelled():
         task.exception()
 
 
-def _meaning(error: Exception) -> tuple[type[UnicronError], str] | None:
+def _translate_error(error: Exception) -> tuple[type[UnicronError], str] | None:
     """Return our error for one of NATS, or None for one that only the caller can tell the meaning of."""
     match error:
         case nats.js.errors.ServiceUnavailableError() | nats.js.errors.ServerError():

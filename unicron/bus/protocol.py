@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """A message of the journal.
 
     Attributes:
@@ -20,7 +20,7 @@ class Entry(NamedTuple):
     data: bytes
 
 
-class Heard(NamedTuple):
+class TelemetryEntry(NamedTuple):
     """A piece of telemetry."""
 
     subject: str
@@ -79,7 +79,7 @@ class Bus(Protocol):
     async def append(self, subject: str, data: bytes, message_id: str) -> int:
         """Put a message into the journal; return its sequence. A second of the same id and subject is not stored."""
 
-    def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[Entry]:
+    def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[JournalEntry]:
         """Read the journal in order: every message that matches a filter and whose sequence is above `after`.
 
         Neither skips nor repeats; it survives restarts of the server and waits while there is nothing new.
@@ -88,10 +88,10 @@ class Bus(Protocol):
     async def tail(self) -> int:
         """Return the sequence of the last message in the journal, 0 where it is empty."""
 
-    async def tell(self, subject: str, data: bytes) -> None:
+    async def publish_telemetry(self, subject: str, data: bytes) -> None:
         """Send telemetry to whoever listens now."""
 
-    def hear(self, filters: Sequence[str]) -> AsyncIterator[Heard]:
+    def receive_telemetry(self, filters: Sequence[str]) -> AsyncIterator[TelemetryEntry]:
         """Receive telemetry; subscribed when the first item is awaited. Subjects outside `unicron.v1` are allowed."""
 
     async def serve(self, subject: str, name: str, handler: Handler) -> Callable[[], Awaitable[None]]:

@@ -72,7 +72,9 @@ class MachineView(Record, kw_only=True, frozen=True):
     """A machine of a pool.
 
     Attributes:
+        stage: how far it is.
         node: that it is; empty while it has not joined.
+        rack: where it is, or is to be; empty where that is not known.
         reason: for being at this stage.
         since: Unix seconds.
     """
@@ -126,6 +128,7 @@ class Errand(Record, kw_only=True, frozen=True):
 
     Attributes:
         number: counts errands; the report gives it again.
+        verb: what is asked of the provider.
         machine: that it is about; empty for a list.
         replaces: machine that is given back first, for `REPLACE`.
         instance: which of several that have the id of this machine is given back; empty for all.

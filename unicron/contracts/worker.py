@@ -14,8 +14,8 @@ from unicron.contracts.states import ParkedSnapshot, StateRef
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, Seat, WorkerPhase
 from unicron.contracts.timings import Op
 from unicron.errors import InvalidInputError
+from unicron.fabric_proofs import Nonce, Proofs
 from unicron.printable import one_line
-from unicron.proofs import Nonce, Proofs
 
 LENGTH = struct.Struct(">I")
 LIMIT = 16 * 1024 * 1024
@@ -263,7 +263,7 @@ LONGEST_CAUSE = 500
 """Characters of it."""
 
 
-def told_cause(cause: str) -> str:
+def printable_cause(cause: str) -> str:
     """Return a cause as a variable may hold it: one line, and nothing that steers a terminal."""
     return one_line(cause)[:LONGEST_CAUSE]
 

@@ -1,7 +1,7 @@
 """Seconds and bytes that a parallel configuration costs each GPU.
 
-All functions take one `Layout`, whose entries are arrays that broadcast against each other, and return arrays of the
-broadcast shape. Sources: Narayanan et al. 2021 (arXiv:2104.04473), Korthikanti et al. 2022 (arXiv:2205.05198), and
+All functions take one `LayoutArrays`, whose entries are arrays that broadcast against each other, and return arrays of
+the broadcast shape. Sources: Narayanan et al. 2021 (arXiv:2104.04473), Korthikanti et al. 2022 (arXiv:2205.05198), and
 Rajbhandari et al. 2020 (arXiv:1910.02054) for the optimizer that is spread over the data-parallel ranks.
 """
 
@@ -43,7 +43,7 @@ FITTED = Constants(matmul_efficiency=0.79, touches=3.07, layer_overhead_s=1.8e-3
 """
 
 
-class Layout(NamedTuple):
+class LayoutArrays(NamedTuple):
     """Parallel configurations.
 
     Attributes:
@@ -76,12 +76,12 @@ class Layout(NamedTuple):
         return np.equal(self.recompute, formulas.FULL)
 
 
-def microbatches(model: ModelSpec, on: Layout) -> Array:
+def microbatches(model: ModelSpec, on: LayoutArrays) -> Array:
     """Return m, the microbatches of a pipeline in one iteration; the last may be padded."""
     return -(-model.batch // (on.data * on.microbatch))
 
 
-def stage_layers(model: ModelSpec, on: Layout) -> Array:
+def stage_layers(model: ModelSpec, on: LayoutArrays) -> Array:
     """Return the layers of the largest pipeline stage."""
     return -(-model.layers // on.pipeline)
 
@@ -89,24 +89,24 @@ def stage_layers(model: ModelSpec, on: Layout) -> Array:
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
-def memory_bytes(model: ModelSpec, on: Layout) -> Array:
+def memory_bytes(model: ModelSpec, on: LayoutArrays) -> Array:
     """Return the bytes that the fullest GPU needs, that of the first pipeline stage."""
     return state_bytes(model, on) + activation_bytes(model, on)
 
 
-def stage_parameters(model: ModelSpec, on: Layout) -> Array:
+def stage_parameters(model: ModelSpec, on: LayoutArrays) -> Array:
     """Return the parameters on one GPU of the first stage, which also has the embedding."""
     layers = stage_layers(model, on) * formulas.layer_parameters(model)
     return (layers + model.vocabulary * model.hidden) / on.tensor
 
 
-def state_bytes(model: ModelSpec, on: Layout) -> Array:
+def state_bytes(model: ModelSpec, on: LayoutArrays) -> Array:
     """Return the bytes of parameters, gradients and optimizer: 18 a parameter, or 6 + 12/d with a distributed one."""
     share = np.where(on.distributed, on.data, 1)
     return stage_parameters(model, on) * (PARAMETER_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES / share)
 
 
-def activation_bytes(model: ModelSpec, on: Layout) -> Array:
+def activation_bytes(model: ModelSpec, on: LayoutArrays) -> Array:
     """Return the bytes of activations kept for the backward pass, by the first of the 1F1B stages.
 
     It holds those of min(p, m) microbatches. One layer, in multiples of s b h: 34 + 5 a s/h without parallelism, of
@@ -122,12 +122,12 @@ def activation_bytes(model: ModelSpec, on: Layout) -> Array:
     return kept * stage_layers(model, on) * in_flight + working + np.where(on.pipeline == 1, head, 0.0)
 
 
-def _hidden_bytes(model: ModelSpec, on: Layout) -> Array:
+def _hidden_bytes(model: ModelSpec, on: LayoutArrays) -> Array:
     """Return 2 s b h, the bfloat16 activations between two layers."""
     return 2.0 * model.sequence * on.microbatch * model.hidden
 
 
-def _layer_bytes(model: ModelSpec, on: Layout) -> tuple[Array, Array, Array]:
+def _layer_bytes(model: ModelSpec, on: LayoutArrays) -> tuple[Array, Array, Array]:
     """Return what a layer stores of a microbatch: outside of tensor parallelism, inside of it, and attention's core."""
     each = _hidden_bytes(model, on) / 2
     rest = 10 * each / np.where(on.selective, on.tensor, 1)
@@ -138,7 +138,7 @@ def _layer_bytes(model: ModelSpec, on: Layout) -> tuple[Array, Array, Array]:
 # --- seconds ----------------------------------------------------------------------------------------------------------
 
 
-def iteration_s(model: ModelSpec, gpu: Accelerator, on: Layout, constants: Constants = FITTED) -> Array:
+def iteration_s(model: ModelSpec, gpu: Accelerator, on: LayoutArrays, constants: Constants = FITTED) -> Array:
     """Return the seconds of an iteration of the last stage: its pipeline, the gradients' sum, the update.
 
     It works on m microbatches, and waits while one of them passes forward and backward through the p - 1 stages before
@@ -154,7 +154,7 @@ def iteration_s(model: ModelSpec, gpu: Accelerator, on: Layout, constants: Const
     return pipeline + data_s(model, gpu, on) + optimizer_s(model, gpu, on)
 
 
-def layers_s(model: ModelSpec, gpu: Accelerator, on: Layout, constants: Constants = FITTED) -> Array:
+def layers_s(model: ModelSpec, gpu: Accelerator, on: LayoutArrays, constants: Constants = FITTED) -> Array:
     """Return the seconds that the layers of a stage compute on a microbatch, forward and backward."""
     layers = stage_layers(model, on)
     per_layer = np.array([formulas.layer_flops(model, kind) for kind in range(len(formulas.RECOMPUTE))])
@@ -167,14 +167,14 @@ def layers_s(model: ModelSpec, gpu: Accelerator, on: Layout, constants: Constant
     return matmul + other
 
 
-def head_s(model: ModelSpec, gpu: Accelerator, on: Layout, constants: Constants = FITTED) -> Array:
+def head_s(model: ModelSpec, gpu: Accelerator, on: LayoutArrays, constants: Constants = FITTED) -> Array:
     """Return the seconds that the output layer, which only the last stage has, computes on a microbatch."""
     flops = on.microbatch * formulas.head_flops(model) / on.tensor
     seconds: Array = flops / (gpu.peak_flops * constants.matmul_efficiency)
     return seconds
 
 
-def tensor_s(model: ModelSpec, gpu: Accelerator, on: Layout) -> Array:
+def tensor_s(model: ModelSpec, gpu: Accelerator, on: LayoutArrays) -> Array:
     """Return the seconds of tensor-parallel communication of a microbatch in one stage.
 
     Four all-reduces a layer, six with full recompute, each of 2(t-1)/t * 2 b s h bytes. A group larger than a node
@@ -186,7 +186,7 @@ def tensor_s(model: ModelSpec, gpu: Accelerator, on: Layout) -> Array:
     return seconds
 
 
-def data_s(model: ModelSpec, gpu: Accelerator, on: Layout) -> Array:
+def data_s(model: ModelSpec, gpu: Accelerator, on: LayoutArrays) -> Array:
     """Return the seconds of summing the gradients over the data-parallel ranks.
 
     An all-reduce of 2(d-1)/d times the gradients; with a distributed optimizer half of that, and the parameters are
@@ -200,6 +200,6 @@ def data_s(model: ModelSpec, gpu: Accelerator, on: Layout) -> Array:
     return seconds
 
 
-def optimizer_s(model: ModelSpec, gpu: Accelerator, on: Layout) -> Array:
+def optimizer_s(model: ModelSpec, gpu: Accelerator, on: LayoutArrays) -> Array:
     """Return the seconds of the update, which reads and writes the state once."""
     return 2 * state_bytes(model, on) / gpu.memory_bandwidth

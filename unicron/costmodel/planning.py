@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from unicron.contracts.tasks import ModelSpec, ParallelLayout
 from unicron.costmodel import catalogue, costs, formulas
 from unicron.costmodel.catalogue import Accelerator
-from unicron.costmodel.costs import Layout
+from unicron.costmodel.costs import LayoutArrays
 from unicron.errors import InvalidInputError
 
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -236,7 +236,7 @@ def _search(model: ModelSpec, gpu: Accelerator, most: int, shape: ParallelLayout
     return Curve(sizes, formulas.iteration_flops(model) / seconds, seconds, choices[sizes])
 
 
-def _layouts(model: ModelSpec, most: int, shape: ParallelLayout | None = None) -> Iterator[Layout]:
+def _layouts(model: ModelSpec, most: int, shape: ParallelLayout | None = None) -> Iterator[LayoutArrays]:
     """Yield for each (tensor, pipeline), or for that of `shape`, all data degrees (rows) times all other choices."""
     shard = 1 if shape is None else shape.shard
     options = [
@@ -256,17 +256,17 @@ def _layouts(model: ModelSpec, most: int, shape: ParallelLayout | None = None) -
             data = data if model.padded else data[model.batch % data == 0]
             if data.size:
                 degrees = np.array(tensor), np.array(pipeline), data[:, None]
-                yield Layout(*degrees, microbatch, recompute, distributed)
+                yield LayoutArrays(*degrees, microbatch, recompute, distributed)
 
 
-def _allowed(model: ModelSpec, gpu: Accelerator, on: Layout) -> NDArray[np.bool_]:
+def _allowed(model: ModelSpec, gpu: Accelerator, on: LayoutArrays) -> NDArray[np.bool_]:
     """Return where the memory suffices and the microbatch divides what a rank gets, or at least is not above it."""
     share = -(-model.batch // on.data)
     fits = (on.microbatch <= share) if model.padded else (share % on.microbatch == 0)
     return fits & (costs.memory_bytes(model, on) <= gpu.memory_bytes)
 
 
-def _only(on: Layout, workers: int) -> Layout:
+def _only(on: LayoutArrays, workers: int) -> LayoutArrays:
     """Return the rows of `on` that use exactly so many GPUs."""
     rows = (on.tensor * on.pipeline * on.data)[:, 0] == workers
     return on._replace(data=on.data[rows])

@@ -1,7 +1,7 @@
 """What the journal and the telemetry say of a cluster, as it stands now: one message in, the picture changed. Pure.
 
 The same messages always give the same picture; so whoever starts reads the journal from its beginning, and instances
-need not know of one another. What the journal keeps no longer the registry's status tells (`Cluster.fill`).
+need not know of one another. What the journal keeps no longer the registry's status tells (`ClusterPicture.fill`).
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ from unicron.contracts.ranges import SHORTEST_S
 from unicron.contracts.tasks import NodeState, TaskSpec, TaskState
 from unicron.observe.accounts.goodput import Goodput
 from unicron.observe.incidents import FAILURES, chain_of
-from unicron.observe.state import EVENTS, Attempt, Course, Entry, Node, Task
+from unicron.observe.state import EVENTS, JournalLine, MembershipRecord, NodePicture, TaskPicture, ThinnedSeries
 from unicron.observe.stories import Stories, entry_of
 
 RANKED = (events.WorkerExited, events.WorkerRaised, events.WorkerStalled, events.FailureDetected)
@@ -65,7 +65,7 @@ SLOTS_A_SAMPLE = 2000
 """For each so many slots another `SAMPLE_S`: a sample looks at all of them."""
 
 
-class Cluster:
+class ClusterPicture:
     """The picture of a cluster.
 
     Attributes:
@@ -80,13 +80,13 @@ class Cluster:
         self.position = 0
         self.now = 0.0
         self.goodput = Goodput()
-        self.nodes: dict[str, Node] = {}
-        self.tasks: dict[str, Task] = {}
+        self.nodes: dict[str, NodePicture] = {}
+        self.tasks: dict[str, TaskPicture] = {}
         self.plan: Plan | None = None
-        self.events: deque[tuple[Entry, str, str]] = deque(maxlen=EVENTS)
+        self.events: deque[tuple[JournalLine, str, str]] = deque(maxlen=EVENTS)
         self.failures, self.stories = self.goodput.incidents.failures, Stories()
         self.healed: deque[str] = deque(maxlen=FAILURES)
-        self.course = Course(3)
+        self.course = ThinnedSeries(3)
         self.changed: set[tuple[str, str]] = set()
         self._numbers = 0
         self._next_sample = 0.0
@@ -140,7 +140,7 @@ class Cluster:
         for view in status.nodes:
             if view.node not in self.nodes:
                 kind = view.slots[0].kind if view.slots else ""
-                self.nodes[view.node] = Node(view.state, len(view.slots), kind, view.host, since=view.since)
+                self.nodes[view.node] = NodePicture(view.state, len(view.slots), kind, view.host, since=view.since)
                 self.nodes[view.node].drained = view.state is NodeState.DRAINING
                 self.changed.add(("node", view.node))
         for found in status.tasks:
@@ -183,7 +183,7 @@ class Cluster:
 
     # --- what happened -----------------------------------------------------------------------------------------------
 
-    def _add(self, message: Message, entry: Entry, *, is_open: bool) -> None:
+    def _add(self, message: Message, entry: JournalLine, *, is_open: bool) -> None:
         if isinstance(message, CHANGES):
             about = str(getattr(message, "node", "")), str(getattr(message, "task", ""))
             self.events.append((replace(entry, lines=[]) if entry.lines else entry, *about))
@@ -224,7 +224,7 @@ class Cluster:
     def _node(self, message: Message) -> None:
         match message:
             case events.NodeAdmitted():
-                node = self.nodes.setdefault(message.node, Node(since=message.at))
+                node = self.nodes.setdefault(message.node, NodePicture(since=message.at))
                 if not message.returned:
                     node.since, node.alarm, node.gpus = message.at, "", None
                 node.state = NodeState.DRAINING if node.drained else NodeState.UP
@@ -289,18 +289,18 @@ class Cluster:
             case _:
                 pass
 
-    def _submit(self, spec: TaskSpec) -> Task:
+    def _submit(self, spec: TaskSpec) -> TaskPicture:
         known = self.tasks.get(spec.name)
         number = known.number if known else self._numbers
         self._numbers += known is None
-        task = Task(spec, number)
+        task = TaskPicture(spec, number)
         if known is not None and not known.state.ended:
             task.share = known.share  # its number of workers is another: all else goes on
         self.tasks[spec.name] = task
         self.changed.add(("task", spec.name))
         return task
 
-    def _moved(self, task: Task, message: events.TaskStateChanged) -> None:
+    def _moved(self, task: TaskPicture, message: events.TaskStateChanged) -> None:
         if message.state.ended:
             self._ended(message.task, message.state, message.at)
         task.state, task.reason, task.traceback = message.state, message.reason, message.traceback
@@ -326,7 +326,7 @@ class Cluster:
         if state is TaskState.REMOVED:
             del self.tasks[name]
 
-    def _iterated(self, task: Task, done: events.IterationFinished) -> None:
+    def _iterated(self, task: TaskPicture, done: events.IterationFinished) -> None:
         task.iteration, task.loss, task.iteration_s = done.iteration, done.loss, done.seconds
         if task.state is TaskState.RUNNING and done.seconds >= SHORTEST_S:
             task.waf = task.spec.weight * task.spec.flops_per_iteration / done.seconds
@@ -339,7 +339,7 @@ class Cluster:
             return
         self._close(task, message.at, chain_of(message), f"{message.world_size} workers regrouped and went on")
         task.attempts.append(
-            Attempt(
+            MembershipRecord(
                 epoch=message.epoch,
                 at=message.at,
                 workers=message.world_size,
@@ -354,7 +354,7 @@ class Cluster:
         task.iteration = max(task.iteration, message.iteration - 1)
         self.changed.add(("task", message.task))
 
-    def _close(self, task: Task, at: float, ended: str, why: str) -> None:
+    def _close(self, task: TaskPicture, at: float, ended: str, why: str) -> None:
         """Note what ended a task's newest membership, the first time that anything did."""
         if task.attempts and task.attempts[-1].until is None:
             task.attempts[-1] = replace(task.attempts[-1], until=at, ended=ended, why=why)

@@ -45,7 +45,7 @@ def ends_healing(message: Message) -> bool:
             return isinstance(message, TaskRecovered | TaskRemoved)
 
 
-class Cause(NamedTuple):
+class IncidentCause(NamedTuple):
     """What an incident is, and what GPU time went to: empty for none.
 
     Attributes:
@@ -59,7 +59,7 @@ class Cause(NamedTuple):
     chain: str = ""
 
 
-NONE = Cause()
+NONE = IncidentCause()
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class Incident:
         tasks: that it hit, or that the plan or the slowdown is about.
     """
 
-    cause: Cause
+    cause: IncidentCause
     begun: float
     detected_at: float | None = None
     decided_at: float | None = None
@@ -158,7 +158,7 @@ class Incidents:
         self._most, self._forget = most, forget
         self._open: dict[str, set[str]] = {}
 
-    def cause(self, message: Message) -> Cause:
+    def cause(self, message: Message) -> IncidentCause:
         """Return what began a message's chain: its first failure, plan or slowdown."""
         known = self.known.get(chain_of(message))
         return NONE if known is None else known.cause
@@ -170,7 +170,7 @@ class Incidents:
         if chain not in self.known:
             if self.known and len(self.known) >= self._most:
                 self._drop()
-            self.known[chain] = Incident(cause=Cause(what, node, chain), begun=now)
+            self.known[chain] = Incident(cause=IncidentCause(what, node, chain), begun=now)
         if isinstance(message, FailureDetected):
             self._fail(chain, message, now)
         return self.known[chain]

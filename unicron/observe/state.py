@@ -40,7 +40,7 @@ EVIDENCE = 40
 """Pieces of evidence of a failure: exits, exceptions, lines of the kernel's log."""
 
 
-class Entry(Record, kw_only=True, frozen=True):
+class JournalLine(Record, kw_only=True, frozen=True):
     """A message of the journal in words.
 
     Attributes:
@@ -62,7 +62,7 @@ class Entry(Record, kw_only=True, frozen=True):
     lines: list[str] = []
 
 
-class Attempt(Record, kw_only=True, frozen=True):
+class MembershipRecord(Record, kw_only=True, frozen=True):
     """A membership of a task.
 
     Attributes:
@@ -85,7 +85,7 @@ class Attempt(Record, kw_only=True, frozen=True):
     why: str = ""
 
 
-class Course:
+class ThinnedSeries:
     """Points that are thinned out when they become too many, so that they always span all of the time."""
 
     def __init__(self, width: int) -> None:
@@ -139,7 +139,7 @@ class Heat:
 
 
 @dataclass(slots=True)
-class Node:
+class NodePicture:
     """A node.
 
     Attributes:
@@ -165,7 +165,7 @@ class Node:
 
 
 @dataclass(slots=True)
-class Task:
+class TaskPicture:
     """A task.
 
     Attributes:
@@ -190,8 +190,8 @@ class Task:
     paused: bool = False
     kept: int = 0
     recomputed: int = 0
-    attempts: deque[Attempt] = field(default_factory=lambda: deque(maxlen=ATTEMPTS))
-    progress: Course = field(default_factory=lambda: Course(4))
+    attempts: deque[MembershipRecord] = field(default_factory=lambda: deque(maxlen=ATTEMPTS))
+    progress: ThinnedSeries = field(default_factory=lambda: ThinnedSeries(4))
     heat: Heat = field(default_factory=Heat)
 
 
@@ -205,9 +205,9 @@ class Story:
         messages: the first `TRACED` of them as they are, until it is healed and its trace was exported.
     """
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[JournalLine] = field(default_factory=list)
     signs: list[Sign | None] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     unheard: int = 0
-    evidence: list[Entry] = field(default_factory=list)
+    evidence: list[JournalLine] = field(default_factory=list)
     plan: list[tuple[str, str]] = field(default_factory=list)

@@ -6,7 +6,7 @@ from unicron.contracts import events, hardware
 from unicron.contracts.base import Message
 from unicron.contracts.queries import PlanView
 from unicron.observe.incidents import chain_of
-from unicron.observe.state import EVIDENCE, STORIES, STORY, TRACED, Entry, Story
+from unicron.observe.state import EVIDENCE, STORIES, STORY, TRACED, JournalLine, Story
 from unicron.observe.words.explain import explain
 from unicron.observe.words.signs import sign
 from unicron.observe.words.story import describe
@@ -30,7 +30,7 @@ BEFORE = 50
 """Messages of such a chain that are known."""
 
 
-def entry_of(position: int, message: Message) -> Entry:
+def entry_of(position: int, message: Message) -> JournalLine:
     """Return a message of the journal in words."""
     lines: list[str] = []
     match message:
@@ -40,7 +40,7 @@ def entry_of(position: int, message: Message) -> Entry:
             lines = message.traceback.splitlines()
         case events.WorkerStalled():
             lines = list(message.stacks)
-    return Entry(
+    return JournalLine(
         position=position,
         at=message.at,
         source=message.source,
@@ -58,7 +58,7 @@ class Stories(OrderedDict[str, Story]):
         super().__init__()
         self._begun: OrderedDict[str, Story] = OrderedDict()
 
-    def add(self, message: Message, entry: Entry, rank: int | None = None, *, is_open: bool = False) -> bool:
+    def add(self, message: Message, entry: JournalLine, rank: int | None = None, *, is_open: bool = False) -> bool:
         """Add a message of a worker of this rank to its chain; return whether the chain is a failure's."""
         story = self.get(entry.chain)
         if story is None:

@@ -123,7 +123,7 @@ def read_mapping(text: str, path: Path) -> tuple[dict[str, Any], dict[str, int]]
     if not isinstance(node, yaml.MappingNode):
         raise InvalidInputError(f"{path}: expected 'field: value' lines, as in 'name: gpt'")
     _check_keys(node, path)
-    with _told(path):
+    with _translated_errors(path):
         yaml.SafeLoader("").flatten_mapping(node)
     for key, value in node.value:
         if key.value in {"command", "env"}:
@@ -164,7 +164,7 @@ def compose(text: str, path: Path) -> yaml.Node | None:
     Raises:
         InvalidInputError: it is not YAML, or more than anybody writes; file and line are named.
     """
-    with _told(path):
+    with _translated_errors(path):
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     if node is not None:
         _check_size(node, path)
@@ -177,12 +177,12 @@ def construct(node: yaml.Node, path: Path) -> Any:
     Raises:
         InvalidInputError: they can't hold it; file, line and column are named.
     """
-    with _told(path):
+    with _translated_errors(path):
         return yaml.SafeLoader("").construct_document(deepcopy(node))  # which resolves merges in place
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _translated_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except yaml.MarkedYAMLError as error:

@@ -9,6 +9,7 @@ from xxhash import xxh3_128
 
 from unicron.contracts.states import KEPT, LABEL_FOOT, LENT, SAVED, StateRef, read_label
 from unicron.errors import InvalidInputError, StateTransferError, UnsoundStateError
+from unicron.files import remove_if_possible
 
 _NAME = re.compile(rf"([A-Za-z0-9_-]{{1,200}})\.[0-9]+\.({LENT}|{KEPT}|{SAVED})")
 FETCHED = "fetched"
@@ -74,9 +75,9 @@ class SnapshotMemory:
     def remove(self, name: str) -> None:
         """Remove a state, if it is there."""
         if _NAME.fullmatch(name):
-            (self.folder / name).unlink(missing_ok=True)
+            remove_if_possible(self.folder / name)
 
-    def kept(self) -> list[str]:
+    def left_behind(self) -> list[str]:
         """Return the names of the states that workers have left behind."""
         names = (path.name for path in self.folder.glob(f"*.{KEPT}"))
         return sorted(name for name in names if _NAME.fullmatch(name))
@@ -99,14 +100,14 @@ class SnapshotMemory:
         """Remove what a worker that is gone had lent to others or was fetching, whole or not."""
         for path in self.folder.glob(f"{worker}.*"):
             if path.name.endswith((f".{LENT}", f".{FETCHED}", ".part")):
-                path.unlink(missing_ok=True)
+                remove_if_possible(path)
 
     def clean(self) -> None:
         """Remove what belongs to workers that are no more, and no states."""
-        states = {*self.kept(), *(ref.location.name for ref in self.saved())}
+        states = {*self.left_behind(), *(ref.location.name for ref in self.saved())}
         for path in self.folder.iterdir():
             if path.name not in states:
-                path.unlink()
+                remove_if_possible(path)
 
     def fill(self) -> None:
         """Leave no room for saved states (chaos): a file that takes none itself counts with the size that it has."""

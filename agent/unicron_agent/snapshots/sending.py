@@ -12,11 +12,11 @@ import grpc
 import grpc.aio
 import msgspec
 
-from unicron.aio import together
+from unicron.aio import gather_or_cancel
 from unicron.contracts.states import Keeper, StateRef
 from unicron.errors import StateTransferError, UnsoundStateError
 from unicron.snapshots.gate import Gate
-from unicron_agent.fabric import Fabric, challenged
+from unicron_agent.fabric import Fabric, challenge_in
 from unicron_agent.snapshots.memory import SnapshotMemory, check
 from unicron_agent.snapshots.server import ADMITTED, KEEP, LIMITS, PIECE, RECEIPT, RECEIPTS, TIMEOUT_S
 from unicron_agent.traffic import NodeTraffic
@@ -73,12 +73,12 @@ async def _send(
 ) -> None:
     """Send a copy; once more, where the other node wants another proof: one of the two clocks is off."""
     announced = msgspec.msgpack.encode(ref)
-    header = fabric.header(KEEP, keeper.address, announced, challenge)
+    header = fabric.proof_metadata(KEEP, keeper.address, announced, challenge)
     call = channel.stream_stream(KEEP)(timeout=TIMEOUT_S, metadata=(*header, RECEIPTS) if paced else header)
     try:
         await _Sending(call, announced, file, ref.size, traffic, paced=paced).run()
     except grpc.aio.AioRpcError as error:
-        if challenge or not (challenge := challenged(error)):
+        if challenge or not (challenge := challenge_in(error)):
             raise
         await _send(channel, ref, keeper, file, traffic, fabric, paced=paced, challenge=challenge)
 
@@ -102,7 +102,7 @@ class _Sending:
             grpc.aio.AioRpcError: it never will be.
         """
         try:
-            await together(self._read_receipts(), self._send())
+            await gather_or_cancel(self._read_receipts(), self._send())
         finally:
             self._traffic.line.on_its_way -= sum(size for size, _ in self._under_way)
 
@@ -126,7 +126,7 @@ class _Sending:
         gate = Gate(self._traffic.line, left, PIECE, asyncio.get_running_loop().time())
         while left:
             await self._room.acquire()
-            size = await self._traffic.piece(gate) if self._paced else min(left, PIECE)
+            size = await self._traffic.next_piece_size(gate) if self._paced else min(left, PIECE)
             self._under_way.append((size, asyncio.get_running_loop().time()))
             self._traffic.line.on_its_way += size
             await self._call.write(self._file.read(size))

@@ -13,9 +13,9 @@ from xxhash import xxh3_128
 
 from unicron.contracts.states import KEPT, SAVED, StateRef, label
 from unicron.errors import InvalidInputError, StateTransferError, UntimelyProofError
-from unicron.proofs import CallProof
+from unicron.fabric_proofs import CallProof
 from unicron.snapshots.gate import Gate
-from unicron_agent.fabric import CHALLENGE, Fabric, Strangers
+from unicron_agent.fabric import CHALLENGE, Fabric, RefusalLog
 from unicron_agent.snapshots.memory import SnapshotMemory
 from unicron_agent.traffic import NodeTraffic
 
@@ -46,7 +46,7 @@ AT_ONCE, REFUSAL_S = 8, 0.2
 
 OTHER = "the proof is of another request than this: ask for what was proven"
 
-Received = Callable[[str, StateRef | None], None]
+OnReceived = Callable[[str, StateRef | None], None]
 """Called with the name of a copy that lies here now; without a state, it is being written over."""
 
 
@@ -62,10 +62,10 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     """
 
     def __init__(
-        self, memory: SnapshotMemory, node: str, received: Received, traffic: NodeTraffic, fabric: Fabric
+        self, memory: SnapshotMemory, node: str, on_received: OnReceived, traffic: NodeTraffic, fabric: Fabric
     ) -> None:
-        self._memory, self._node, self._received, self._traffic = memory, node, received, traffic
-        self._fabric, self._strangers = fabric, Strangers("state server")
+        self._memory, self._node, self._on_received, self._traffic = memory, node, on_received, traffic
+        self._fabric, self._strangers = fabric, RefusalLog("state server")
         self._address, self._refusing = "", 0
         self._busy: set[str] = set()
 
@@ -82,33 +82,33 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         method, shown = str(details.method), None
         if method not in {FETCH, KEEP}:
             return None
-        if self._fabric.closed:
+        if self._fabric.requires_proof:
             try:
-                shown = self._fabric.checked(details.invocation_metadata, method, self._address)
+                shown = self._fabric.verify_call(details.invocation_metadata, method, self._address)
             except InvalidInputError as error:
                 return grpc.stream_stream_rpc_method_handler(partial(self._refuse, error))
         if method == FETCH:
-            return grpc.unary_stream_rpc_method_handler(partial(self._fetch, shown))
-        return grpc.stream_stream_rpc_method_handler(partial(self._keep, shown))
+            return grpc.unary_stream_rpc_method_handler(partial(self._send_snapshot, shown))
+        return grpc.stream_stream_rpc_method_handler(partial(self._receive_copy, shown))
 
     async def _refuse(
         self, problem: InvalidInputError, _: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
         """Turn a stranger away; nothing of what it sends is read, or it would take memory."""
-        self._strangers.note(str(context.peer()).rpartition(":")[0], problem)
+        self._strangers.record(str(context.peer()).rpartition(":")[0], problem)
         if self._refusing < AT_ONCE:
             self._refusing += 1
             try:
                 await asyncio.sleep(REFUSAL_S)  # who has not sent its first message yet would not learn why
             finally:
                 self._refusing -= 1
-        asked = ((CHALLENGE, self._fabric.challenge()),) if isinstance(problem, UntimelyProofError) else ()
+        asked = ((CHALLENGE, self._fabric.issue_challenge()),) if isinstance(problem, UntimelyProofError) else ()
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{self._node} was shown {problem}", asked)
 
-    async def _fetch(
+    async def _send_snapshot(
         self, shown: CallProof | None, request: bytes, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[bytes]:
-        if shown is not None and not shown.is_of(request):
+        if shown is not None and not shown.matches(request):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, OTHER)
         try:
             path = self._memory.path(request.decode(errors="replace"))
@@ -118,15 +118,15 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             while piece := file.read(PIECE):
                 yield piece
 
-    async def _keep(
+    async def _receive_copy(
         self, shown: CallProof | None, pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
         """Take a copy: first what it is, then its content; one that wants no receipts gets one answer in the end."""
         first = await anext(pieces, b"")
-        if shown is not None and not shown.is_of(first):
+        if shown is not None and not shown.matches(first):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, OTHER)
         try:
-            ref = self._admitted(first)
+            ref = self._check_announced(first)
         except StateTransferError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         wanted = RECEIPTS in (context.invocation_metadata() or ())
@@ -134,7 +134,7 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         if not self._memory.holds(ref.at(self._node, self._address)):  # else somebody may be reading it
             try:
                 await context.send_initial_metadata((ADMITTED, RECEIPTS) if wanted else (ADMITTED,))
-                await self._take(ref, pieces, receipts)
+                await self._write_or_remove(ref, pieces, receipts)
             except StateTransferError as error:
                 await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
             except OSError as error:
@@ -144,7 +144,7 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         if receipts is None:
             await context.write(b"")
 
-    def _admitted(self, first: bytes) -> StateRef:
+    def _check_announced(self, first: bytes) -> StateRef:
         try:
             ref = _ref.decode(first)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -157,7 +157,7 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._memory.check_room(name, ref.size)
         return ref
 
-    async def _take(self, ref: StateRef, pieces: AsyncIterator[bytes], receipts: "_Receipts | None") -> None:
+    async def _write_or_remove(self, ref: StateRef, pieces: AsyncIterator[bytes], receipts: "_Receipts | None") -> None:
         """Take the content of a copy; of one that is not whole in the end nothing stays."""
         name, whole = ref.location.name, False
         self._busy.add(name)
@@ -173,7 +173,7 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Write a copy over an older one, and label it in the end."""
         name, digest, size = ref.location.name, xxh3_128(), 0
         path: Path = self._memory.folder / name
-        self._received(name, None)
+        self._on_received(name, None)
         if path.exists() and path.stat().st_nlink > 1:
             path.unlink()  # somebody reads it under another name
         with path.open("r+b" if path.exists() else "w+b") as file:
@@ -188,7 +188,7 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
                 raise StateTransferError(f"{name}: {size} bytes of {ref.size} came, or others than were sent")
             here = ref.at(self._node, self._address)
             file.write(label(here))
-        self._received(name, here)
+        self._on_received(name, here)
 
 
 class _Receipts:
@@ -198,13 +198,13 @@ class _Receipts:
         self._context, self._traffic = context, traffic
         self._gate = Gate(traffic.line, size, PIECE, asyncio.get_running_loop().time())
 
-    async def give(self, size: int) -> None:
+    async def acknowledge(self, size: int) -> None:
         """Acknowledge a piece."""
         self._gate.passes(size)
-        held_s = await self._traffic.until_idle(self._gate)
+        held_s = await self._traffic.wait_until_idle(self._gate)
         await self._context.write(RECEIPT.pack(held_s))
 
 
 async def _acknowledge(receipts: _Receipts | None, piece: bytes) -> None:
     if receipts is not None:
-        await receipts.give(len(piece))
+        await receipts.acknowledge(len(piece))

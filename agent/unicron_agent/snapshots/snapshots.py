@@ -35,7 +35,7 @@ from unicron_agent.stimuli import (
     StorePart,
     UseStorage,
 )
-from unicron_agent.workers import Worker
+from unicron_agent.workers.workers import LocalWorker
 
 AGAIN_S = 1.0
 """After how long a copy is sent again that did not arrive."""
@@ -68,7 +68,7 @@ class SaveOrder:
 
 
 @dataclass
-class Copying:
+class DepartureCopy:
     """A snapshot that is copied because this node is to go.
 
     Attributes:
@@ -110,29 +110,29 @@ class NodeSnapshots:
     """
 
     def __init__(self, node: str, address: str) -> None:
-        self.found: dict[str, StateRef | None] = {}
+        self.present: dict[str, StateRef | None] = {}
         self._node, self._address = node, address
         self._orders: dict[str, SaveOrder] = {}
         self._sending: set[tuple[StateRef, str]] = set()
-        self._copying: dict[tuple[str, str], Copying] = {}
+        self._departures: dict[tuple[str, str], DepartureCopy] = {}
         self._ended: dict[str, None] = {}
 
     def adopt(self, kept: Iterable[str], saved: Iterable[StateRef]) -> None:
         """Take over what an earlier agent has left; this one hands it out from now on."""
-        self.found = {**dict.fromkeys(kept), **{ref.location.name: self.at_this_node(ref) for ref in saved}}
+        self.present = {**dict.fromkeys(kept), **{ref.location.name: self.at_this_node(ref) for ref in saved}}
 
     def at_this_node(self, ref: StateRef) -> StateRef:
         """Return a snapshot with the address of this agent; a worker may know that of an earlier one."""
         return ref.at(self._node, self._address)
 
     @property
-    def whole(self) -> list[StateRef]:
+    def complete(self) -> list[StateRef]:
         """What was saved, here or elsewhere, and is whole."""
-        return [ref for ref in self.found.values() if ref is not None]
+        return [ref for ref in self.present.values() if ref is not None]
 
     # --- orders ------------------------------------------------------------------------------------------------------
 
-    def obey(self, command: SnapshotCommand, workers: Iterable[Worker]) -> Out:
+    def obey(self, command: SnapshotCommand, workers: Iterable[LocalWorker]) -> Out:
         """Carry a command out."""
         match command:
             case CommitCheckpoint() | FindCheckpoint():
@@ -147,7 +147,7 @@ class NodeSnapshots:
                 return self._order_saves(command, workers)
         return self._list(command)
 
-    def _order_saves(self, command: SaveStates, workers: Iterable[Worker]) -> Out:
+    def _order_saves(self, command: SaveStates, workers: Iterable[LocalWorker]) -> Out:
         """Have workers of a task begin or cease to save."""
         savers = {saver.worker: saver for saver in command.savers}
         out: Out = []
@@ -161,28 +161,28 @@ class NodeSnapshots:
             if saver := savers.get(worker.worker):
                 self._orders[worker.worker] = SaveOrder(saver)
             if saver or before:
-                out.append(SendToWorker(worker.worker, _switch(saver)))
+                out.append(SendToWorker(worker.worker, _save_message(saver)))
         return out
 
-    def connected(self, worker: str) -> Out:
+    def resend_order(self, worker: str) -> Out:
         """Have a worker that connects save from now on, if it is to."""
         order = self._orders.get(worker)
-        return [SendToWorker(worker, _switch(order.saver))] if order else []
+        return [SendToWorker(worker, _save_message(order.saver))] if order else []
 
     def _drop(self, command: DropStates) -> Out:
         """Remove what is not to be taken any more."""
-        here = [name for name in command.names if name in self.found]
+        here = [name for name in command.names if name in self.present]
         for name in here:
-            del self.found[name]
+            del self.present[name]
         out: Out = []
-        for key in [key for key in self._copying if key[0] in here]:
-            order = self._copying.pop(key).order
+        for key in [key for key in self._departures if key[0] in here]:
+            order = self._departures.pop(key).order
             out.append(AbandonCopies(order.state.location.worker, frozenset({order.keeper.node})))
         out += [RemoveState(name) for name in here]
         for worker in command.workers:
             self._ended[worker] = None
             self._orders.pop(worker, None)
-            out += [*self._abandon(worker), *self._remove(worker)]
+            out += [*self._abandon(worker), *self._remove_saved(worker)]
         return out
 
     def _abandon(self, worker: str, keepers: Collection[str] = ()) -> Out:
@@ -194,71 +194,71 @@ class NodeSnapshots:
     def _copy(self, command: CopyState) -> Out:
         """Have another node keep what may lie here only."""
         key = (command.state.location.name, command.keeper.node)
-        before = self._copying.get(key)
-        self._copying[key] = Copying(command)
+        before = self._departures.get(key)
+        self._departures[key] = DepartureCopy(command)
         same = before is not None and (before.order.state, before.order.keeper) == (command.state, command.keeper)
-        return [] if same and before and before.again_at is None else [self._copying[key].send()]
+        return [] if same and before and before.again_at is None else [self._departures[key].send()]
 
-    def _remove(self, worker: str) -> Out:
+    def _remove_saved(self, worker: str) -> Out:
         """Remove all that a worker has saved, whole or not."""
         names = [f"{worker}.{turn}.{SAVED}" for turn in range(TURNS)]
         for name in names:
-            self.found.pop(name, None)
+            self.present.pop(name, None)
         return [RemoveState(name) for name in names]
 
     def _list(self, command: FindStates) -> Out:
         """Report which snapshots of a task are here."""
-        states = [ref for ref in self.whole if ref.task == command.task]
+        states = [ref for ref in self.complete if ref.task == command.task]
         return [StatesFound(node=self._node, task=command.task, search=command.search, states=states)]
 
     # --- what happens to states --------------------------------------------------------------------------------------
 
-    def left_behind(self, worker: str, message: Kept) -> bool:
+    def record_left_behind(self, worker: str, message: Kept) -> bool:
         """Note that a worker has left its state behind; False where it names what it could not have left."""
         name = message.state.location.name
         if name != f"{worker}.{message.epoch}.{KEPT}":
             return False  # it would be ordered away with another's
-        self.found[name] = None
+        self.present[name] = None
         return True
 
-    def goes_on(self, worker: str) -> None:
+    def forget_left_behind(self, worker: str) -> None:
         """Note that a worker goes on, and has taken back what it left behind."""
-        taken_back = [name for name in self.found if name.startswith(f"{worker}.") and name.endswith(KEPT)]
+        taken_back = [name for name in self.present if name.startswith(f"{worker}.") and name.endswith(KEPT)]
         for name in taken_back:
-            del self.found[name]
+            del self.present[name]
 
-    def ended(self, worker: str) -> Out:
+    def worker_ended(self, worker: str) -> Out:
         """Note that a worker has ended; what it saved stays, unless it was to be removed."""
         self._orders.pop(worker, None)
-        return self._remove(worker) if worker in self._ended else []
+        return self._remove_saved(worker) if worker in self._ended else []
 
-    def unprotected(self, worker: str) -> None:
+    def record_unprotected(self, worker: str) -> None:
         """Note that a worker can't save its state: when it can again, that is reported."""
         if order := self._orders.get(worker):
             order.secured = False
 
-    def disown(self, worker: str) -> Out:
+    def remove_doubtful(self, worker: str) -> Out:
         """Remove what a worker saved that is in doubt; it saves nothing more until that is ordered anew."""
         if self._orders.pop(worker, None) is None:
             return []
-        return [*self._abandon(worker), *self._remove(worker), SendToWorker(worker, Save(on=False))]
+        return [*self._abandon(worker), *self._remove_saved(worker), SendToWorker(worker, Save(on=False))]
 
-    def saved(self, worker: Worker, message: Saved) -> Out:
+    def copy_saved(self, worker: LocalWorker, message: Saved) -> Out:
         """Have copies made of what a worker has saved."""
         ref = self.at_this_node(message.state)
         order = self._orders.get(worker.worker)
         if ref.location.worker != worker.worker or ref.task != worker.task or worker.worker in self._ended:
             return []
-        if message.store and self.found.get(ref.location.name) == ref and order:
+        if message.store and self.present.get(ref.location.name) == ref and order:
             return _write_to_storage(order.saver, message)
         if order is None:  # no service knows of it: ordered by an earlier agent, or no longer
-            self.found.pop(ref.location.name, None)
+            self.present.pop(ref.location.name, None)
             return [RemoveState(ref.location.name), SendToWorker(worker.worker, Save(on=False))]
-        self.found[ref.location.name] = ref
+        self.present[ref.location.name] = ref
         order.saved, order.again_at = ref, None
         order.missing = frozenset(keeper.node for keeper in order.saver.keepers)
         out = _write_to_storage(order.saver, message)
-        return out + (self._send(order) if order.missing else self._secured(worker, order, ref))
+        return out + (self._send(order) if order.missing else self._report_secured(worker, order, ref))
 
     def _send(self, order: SaveOrder) -> Out:
         if (ref := order.saved) is None:
@@ -268,47 +268,50 @@ class NodeSnapshots:
         return [SendCopy(ref, keeper) for keeper in missing]
 
     def handle(
-        self, outcome: CopySent | CopyReceived | StateUnsound | StorageUsed, workers: Mapping[str, Worker], now: float
+        self,
+        outcome: CopySent | CopyReceived | StateUnsound | StorageUsed,
+        workers: Mapping[str, LocalWorker],
+        now: float,
     ) -> Out:
         """Take in what came of copies, or of the storage."""
         match outcome:
-            case CopySent(ref=ref) if (ref.location.name, outcome.node) in self._copying:
-                return self._copied(self._copying[ref.location.name, outcome.node], outcome, now)
+            case CopySent(ref=ref) if (ref.location.name, outcome.node) in self._departures:
+                return self._departure_copy_ended(self._departures[ref.location.name, outcome.node], outcome, now)
             case CopySent(ref=ref):
                 self._sending.discard((ref, outcome.node))
-                return self._sent(workers.get(ref.location.worker), outcome, now)
+                return self._copy_ended(workers.get(ref.location.worker), outcome, now)
             case CopyReceived():
-                return self._received(outcome)
+                return self._copy_received(outcome)
             case StateUnsound(ref=ref):
                 return [StateRejected(node=self._node, task=ref.task, state=ref, reason=outcome.reason)]
         return [outcome.fact]
 
-    def _sent(self, worker: Worker | None, sent: CopySent, now: float) -> Out:
+    def _copy_ended(self, worker: LocalWorker | None, sent: CopySent, now: float) -> Out:
         """Note that another node has a copy, or has none yet."""
         order = self._orders.get(sent.ref.location.worker)
         if worker is None or order is None or order.saved != sent.ref:
             return []
         if sent.unsound:  # another one, then
             rejected = StateRejected(node=self._node, task=sent.ref.task, state=sent.ref, reason=sent.problem)
-            return [rejected, *self.connected(worker.worker)]
+            return [rejected, *self.resend_order(worker.worker)]
         if sent.problem:
-            return self._not_sent(worker, order, sent, now)
+            return self._retry_or_report(worker, order, sent, now)
         order.failures = 0
         order.missing -= {sent.node}
-        return [] if order.missing else self._secured(worker, order, sent.ref)
+        return [] if order.missing else self._report_secured(worker, order, sent.ref)
 
-    def _copied(self, copying: Copying, sent: CopySent, now: float) -> Out:
+    def _departure_copy_ended(self, copying: DepartureCopy, sent: CopySent, now: float) -> Out:
         """Say that another node keeps a state now; or send it again, and in the end say that none does."""
         copying.failures += 1
         if sent.problem and not sent.unsound and copying.failures < TRIES:
             copying.again_at = now + AGAIN_S
             return []
-        del self._copying[sent.ref.location.name, sent.node]
+        del self._departures[sent.ref.location.name, sent.node]
         if sent.unsound:  # another one, then
             return [StateRejected(node=self._node, task=sent.ref.task, state=sent.ref, reason=sent.problem)]
         return [copying.report(sent.problem)]
 
-    def _not_sent(self, worker: Worker, order: SaveOrder, sent: CopySent, now: float) -> Out:
+    def _retry_or_report(self, worker: LocalWorker, order: SaveOrder, sent: CopySent, now: float) -> Out:
         """Send it again; in the end have the worker save newer states here only, rather than none."""
         order.failures += 1
         if order.failures < TRIES:
@@ -325,7 +328,7 @@ class NodeSnapshots:
         )
         return [goes_on, unprotected]
 
-    def _secured(self, worker: Worker, order: SaveOrder, ref: StateRef) -> Out:
+    def _report_secured(self, worker: LocalWorker, order: SaveOrder, ref: StateRef) -> Out:
         """Let the worker save the next one; report it, unless it was reported before."""
         out: Out = [SendToWorker(worker.worker, Secured(name=ref.location.name, iteration=ref.iteration))]
         if not order.secured:
@@ -342,13 +345,13 @@ class NodeSnapshots:
             )
         return out
 
-    def _received(self, received: CopyReceived) -> Out:
+    def _copy_received(self, received: CopyReceived) -> Out:
         """Note a copy of what was saved elsewhere; or that one is being written over, and is none."""
-        self.found.pop(received.name, None)
+        self.present.pop(received.name, None)
         if received.ref is not None:
             if received.ref.location.worker in self._ended:
                 return [RemoveState(received.name)]
-            self.found[received.name] = received.ref
+            self.present[received.name] = received.ref
         return []
 
     def tick(self, now: float) -> Out:
@@ -358,7 +361,7 @@ class NodeSnapshots:
             if order.again_at is not None and now >= order.again_at:
                 order.again_at = None
                 out += self._send(order)
-        for copying in self._copying.values():
+        for copying in self._departures.values():
             if copying.again_at is not None and now >= copying.again_at:
                 copying.again_at = None
                 out.append(copying.send())
@@ -367,11 +370,11 @@ class NodeSnapshots:
     def due_at(self) -> float:
         """Return when the next is to be sent again."""
         waiting = [each.again_at for each in self._orders.values()]
-        waiting += [each.again_at for each in self._copying.values()]
+        waiting += [each.again_at for each in self._departures.values()]
         return min((again_at for again_at in waiting if again_at is not None), default=math.inf)
 
 
-def _switch(saver: Saver | None) -> Save:
+def _save_message(saver: Saver | None) -> Save:
     store = saver.store if saver else None
     return Save(on=saver is not None, store_s=store.every_s if store else 0.0, store_asked=store.asked if store else 0)
 

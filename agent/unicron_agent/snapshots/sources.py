@@ -13,7 +13,7 @@ from xxhash import xxh3_128
 
 from unicron.contracts.states import StateRef
 from unicron.errors import StateTransferError
-from unicron_agent.fabric import Fabric, challenged
+from unicron_agent.fabric import Fabric, challenge_in
 from unicron_agent.snapshots.memory import SnapshotMemory, check, unsound
 from unicron_agent.snapshots.server import FETCH, LIMITS, TIMEOUT_S
 
@@ -38,7 +38,7 @@ class OwnMemory:
 
     async def obtain(self, ref: StateRef, target: Path) -> Path:
         """Give the file a second name, which stays when its holder removes the first."""
-        with _whole(ref, target) as unfinished:
+        with _finished_or_removed(ref, target) as unfinished:
             os.link(self._memory.path(ref.location.name), unfinished)
             await asyncio.to_thread(check, ref, unfinished)
         return target
@@ -54,7 +54,7 @@ class OtherNode:
         """Copy the file, piece by piece."""
         digest, left = xxh3_128(), ref.size
         address, name = ref.location.address, ref.location.name.encode()
-        with _whole(ref, target) as unfinished:
+        with _finished_or_removed(ref, target) as unfinished:
             async with self._fabric.channel(address, ref.location.node, LIMITS) as channel:
                 with unfinished.open("wb") as file:
                     async for piece in self._pieces(channel, address, name):
@@ -70,12 +70,12 @@ class OtherNode:
         self, channel: grpc.aio.Channel, address: str, name: bytes, challenge: bytes = b""
     ) -> AsyncIterator[bytes]:
         """Yield what the other node sends; ask once more, where it wants another proof: one of the clocks is off."""
-        header = self._fabric.header(FETCH, address, name, challenge)
+        header = self._fabric.proof_metadata(FETCH, address, name, challenge)
         try:
             async for piece in channel.unary_stream(FETCH)(name, timeout=TIMEOUT_S, metadata=header):
                 yield piece
         except grpc.aio.AioRpcError as error:
-            if challenge or not (challenge := challenged(error)):
+            if challenge or not (challenge := challenge_in(error)):
                 raise
             async for piece in self._pieces(channel, address, name, challenge):
                 yield piece
@@ -87,7 +87,7 @@ def source_of(ref: StateRef, node: str, memory: SnapshotMemory, fabric: Fabric) 
 
 
 @contextlib.contextmanager
-def _whole(ref: StateRef, target: Path) -> Iterator[Path]:
+def _finished_or_removed(ref: StateRef, target: Path) -> Iterator[Path]:
     """Lend a file to fill, and make it `target` if nothing goes wrong; else remove it and say what did."""
     unfinished = target.with_suffix(".part")
     what = f"state {ref.location.name!r} of {ref.location.node}"

@@ -14,27 +14,27 @@ from unicron.contracts.storage import StoredPart, StoredState
 from unicron.errors import CheckpointError, UnicronError
 from unicron_agent.snapshots.memory import SnapshotMemory
 from unicron_agent.stimuli import StorePart
-from unicron_agent.supervisor import Supervisor
+from unicron_agent.workers.supervisor import Supervisor
 
 Job = StorePart | CommitCheckpoint | FindCheckpoint
 LONGEST = 2000
 """Characters of an error that are reported."""
 
 
-async def carry_out(job: Job, node: str, memory: SnapshotMemory, supervisor: Supervisor) -> Message:
+async def run_storage_job(job: Job, node: str, memory: SnapshotMemory, supervisor: Supervisor) -> Message:
     """Do a job in a process that the supervisor starts; return the fact that says what came of it."""
     try:
         match job:
             case StorePart():
-                return await _part(job, node, memory, supervisor)
+                return await _store_part(job, node, memory, supervisor)
             case CommitCheckpoint(task=task, saving=saving):
-                found = await _run(
+                found = await _run_process(
                     supervisor, {"do": "commit", "saving": saving, "parts": job.parts, "since": job.since}
                 )
                 return CheckpointStored(node=node, task=task, iteration=saving.iteration, **found)
             case FindCheckpoint(task=task):
                 where = {"root": job.root, "task": task, "since": job.since}
-                found = await _run(
+                found = await _run_process(
                     supervisor, {"do": "find", **where, "before": job.before, "iteration": job.iteration}
                 )
                 stored = msgspec.convert(found["stored"], StoredState | None)
@@ -44,7 +44,7 @@ async def carry_out(job: Job, node: str, memory: SnapshotMemory, supervisor: Sup
         return CheckpointFailed(node=node, task=task, reason=str(error)[:LONGEST])
 
 
-async def _part(job: StorePart, node: str, memory: SnapshotMemory, supervisor: Supervisor) -> PartStored:
+async def _store_part(job: StorePart, node: str, memory: SnapshotMemory, supervisor: Supervisor) -> PartStored:
     """Write a part from a second name of the state's file: the next save leaves that one alone."""
     ref, began = job.ref, time.monotonic()
     path = memory.path(ref.location.name)
@@ -53,7 +53,7 @@ async def _part(job: StorePart, node: str, memory: SnapshotMemory, supervisor: S
     os.link(path, held)
     try:
         state = {"path": str(held), "size": ref.size, "checksum": ref.checksum.hex(), "place": ref.place}
-        found = await _run(supervisor, {"do": "write", "saving": job.saving, **state})
+        found = await _run_process(supervisor, {"do": "write", "saving": job.saving, **state})
     finally:
         held.unlink(missing_ok=True)
     part = msgspec.convert(found, StoredPart)
@@ -61,14 +61,14 @@ async def _part(job: StorePart, node: str, memory: SnapshotMemory, supervisor: S
     return PartStored(node=node, task=ref.task, saving=job.saving, part=part, seconds=seconds)
 
 
-async def _run(supervisor: Supervisor, request: dict[str, Any]) -> Any:
+async def _run_process(supervisor: Supervisor, request: dict[str, Any]) -> Any:
     """Run a process of the storage; return its answer.
 
     Raises:
         CheckpointError: it failed.
         UnicronError: there is no standby to fork it.
     """
-    status, lines = await supervisor.run("unicron.train.stored", msgspec.json.encode(request).decode())
+    status, lines = await supervisor.run_module("unicron.train.snapshots.stored", msgspec.json.encode(request).decode())
     if status or not lines:
         raise CheckpointError(lines[-1] if lines else f"its process ended with {status}")
     return msgspec.json.decode(lines[-1])

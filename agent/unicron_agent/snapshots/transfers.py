@@ -14,7 +14,7 @@ from unicron_agent.snapshots.memory import SnapshotMemory
 from unicron_agent.snapshots.sending import send_copy
 from unicron_agent.snapshots.server import SnapshotServer
 from unicron_agent.snapshots.sources import source_of
-from unicron_agent.snapshots.storage import Job, carry_out
+from unicron_agent.snapshots.storage import Job, run_storage_job
 from unicron_agent.stimuli import (
     AbandonCopies,
     CopyReceived,
@@ -29,8 +29,8 @@ from unicron_agent.stimuli import (
     StorePart,
     UseStorage,
 )
-from unicron_agent.supervisor import Supervisor
 from unicron_agent.traffic import NodeTraffic
+from unicron_agent.workers.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Transfers:
         self._jobs: set[asyncio.Task[None]] = set()
         self._sending: dict[tuple[StateRef, str], asyncio.Task[None]] = {}
         self._storing: set[str] = set()
-        self.fetched: Callable[[float], None] = lambda _: None
+        self.on_fetched: Callable[[float], None] = lambda _: None
 
     async def serve(self, host: str) -> tuple[grpc.aio.Server, str]:
         """Hand out what lies here and take copies, on a free port of `host`; return the server and its host:port."""
@@ -83,19 +83,19 @@ class Transfers:
         """Begin what an effect on snapshots says."""
         match effect:
             case ObtainState(worker, ref):
-                self._begin(self._obtain(worker, ref))
+                self._spawn(self._obtain(worker, ref))
             case SendCopy(ref, keeper, paced):
-                self._sending[ref, keeper.node] = self._begin(self._send(ref, keeper, paced=paced))
+                self._sending[ref, keeper.node] = self._spawn(self._send(ref, keeper, paced=paced))
             case AbandonCopies(worker, nodes):
                 for ref, node in list(self._sending):
                     if ref.location.worker == worker and node in nodes:
                         self._sending.pop((ref, node)).cancel()
             case UseStorage(job):
-                self._begin(self._use_storage(job))
+                self._spawn(self._use_storage(job))
             case RemoveState(name):
                 self._memory.remove(name)
 
-    def _begin(self, job: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def _spawn(self, job: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(job)
         self._jobs.add(task)
         task.add_done_callback(self._jobs.discard)
@@ -109,7 +109,7 @@ class Transfers:
         began = now()
         try:
             path = await source.obtain(ref, self._memory.fetched(worker, ref.location.name))
-            self.fetched(now() - began)
+            self.on_fetched(now() - began)
             answer = StateFetched(name=ref.location.name, path=str(path), own=True)
         except StateTransferError as error:
             if isinstance(error, UnsoundStateError):
@@ -137,6 +137,6 @@ class Transfers:
             await asyncio.sleep(STORING_S)
         self._storing |= {worker} if worker else set()
         try:
-            self._handle(StorageUsed(await carry_out(job, self._node, self._memory, self._supervisor)))
+            self._handle(StorageUsed(await run_storage_job(job, self._node, self._memory, self._supervisor)))
         finally:
             self._storing.discard(worker)

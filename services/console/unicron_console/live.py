@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from unicron.contracts.base import Record
-from unicron.observe.cluster import Cluster
+from unicron.observe.cluster import ClusterPicture
 from unicron_console.pages import Pages
 
 TICK_S = 0.1
@@ -28,7 +28,7 @@ WAITING = 64
 CLUSTER = ("cluster", "")
 
 
-class Reader:
+class PageReader:
     """Who looks at a page.
 
     Attributes:
@@ -57,11 +57,11 @@ class Hub:
         away: Unix seconds of when the bus has answered last, where it does not now; else 0.
     """
 
-    def __init__(self, picture: Cluster, clock: Callable[[], float]) -> None:
+    def __init__(self, picture: ClusterPicture, clock: Callable[[], float]) -> None:
         self.picture, self.pages, self.behind = picture, Pages(picture), 0
         self._clock = clock
         self.away, self._there = 0.0, clock()
-        self._readers: defaultdict[tuple[str, str], set[Reader]] = defaultdict(set)
+        self._readers: defaultdict[tuple[str, str], set[PageReader]] = defaultdict(set)
         self._news = asyncio.Event()
         self._sent_position = 0
         self._sent: dict[tuple[str, str], float] = {}
@@ -101,19 +101,19 @@ class Hub:
 
     # --- readers -----------------------------------------------------------------------------------------------------
 
-    def open(self, topic: tuple[str, str]) -> Reader | None:
+    def subscribe(self, topic: tuple[str, str]) -> PageReader | None:
         """Let somebody look at a page; it gets the whole of it first. None where there is no such thing."""
         frame = self._whole(topic)
         if frame is None:
             return None
-        reader = Reader()
+        reader = PageReader()
         self._readers[topic].add(reader)
         reader.send(frame)
         if self.away:
             reader.send(self._away_frame())
         return reader
 
-    def close(self, topic: tuple[str, str], reader: Reader) -> None:
+    def unsubscribe(self, topic: tuple[str, str], reader: PageReader) -> None:
         """Send nothing to a reader any more."""
         self._readers[topic].discard(reader)
         if not self._readers[topic]:
@@ -205,7 +205,7 @@ class Hub:
     def _send(self, topic: tuple[str, str], frame: str | None) -> None:
         for reader in list(self._readers[topic]):
             if frame is not None and not reader.send(frame):
-                self.close(topic, reader)
+                self.unsubscribe(topic, reader)
 
     def _notice_suspects(self, now: float) -> None:
         """A node is suspected for a while, and nobody says when that is over."""

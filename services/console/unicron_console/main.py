@@ -9,16 +9,16 @@ from typing import ClassVar
 
 import uvicorn
 
-from unicron.aio import insist, together
-from unicron.bootstrap import connected
+from unicron.aio import gather_or_cancel, retry_until_available
 from unicron.bus.protocol import Bus
 from unicron.client import Client
 from unicron.errors import InvalidInputError, UnicronError
-from unicron.families import Sample
-from unicron.metrics import Metrics
+from unicron.metric_definitions import MetricSample
 from unicron.observe.accounts.otel import Traces, endpoint
-from unicron.observe.cluster import TELEMETRY, Cluster
-from unicron.runner import run_process
+from unicron.observe.cluster import TELEMETRY, ClusterPicture
+from unicron.service.bootstrap import connected
+from unicron.service.metrics import Metrics
+from unicron.service.runner import run_process
 from unicron.settings import MOST_PORT, PREFIX, Settings
 from unicron_console.live import Hub
 from unicron_console.tokens import Tokens
@@ -89,20 +89,20 @@ async def serve(settings: ConsoleSettings) -> None:
         InvalidInputError: nobody can listen where the settings say, or the tokens can't be used.
     """
     tokens, traces = Tokens(settings.console_tokens), Traces(settings)
-    picture = Cluster()
+    picture = ClusterPicture()
     hub = Hub(picture, time.time)
     hub.behind = 1  # as long as nobody knows how much there is to read
     async with connected(settings, settings.process) as bus:
         client = Client(bus)
         hosts = [each.strip() for each in settings.console_hosts.split(",") if each.strip()]
         web = Web(hub, client, tokens, hosts, chaos=settings.console_chaos)
-        _measure(settings, hub)
-        await together(
+        _serve_metrics(settings, hub)
+        await gather_or_cancel(
             listen(settings, web),
             read(client, hub),
             _read_telemetry(client, hub),
-            _fill(client, hub),
-            _trace(hub, traces),
+            _fetch_older_state(client, hub),
+            _export_traces(hub, traces),
             hub.run(),
             _watch_bus(bus, hub),
         )
@@ -141,8 +141,8 @@ async def read(client: Client, hub: Hub) -> None:
     """Read the journal from its beginning, for ever; what began before that the registry knows."""
     with contextlib.suppress(UnicronError, TimeoutError):  # then what is missing is added later
         async with asyncio.timeout(SEED_S):
-            hub.picture.fill(await insist(client.status, "asking the registry"))
-    tail = await insist(client.tail, "asking for the end of the journal")
+            hub.picture.fill(await retry_until_available(client.status, "asking the registry"))
+    tail = await retry_until_available(client.tail, "asking for the end of the journal")
     hub.behind = tail
     if not tail:
         hub.caught_up()
@@ -178,7 +178,7 @@ async def _read_telemetry(client: Client, hub: Hub) -> None:
         hub.wake()
 
 
-async def _fill(client: Client, hub: Hub) -> None:
+async def _fetch_older_state(client: Client, hub: Hub) -> None:
     """Have the registry tell what the journal keeps no longer, once that is read."""
     while True:
         try:
@@ -193,14 +193,14 @@ async def _fill(client: Client, hub: Hub) -> None:
         await asyncio.sleep(FILL_S if hub.behind == 0 else 0.2)
 
 
-async def _trace(hub: Hub, traces: Traces) -> None:
+async def _export_traces(hub: Hub, traces: Traces) -> None:
     """Export recoveries as they end; another process has exported those before this one was there."""
     while True:
         export_recoveries(hub.picture, None if hub.behind else traces)
         await asyncio.sleep(TRACE_S)
 
 
-def export_recoveries(picture: Cluster, traces: Traces | None) -> None:
+def export_recoveries(picture: ClusterPicture, traces: Traces | None) -> None:
     """Export each recovery that is over, and forget what only that was kept for; None: only forget it."""
     while picture.healed:
         chain = picture.healed.popleft()
@@ -213,16 +213,16 @@ def export_recoveries(picture: Cluster, traces: Traces | None) -> None:
         story.messages.clear()
 
 
-def _measure(settings: ConsoleSettings, hub: Hub) -> None:
+def _serve_metrics(settings: ConsoleSettings, hub: Hub) -> None:
     if settings.metrics_address is None:
         return
 
-    def read() -> Iterator[Sample]:
-        yield Sample("unicron_console_pages", (), len(hub))
+    def read() -> Iterator[MetricSample]:
+        yield MetricSample("unicron_console_pages", (), len(hub))
         for row in hub.pages.report.tasks:
             for phase, seconds in row.seconds.items():
                 if seconds:
-                    yield Sample("unicron_task_gpu_seconds_total", (row.name, phase), seconds)
+                    yield MetricSample("unicron_task_gpu_seconds_total", (row.name, phase), seconds)
 
     Metrics(settings.process, read).serve(settings.metrics_address)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from unicron.client import Client
 from unicron.contracts.faults import FAULTS, kind_of
 from unicron.errors import InvalidInputError, UnicronError
-from unicron.observe.cluster import Cluster
+from unicron.observe.cluster import ClusterPicture
 from unicron.observe.words.explain import explain
 from unicron_console.views import Wanted
 
@@ -15,7 +15,7 @@ DIGITS = 10
 """That an iteration's number may have."""
 
 
-class Order(NamedTuple):
+class PageOrder(NamedTuple):
     """What can be ordered.
 
     Attributes:
@@ -52,41 +52,41 @@ async def _break(_: Client, wanted: Wanted) -> str:
     return f"{wanted.value or 'a fault'} strikes {whom} now, as a real fault would; the cluster is to heal."
 
 
-ORDERS: dict[str, Order] = {
-    "drain": Order("node", _drain, lambda client, wanted: client.drain(wanted.target)),
-    "undrain": Order(
+ORDERS: dict[str, PageOrder] = {
+    "drain": PageOrder("node", _drain, lambda client, wanted: client.drain(wanted.target)),
+    "undrain": PageOrder(
         "node",
         _says("{0} is put back into use: the planner gives its slots to tasks."),
         lambda client, wanted: client.drain(wanted.target, drain=False),
     ),
-    "save": Order(
+    "save": PageOrder(
         "task",
         _says("The state of {0} is written to storage now, while it trains on."),
         lambda client, wanted: client.save(wanted.target),
     ),
-    "pause": Order(
+    "pause": PageOrder(
         "task",
         _says("{0} gives all of its slots back after the iteration at hand, and waits until it is resumed."),
         lambda client, wanted: client.pause(wanted.target),
     ),
-    "resume": Order(
+    "resume": PageOrder(
         "task",
         _says("{0} is planned for again."),
         lambda client, wanted: client.pause(wanted.target, pause=False),
     ),
-    "stop": Order(
+    "stop": PageOrder(
         "task",
         _says(
             "{0} ends and is forgotten. What of it is not on storage is lost: save it first if it is to go on later."
         ),
         lambda client, wanted: client.remove(wanted.target),
     ),
-    "rewind": Order(
+    "rewind": PageOrder(
         "task",
         _says("{0} goes back to its checkpoint of iteration {value}; what it computed since then no longer counts."),
         lambda client, wanted: client.rewind(wanted.target, int(wanted.value)),
     ),
-    BREAK: Order(
+    BREAK: PageOrder(
         "node",
         _break,
         lambda client, wanted: client.inject(wanted.target, *_fault(wanted)),
@@ -100,7 +100,7 @@ def _fault(wanted: Wanted) -> tuple[str, str, str]:
     return fault, wanted.worker, value
 
 
-def check(wanted: Wanted, picture: Cluster, *, chaos: bool) -> Order:
+def check(wanted: Wanted, picture: ClusterPicture, *, chaos: bool) -> PageOrder:
     """Return the order that is wanted.
 
     Raises:

@@ -9,9 +9,9 @@ from unicron.contracts.queries import PlanView, StragglerView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, TaskState
 from unicron.observe.accounts.chains import ChainCost
 from unicron.observe.accounts.report import Report
-from unicron.observe.cluster import Cluster
+from unicron.observe.cluster import ClusterPicture
 from unicron.observe.incidents import Failure
-from unicron.observe.state import Entry, Node, Story, Task
+from unicron.observe.state import JournalLine, NodePicture, Story, TaskPicture
 from unicron.observe.words.explain import changes, comes, explain
 from unicron.observe.words.headline import headline_of
 from unicron.observe.words.signs import Sign, words
@@ -55,7 +55,7 @@ class Pages:
         report: of the goodput, as it was when `account` was called last.
     """
 
-    def __init__(self, picture: Cluster) -> None:
+    def __init__(self, picture: ClusterPicture) -> None:
         self._picture = picture
         self.report: Report = picture.goodput.report()
         self._costs: dict[str, ChainCost] = {}
@@ -67,13 +67,13 @@ class Pages:
 
     # --- lines -------------------------------------------------------------------------------------------------------
 
-    def square(self, node: Node, now: float) -> NodeSquare:
+    def square(self, node: NodePicture, now: float) -> NodeSquare:
         """Return a node in one square."""
         suspected = node.state is NodeState.UP and node.suspected_until > now
         slots = [node.tasks.get(index, "") for index in range(node.slots)]
         return NodeSquare(state="suspected" if suspected else str(node.state), slots=slots, alarm=node.alarm)
 
-    def task_line(self, task: Task) -> TaskLine:
+    def task_line(self, task: TaskPicture) -> TaskLine:
         """Return a task in one line."""
         spec, row = task.spec, self.report.row(task.spec.name)
         planned = task.share.waf if task.share else 0.0
@@ -144,7 +144,7 @@ class Pages:
             changed: kinds and names of what did.
             after: position of the last change that is known already.
         """
-        events: list[Entry] = []
+        events: list[JournalLine] = []
         if ("event", "") in changed:
             for entry, _, _ in reversed(self._picture.events):
                 if entry.position <= after or len(events) >= LAST_EVENTS:
@@ -164,7 +164,7 @@ class Pages:
         behind: int,
         nodes: Sequence[str],
         tasks: Sequence[str],
-        events: list[Entry],
+        events: list[JournalLine],
         course: list[tuple[float, float]],
     ) -> ClusterPage:
         of = self._picture
@@ -234,7 +234,7 @@ class Pages:
             traceback=task.traceback,
         )
 
-    def _workers(self, task: Task, node: str = "") -> Iterator[WorkerLine]:
+    def _workers(self, task: TaskPicture, node: str = "") -> Iterator[WorkerLine]:
         layout = task.spec.shape(len(task.members))
         for rank, member in enumerate(task.members):
             if not node or member.node == node:
@@ -294,7 +294,7 @@ class Pages:
 
 def _marks(story: Story) -> list[Mark]:
     """Return what is marked of a story: once what several did, in the order in which it began."""
-    groups: dict[str, list[tuple[Entry, Sign]]] = {}
+    groups: dict[str, list[tuple[JournalLine, Sign]]] = {}
     for entry, sign in zip(story.entries, story.signs, strict=True):
         if sign is not None:
             groups.setdefault(sign.group or str(entry.position), []).append((entry, sign))
@@ -346,7 +346,7 @@ def plan_page(view: PlanView, now: float) -> PlanPage:
     )
 
 
-def straggler_page(task: Task, view: StragglerView | None, now: float) -> StragglerPage:
+def straggler_page(task: TaskPicture, view: StragglerView | None, now: float) -> StragglerPage:
     """Return who slows a task down."""
     ranks, columns = sorted(task.heat.workers), task.heat.columns
     return StragglerPage(

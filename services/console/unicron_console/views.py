@@ -3,7 +3,7 @@
 from unicron.contracts.base import Record
 from unicron.contracts.queries import CurvePoint, PlanView, StragglerView
 from unicron.observe.accounts.spans import PhaseSpan
-from unicron.observe.state import Attempt, Entry
+from unicron.observe.state import JournalLine, MembershipRecord
 
 # --- shared ---------------------------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class ClusterPage(Record, kw_only=True, frozen=True):
     nodes: dict[str, NodeSquare] = {}
     tasks: list[TaskLine] = []
     failures: list[FailureLine] = []
-    events: list[Entry] = []
+    events: list[JournalLine] = []
 
 
 # --- task -----------------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class TaskPage(Record, kw_only=True, frozen=True):
     progress: list[tuple[float, int, float, float]] = []
     layout: str = ""
     workers: list[WorkerLine] = []
-    attempts: list[Attempt] = []
+    attempts: list[MembershipRecord] = []
     failures: list[FailureLine] = []
     seconds: dict[str, float] = {}
     whole_s: float = 0.0
@@ -219,9 +219,9 @@ class FailurePage(Record, kw_only=True, frozen=True):
     bars: list[PhaseSpan] = []
     more: int = 0
     marks: list[Mark] = []
-    messages: list[Entry] = []
+    messages: list[JournalLine] = []
     unheard: int = 0
-    evidence: list[Entry] = []
+    evidence: list[JournalLine] = []
     plan: list[tuple[str, str]] = []
 
 
@@ -256,7 +256,7 @@ class NodePage(Record, kw_only=True, frozen=True):
     gpus: list[GpuLine] = []
     failures: list[FailureLine] = []
     cost_s: float = 0.0
-    history: list[Entry] = []
+    history: list[JournalLine] = []
 
 
 # --- plan -----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -24,10 +24,10 @@ from unicron.client import Client
 from unicron.contracts.queries import StragglerView
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.observe.accounts.report import Report
-from unicron.observe.state import Entry
+from unicron.observe.state import JournalLine
 from unicron_console import orders
 from unicron_console.live import CLUSTER, Hub
-from unicron_console.openapi import describe
+from unicron_console.openapi import Way, describe
 from unicron_console.pages import plan_page, straggler_page
 from unicron_console.tokens import Tokens
 from unicron_console.views import (
@@ -77,22 +77,6 @@ TOO_SLOW = 1013
 KINDS = {"tasks": "task", "failures": "failure", "nodes": "node"}
 
 
-class Way(NamedTuple):
-    """A way of asking the console, and what it is for.
-
-    Attributes:
-        path: with names in braces.
-        asked: what is sent along; None for nothing.
-        answer: what comes back.
-    """
-
-    path: str
-    call: Callable[[Request], Awaitable[Response]]
-    text: str
-    answer: Any
-    asked: type | None = None
-
-
 class Web:
     """Answers browsers and programs.
 
@@ -121,7 +105,7 @@ class Web:
             Way("/api/plan", self._plan, "The plan in force, and what follows each next event.", PlanPage),
             Way("/api/what-if", self._what_if, "What the planner would do.", PlanPage, Question),
             Way("/api/goodput", self._goodput, "Where the time of all slots went.", Report),
-            Way("/api/events", self._events, "What changed: ?after=POSITION&limit=N.", list[Entry]),
+            Way("/api/events", self._events, "What changed: ?after=POSITION&limit=N.", list[JournalLine]),
             Way("/api/access", self._access, "Who one is, by the token, and what one may order.", Access),
             Way("/api/orders", self._order, "Give an order, or learn what it would do.", Answer, Wanted),
         )
@@ -154,7 +138,7 @@ class Web:
             return
         await socket.accept()
         topic = _topic(socket.path_params)
-        reader = self._hub.open(topic)
+        reader = self._hub.subscribe(topic)
         if reader is None:
             await socket.send_text(msgspec.json.encode({"gone": _unknown(topic)}).decode())
             await socket.close()
@@ -169,7 +153,7 @@ class Web:
             pass  # it went in the middle of a frame
         finally:
             deaf.cancel()
-            self._hub.close(topic, reader)
+            self._hub.unsubscribe(topic, reader)
 
     async def _failures(self, _: Request) -> Response:
         return _json(self._hub.pages.failures())
@@ -227,7 +211,7 @@ class Web:
 
     # --- orders ------------------------------------------------------------------------------------------------------
 
-    async def _who(self, request: Request) -> str:
+    async def _user(self, request: Request) -> str:
         """Return who asks; empty where no token is given.
 
         Raises:
@@ -244,7 +228,7 @@ class Web:
 
     async def _access(self, request: Request) -> Response:
         try:
-            name = await self._who(request)
+            name = await self._user(request)
         except PermissionError:
             return _json(Answer(error=WRONG_TOKEN), 401)
         known = [each for each in orders.ORDERS if self._chaos or each != orders.BREAK]
@@ -254,7 +238,7 @@ class Web:
 
     async def _order(self, request: Request) -> Response:
         try:
-            name = await self._who(request)
+            name = await self._user(request)
         except PermissionError:
             return _json(Answer(error=WRONG_TOKEN), 401)
         if not name:

@@ -4,35 +4,35 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from unicron.contracts.base import CancelTimer, Message
-from unicron_detector.state import State, Worker
+from unicron_detector.state import DetectorState, WorkerRecord
 
 
-class Books:
+class RecordIndex:
     """Keeps the records of a state, and beside them what finds them.
 
     What stands beside the state follows from it, and is made anew at each start. A worker is *watched* until
     everything has been said about its process.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: DetectorState) -> None:
         self._state = state
         self._on_node: defaultdict[str, set[str]] = defaultdict(set)
         self._of_task: defaultdict[str, defaultdict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         self._gone: dict[str, None] = {}
         self._suspects = {name for name, node in state.nodes.items() if node.suspect}
         for name, worker in sorted(state.workers.items(), key=lambda item: item[1].gone_at or 0.0):
-            self._enter(name, worker)
+            self._index(name, worker)
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
-    def add(self, name: str, worker: Worker) -> None:
+    def add(self, name: str, worker: WorkerRecord) -> None:
         """Take a new record in."""
         self._state.workers[name] = worker
-        self._enter(name, worker)
+        self._index(name, worker)
 
     def remove(self, name: str) -> None:
         """Drop a record."""
-        self._leave(name, self._state.workers.pop(name))
+        self._unindex(name, self._state.workers.pop(name))
 
     def close(self, name: str) -> None:
         """Note that everything has been said about a process."""
@@ -42,7 +42,7 @@ class Books:
         """Watch a process again."""
         self._move(name, None)
 
-    def gone(self, name: str) -> bool:
+    def is_closed(self, name: str) -> bool:
         """Return whether everything has been said about this process."""
         found = self._state.workers.get(name)
         return found is not None and found.gone_at is not None
@@ -60,11 +60,11 @@ class Books:
         """Return the watched workers on a node, in an order that does not depend on how they came there."""
         return sorted(self._on_node.get(node, ()))
 
-    def watched_of(self, task: str) -> list[str]:
+    def watched_in_task(self, task: str) -> list[str]:
         """Return the watched workers of a task."""
         return sorted(name for names in self._of_task.get(task, {}).values() for name in names)
 
-    def nodes_of(self, task: str) -> list[str]:
+    def nodes_of_task(self, task: str) -> list[str]:
         """Return the nodes with watched workers of a task."""
         return sorted(self._of_task.get(task, {}))
 
@@ -80,7 +80,7 @@ class Books:
         self._state.nodes[node].suspect = timer
         self._suspects.add(node)
 
-    def trust(self, node: str) -> list[Message]:
+    def clear_suspicion(self, node: str) -> list[Message]:
         """Take a node out of suspicion; return what cancels its timer."""
         if node not in self._suspects:
             return []
@@ -96,18 +96,18 @@ class Books:
 
     def _move(self, name: str, gone_at: float | None) -> None:
         worker = self._state.workers[name]
-        self._leave(name, worker)
+        self._unindex(name, worker)
         worker.gone_at = gone_at
-        self._enter(name, worker)
+        self._index(name, worker)
 
-    def _enter(self, name: str, worker: Worker) -> None:
+    def _index(self, name: str, worker: WorkerRecord) -> None:
         if worker.gone_at is not None:
             self._gone[name] = None
             return
         self._on_node[worker.node].add(name)
         self._of_task[worker.task][worker.node].add(name)
 
-    def _leave(self, name: str, worker: Worker) -> None:
+    def _unindex(self, name: str, worker: WorkerRecord) -> None:
         if worker.gone_at is not None:
             del self._gone[name]
             return

@@ -45,17 +45,17 @@ from unicron.contracts.failures import Cure, DetectionMethod, FailureStatus, Sev
 from unicron.contracts.hardware import FaultLogged
 from unicron.contracts.slowdowns import ComputeTimed
 from unicron.contracts.tasks import WorkerPhase
-from unicron.core import Core, Handlers
 from unicron.rules import Rules
-from unicron_detector.doubts import doubt
-from unicron_detector.hardware import Hardware
+from unicron.service.core import Core, Handlers
+from unicron_detector.doubts import find_contradiction
+from unicron_detector.hardware import HardwareFaults
 from unicron_detector.memberships import Memberships
 from unicron_detector.nodes import TICK_S, Nodes
 from unicron_detector.processes import Processes
 from unicron_detector.report import Reporter
-from unicron_detector.silence import Silence
-from unicron_detector.state import Limits, State
-from unicron_detector.timers import Timer, TimerKind
+from unicron_detector.silence import SilentPrograms
+from unicron_detector.state import DetectorLimits, DetectorState
+from unicron_detector.timers import DetectorTimer, TimerKind
 from unicron_detector.validation import inconsistencies
 
 STALL_S = 2.0
@@ -71,59 +71,59 @@ class DetectorCore(Core):
         limits: how patient to be.
     """
 
-    doubts = staticmethod(doubt)
+    doubts = staticmethod(find_contradiction)
 
-    def __init__(self, state: State | None, rules: Rules, limits: Limits | None = None) -> None:
-        self.state: State = state or State()
-        self._reporter = Reporter(self.state, limits or Limits())
+    def __init__(self, state: DetectorState | None, rules: Rules, limits: DetectorLimits | None = None) -> None:
+        self.state: DetectorState = state or DetectorState()
+        self._reporter = Reporter(self.state, limits or DetectorLimits())
         self._processes = Processes(self._reporter, rules)
-        self._silence = Silence(self._reporter)
+        self._silence = SilentPrograms(self._reporter)
         self._memberships = Memberships(self._reporter)
-        self._hardware = Hardware(self._reporter, rules)
+        self._hardware = HardwareFaults(self._reporter, rules)
         self._nodes = Nodes(self._reporter, self._processes, self._memberships)
         self.handlers: Handlers = {
-            Started: self._renew,
-            BusReconnected: self._renew,
-            TimerFired: self._fired,
-            ConnectionLost: self._nodes.connection_lost,
-            TelemetryDropped: self._dropped,
-            NodeAdmitted: self._nodes.admitted,
-            NodePaced: self._nodes.paced,
-            NodeGone: self._nodes.gone,
-            NodeLeft: self._nodes.left,
-            NodeHeartbeat: self._nodes.heard,
-            WorkerReady: self._processes.ready,
-            WorkerFinished: self._processes.finished,
-            WorkerExited: self._processes.exited,
-            WorkerRaised: self._processes.raised,
+            Started: self._restart_waits,
+            BusReconnected: self._restart_waits,
+            TimerFired: self._timer_fired,
+            ConnectionLost: self._nodes.suspect_disconnected,
+            TelemetryDropped: self._restart_silence,
+            NodeAdmitted: self._nodes.admit,
+            NodePaced: self._nodes.record_interval,
+            NodeGone: self._nodes.forget_unadmitted,
+            NodeLeft: self._nodes.forget,
+            NodeHeartbeat: self._nodes.record_heartbeat,
+            WorkerReady: self._processes.record_ready,
+            WorkerFinished: self._processes.record_finished,
+            WorkerExited: self._processes.judge_exit,
+            WorkerRaised: self._processes.classify_exception,
             WorkerStalled: self._stalled,
-            WorkerAsleep: self._processes.sleeps,
-            WorkerAway: self._memberships.away,
-            CollectiveFailed: self._memberships.broke,
-            StateDiverged: self._memberships.diverged,
+            WorkerAsleep: self._processes.record_sleep,
+            WorkerAway: self._memberships.record_away,
+            CollectiveFailed: self._memberships.hold_broken,
+            StateDiverged: self._memberships.regroup_diverged,
             ComputeTimed: lambda _: [],  # the statistics beside this overhear it
-            FaultLogged: self._hardware.logged,
-            StartWorker: self._processes.ordered,
-            Regroup: self._memberships.ordered,
-            Regrouped: self._memberships.regrouped,
-            IterationFinished: self._memberships.iterated,
-            TaskStateChanged: self._memberships.changed,
-            TaskSubmitted: self._memberships.submitted,
+            FaultLogged: self._hardware.judge_fault,
+            StartWorker: self._processes.expect,
+            Regroup: self._memberships.record_order,
+            Regrouped: self._memberships.record_regroup,
+            IterationFinished: self._memberships.record_iteration,
+            TaskStateChanged: self._memberships.follow_state,
+            TaskSubmitted: self._memberships.reset_task,
             AttemptFailed: self._attempt_failed,
         }
 
-    def believes(self, message: Message) -> bool:
+    def is_credible(self, message: Message) -> bool:
         """Return whether what a message tells of is known to be, or to have been, where it says."""
         if isinstance(message, ComputeTimed):
             known = (self.state.workers.get(each.worker) for each in message.workers)
             place = (message.task, message.node)
             return all(worker is not None and (worker.task, worker.node) == place for worker in known)
-        return not isinstance(message, WorkerFact) or self._reporter.concerns(message)
+        return not isinstance(message, WorkerFact) or self._reporter.is_about_known_worker(message)
 
     def handle(self, message: Message) -> list[Message]:
         """Take one message in; return what follows from it. All has been said of a worker that is not known."""
         if isinstance(message, WorkerFact):
-            if not self.believes(message):
+            if not self.is_credible(message):
                 return []
             self._reporter.worker(message.worker, message.task, message.node, message.slot)
         return super().handle(message)
@@ -134,42 +134,42 @@ class DetectorCore(Core):
 
     # --- time --------------------------------------------------------------------------------------------------------
 
-    def _renew(self, message: Started | BusReconnected) -> list[Message]:
+    def _restart_waits(self, message: Started | BusReconnected) -> list[Message]:
         """Start all waits anew: silence while this service was away says nothing about a node."""
         self.state.now = message.at
-        self._nodes.forgive()
+        self._nodes.restart_silence()
         return [
-            SetTimer(name=str(Timer(TimerKind.TICK)), after_s=TICK_S),
-            *self._nodes.renew(),
-            *self._memberships.renew(),
+            SetTimer(name=str(DetectorTimer(TimerKind.TICK)), after_s=TICK_S),
+            *self._nodes.restart_grace(),
+            *self._memberships.restart_holds(),
         ]
 
-    def _dropped(self, _: TelemetryDropped) -> list[Message]:
+    def _restart_silence(self, _: TelemetryDropped) -> list[Message]:
         """Count all silence from now on: whoever seems silent may have spoken."""
-        self._nodes.forgive()
+        self._nodes.restart_silence()
         return []
 
-    def _fired(self, fired: TimerFired) -> list[Message]:
+    def _timer_fired(self, fired: TimerFired) -> list[Message]:
         held_up = fired.at - self.state.now > STALL_S
         self.state.now = fired.at
-        timer = Timer.read(fired.name)
+        timer = DetectorTimer.read(fired.name)
         out: list[Message] = [SetTimer(name=fired.name, after_s=TICK_S)] if timer.kind is TimerKind.TICK else []
         if held_up:  # facts of the time that it missed may still be on their way here
-            out += [*self._nodes.renew(), *self._memberships.renew()]
+            out += [*self._nodes.restart_grace(), *self._memberships.restart_holds()]
         if timer.kind is TimerKind.TICK:
             self._reporter.forget()
-            return out + self._nodes.tick()  # however long the stall was, it counts as one tick of silence
-        ended = self._nodes.grace_ended if timer.kind is TimerKind.GRACE else self._memberships.hold_ended
+            return out + self._nodes.check_silence()  # however long the stall was, it counts as one tick of silence
+        ended = self._nodes.expire_grace if timer.kind is TimerKind.GRACE else self._memberships.expire_hold
         return out + ended(timer.about, fired.name)
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
     def _stalled(self, stalled: WorkerStalled) -> list[Message]:
         if stalled.silent:
-            return self._silence.told(stalled)
+            return self._silence.record_silence(stalled)
         if stalled.responsive and stalled.phase == WorkerPhase.REDUCE:
-            return self._memberships.waits(stalled)
-        return self._processes.slept(stalled) if stalled.asleep else self._processes.hangs(stalled)
+            return self._memberships.hold_waiting(stalled)
+        return self._processes.report_asleep(stalled) if stalled.asleep else self._processes.report_hang(stalled)
 
     def _attempt_failed(self, failed: AttemptFailed) -> list[Message]:
         """Report the failure that the attempt was to cure again, one severity higher."""
@@ -196,8 +196,8 @@ class DetectorCore(Core):
         )
         if not (failure.node if restart else failure.worker):
             return [Alert(text=f"task {failed.task}: {failure.reason}; on whom to act is not known", task=failed.task)]
-        if restart and self._reporter.books.gone(failure.worker):
+        if restart and self._reporter.books.is_closed(failure.worker):
             failure = replace(failure, worker="", slot=-1)  # this is about the node; the process was reported before
         else:
-            self._reporter.expect(failure.worker)
+            self._reporter.rewatch(failure.worker)
         return self._reporter.fail(failure)

@@ -6,12 +6,12 @@ never was, whoever tells of it.
 
 from unicron.contracts.base import Message
 from unicron.contracts.events import WorkerFact, WorkerFinished
-from unicron.core import too_far
+from unicron.service.core import gap_problem
 from unicron.subjects import TELEMETRY
-from unicron_detector.state import State, Task, Worker, number_of
+from unicron_detector.state import DetectorState, TaskRecord, WorkerRecord, worker_number
 
 
-def doubt(state: State, message: Message) -> str | None:
+def find_contradiction(state: DetectorState, message: Message) -> str | None:
     """Return why a fact contradicts what was heard before; None where it does not."""
     if isinstance(message, TELEMETRY):  # it is in no order with the journal: what it tells of may not be known yet
         return None
@@ -19,7 +19,7 @@ def doubt(state: State, message: Message) -> str | None:
     if (
         task is not None
         and task.epoch >= 0
-        and (problem := too_far("epoch", getattr(message, "epoch", -1), task.epoch))
+        and (problem := gap_problem("epoch", getattr(message, "epoch", -1), task.epoch))
     ):
         return problem
     if not isinstance(message, WorkerFact):
@@ -27,10 +27,14 @@ def doubt(state: State, message: Message) -> str | None:
     worker = state.workers.get(message.worker)
     if worker is not None and worker.gone_at is not None:
         return None  # an earlier task may have had its name
-    return _of_worker(task, worker, message) or _of_membership(task, message) or _of_end(task, message)
+    return (
+        _worker_contradiction(task, worker, message)
+        or _membership_contradiction(task, message)
+        or _end_contradiction(task, message)
+    )
 
 
-def _of_end(task: Task | None, fact: WorkerFact) -> str | None:
+def _end_contradiction(task: TaskRecord | None, fact: WorkerFact) -> str | None:
     """Return why a worker can't be through: what comes after its end would be no failure."""
     if task is None or task.iterations is None or not isinstance(fact, WorkerFinished):
         return None
@@ -38,12 +42,12 @@ def _of_end(task: Task | None, fact: WorkerFact) -> str | None:
     return f"{fact.worker} is through after {fact.iterations} of {task.iterations} iterations" if short else None
 
 
-def _of_worker(task: Task | None, worker: Worker | None, fact: WorkerFact) -> str | None:
+def _worker_contradiction(task: TaskRecord | None, worker: WorkerRecord | None, fact: WorkerFact) -> str | None:
     if worker is not None:
         there = (fact.task, fact.node, fact.slot) == (worker.task, worker.node, worker.slot)
         at = f"{worker.task} on {worker.node}:{worker.slot}"
         return None if there else f"{fact.worker} is a worker of {at}, not of {fact.task} there"
-    number = number_of(fact.worker, fact.task)
+    number = worker_number(fact.worker, fact.task)
     if number < 0:
         return f"{fact.worker} never was: workers of {fact.task} are called {fact.task}-NUMBER"
     if task is not None and task.started is not None and number > task.started:
@@ -52,7 +56,7 @@ def _of_worker(task: Task | None, worker: Worker | None, fact: WorkerFact) -> st
     return None  # it may have been forgotten, for it ended long ago
 
 
-def _of_membership(task: Task | None, fact: WorkerFact) -> str | None:
+def _membership_contradiction(task: TaskRecord | None, fact: WorkerFact) -> str | None:
     """Return why a worker can't be in the epoch that it names.
 
     Were one believed that is still to come, all that others say of the present one would count as late.

@@ -8,10 +8,10 @@ from unicron.contracts.failures import DetectionMethod, Severity
 from unicron.contracts.hardware import FaultLogged
 from unicron.rules import LONGEST_LINE, Rules
 from unicron_detector.report import Reporter
-from unicron_detector.state import Said
+from unicron_detector.state import LoggedLine
 
 
-class Hardware:
+class HardwareFaults:
     """Judges the faults that nodes log."""
 
     def __init__(self, reporter: Reporter, rules: Rules) -> None:
@@ -19,11 +19,11 @@ class Hardware:
         self._state = reporter.state
         self._rules = rules
 
-    def logged(self, fault: FaultLogged) -> list[Message]:
+    def judge_fault(self, fault: FaultLogged) -> list[Message]:
         """Give up the node that is not fit for work, have the worker restarted that can't go on, or remember it."""
         if fault.printed:
-            return self._wrote(fault)
-        ruling = self._rules.of_hardware(fault.text[:LONGEST_LINE])
+            return self._record_line(fault)
+        ruling = self._rules.rule_for_hardware(fault.text[:LONGEST_LINE])
         if ruling is None or fault.node not in self._state.nodes:
             return []
         verdict = ruling.verdict
@@ -45,12 +45,14 @@ class Hardware:
         if verdict.severity is Severity.SEV2 and worker is not None:
             failure = replace(failure, task=worker.task, worker=fault.worker, slot=worker.slot)
             return self._reporter.fail(failure, echo=verdict.echo)
-        self._state.said[fault.node] = Said(text=fault.text, at=self._state.now)
+        self._state.said[fault.node] = LoggedLine(text=fault.text, at=self._state.now)
         return []
 
-    def _wrote(self, fault: FaultLogged) -> list[Message]:
+    def _record_line(self, fault: FaultLogged) -> list[Message]:
         """Remember the first line of a worker that stands for something: it explains what fails, and fails nothing."""
-        if self._rules.of_output(fault.text[:LONGEST_LINE]) is not None and self._reporter.concerns(fault):
+        if self._rules.rule_for_output(fault.text[:LONGEST_LINE]) is not None and self._reporter.is_about_known_worker(
+            fault
+        ):
             self._reporter.worker(fault.worker, fault.task, fault.node, fault.slot)
-            self._state.wrote.setdefault(fault.worker, Said(text=fault.text, at=self._state.now))
+            self._state.wrote.setdefault(fault.worker, LoggedLine(text=fault.text, at=self._state.now))
         return []

@@ -33,7 +33,7 @@ class Ladder(msgspec.Struct, kw_only=True):
         self.restarts[node] = [*_recent(self.restarts.get(node, []), now, window_s), now]
         return len(self.restarts[node])
 
-    def climb(self, node: str, now: float, window_s: float) -> bool:
+    def give_up_node(self, node: str, now: float, window_s: float) -> bool:
         """Give `node` up on account of this task; return whether another one was given up in the window before."""
         self.forget(now, window_s)
         self.climbs[node] = now
@@ -72,7 +72,7 @@ class Outage(msgspec.Struct, kw_only=True, array_like=True):
     tries: Count = 0
     ordered: Number = -1
 
-    def again(self, now: float, iteration: int, number: int, ordered: int) -> float | None:
+    def count_failure(self, now: float, iteration: int, number: int, ordered: int) -> float | None:
         """Count a failure; return for how many seconds to wait; None where it lasts for too long.
 
         Args:
@@ -124,7 +124,7 @@ class Standstill(msgspec.Struct, kw_only=True, array_like=True):
     earlier: dict[Number, list[Text]] = {}
     starts: dict[Text, list[Text]] = {}
 
-    def failed(self, iteration: int, epoch: int, how: str, *, lasted: bool = False) -> list[str]:
+    def count_failure(self, iteration: int, epoch: int, how: str, *, lasted: bool = False) -> list[str]:
         """Count a failure; return what ended the task in that iteration, once for each membership.
 
         Args:
@@ -148,12 +148,12 @@ class Standstill(msgspec.Struct, kw_only=True, array_like=True):
         self.tried = [*self.tried, how]
         return self.tried
 
-    def failed_to_start(self, slot: str, how: str) -> list[str]:
+    def count_failed_start(self, slot: str, how: str) -> list[str]:
         """Count the end of a worker that no membership had a place for yet; return how those there ended before."""
         self.starts[slot] = [*self.starts.get(slot, []), how]
         return self.starts[slot]
 
-    def reached(self, iteration: int, kept: int = 0) -> None:
+    def record_progress(self, iteration: int, kept: int = 0) -> None:
         """Note where the task goes on."""
         self.starts = {}
         self.earlier = {at: tried for at, tried in self.earlier.items() if at >= iteration}

@@ -5,18 +5,18 @@ from datetime import datetime
 from functools import partial
 from typing import ClassVar
 
-from unicron import proofs, subjects
+from unicron import fabric_proofs, subjects
 from unicron.bus import topology
 from unicron.bus.protocol import Bus
 from unicron.clock import SystemClock
 from unicron.contracts.base import ConnectionLost
 from unicron.errors import InvalidInputError
 from unicron.rules import load
-from unicron.runner import run_service
-from unicron.service import Service, Wiring
+from unicron.service.runner import run_service
+from unicron.service.service import Service, Wiring
 from unicron.settings import PREFIX, Settings
 from unicron_detector.core import DetectorCore
-from unicron_detector.state import Limits, State
+from unicron_detector.state import DetectorLimits, DetectorState
 
 AGENT = "agent."
 """What the name of an agent's connection starts with; the node's name follows."""
@@ -37,12 +37,12 @@ class DetectorSettings(Settings, kw_only=True, frozen=True):
 
     process: ClassVar[str] = "detector"
 
-    grace_s: float = Limits().grace_s
-    heartbeat_timeout_s: float = Limits().heartbeat_timeout_s
-    collective_hold_s: float = Limits().collective_hold_s
-    window_s: float = Limits().window_s
-    attempts: int = Limits().attempts
-    no_progress: int = Limits().no_progress
+    grace_s: float = DetectorLimits().grace_s
+    heartbeat_timeout_s: float = DetectorLimits().heartbeat_timeout_s
+    collective_hold_s: float = DetectorLimits().collective_hold_s
+    window_s: float = DetectorLimits().window_s
+    attempts: int = DetectorLimits().attempts
+    no_progress: int = DetectorLimits().no_progress
     rules: str = ""
 
     def __post_init__(self) -> None:
@@ -57,9 +57,9 @@ class DetectorSettings(Settings, kw_only=True, frozen=True):
                 raise InvalidInputError(f"{PREFIX}{name.upper()} {getattr(self, name)}: give 1 or more")
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> DetectorLimits:
         """What of it the core needs to know."""
-        return Limits(
+        return DetectorLimits(
             grace_s=self.grace_s,
             heartbeat_timeout_s=self.heartbeat_timeout_s,
             collective_hold_s=self.collective_hold_s,
@@ -88,7 +88,7 @@ def translate(subject: str, data: bytes) -> ConnectionLost | None:
     except (ValueError, TypeError, KeyError, AttributeError, InvalidInputError):
         return None  # whatever it is, it tells of no agent of ours
     return ConnectionLost(
-        node=node, boot=proofs.boot(secret), reason=str(advisory.get("reason", "")), id=str(identity), at=at
+        node=node, boot=fabric_proofs.boot_id(secret), reason=str(advisory.get("reason", "")), id=str(identity), at=at
     )
 
 
@@ -99,7 +99,7 @@ def wiring(settings: DetectorSettings) -> Wiring:
     return Wiring(
         name=settings.process,
         core=core,
-        state=State,
+        state=DetectorState,
         facts=facts,
         telemetry=[*telemetry, topology.DISCONNECTS],
         translate=translate,

@@ -17,9 +17,9 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.contracts.tasks import Breakage
-from unicron_detector.processes import first_of, how_it_stalled
+from unicron_detector.processes import describe_stall, first_collective
 from unicron_detector.report import Reporter
-from unicron_detector.state import Pending, Task
+from unicron_detector.state import PendingFailure, TaskRecord
 from unicron_detector.timers import TimerKind
 
 NOT_FINITE = 20
@@ -37,7 +37,7 @@ class Memberships:
         self._state = reporter.state
         self._books = reporter.books
 
-    def ordered(self, order: Regroup) -> list[Message]:
+    def record_order(self, order: Regroup) -> list[Message]:
         """Note that there is a membership; without this order nobody can be in it."""
         self._known(self._reporter.task(order.task), order.epoch)
         for member in order.members:
@@ -48,10 +48,10 @@ class Memberships:
                 worker.ordered = max(worker.ordered, order.epoch)
         return []
 
-    def _known(self, task: Task, epoch: int) -> None:
+    def _known(self, task: TaskRecord, epoch: int) -> None:
         task.ordered = epoch if task.ordered is None else max(task.ordered, epoch)
 
-    def regrouped(self, regrouped: Regrouped) -> list[Message]:
+    def record_regroup(self, regrouped: Regrouped) -> list[Message]:
         """Note where a worker computes and in which epoch."""
         worker = self._reporter.worker(regrouped.worker, regrouped.task, regrouped.node, regrouped.slot)
         if worker.gone_at is not None:
@@ -60,16 +60,16 @@ class Memberships:
             worker.epoch = regrouped.epoch
             self._state.wrote.pop(regrouped.worker, None)  # it is over what it wrote about
         task = self._reporter.task(regrouped.task)
-        task.standstill.reached(regrouped.iteration, regrouped.kept)
+        task.standstill.record_progress(regrouped.iteration, regrouped.kept)
         task.standstill.met_at = self._state.now
         return self._advance(task, regrouped.epoch)
 
-    def iterated(self, finished: IterationFinished) -> list[Message]:
+    def record_iteration(self, finished: IterationFinished) -> list[Message]:
         """Note how far a task has come. One whose parameters are no numbers any more does not come to its senses."""
         task = self._reporter.task(finished.task)
         if task.closed or finished.epoch < task.epoch:
             return []
-        task.standstill.reached(finished.iteration + 1)
+        task.standstill.record_progress(finished.iteration + 1)
         task.not_finite = 0 if math.isfinite(finished.loss) else task.not_finite + 1
         if task.not_finite < NOT_FINITE:
             return []
@@ -77,31 +77,31 @@ class Memberships:
         why = f"no progress: the loss was {finished.loss} in all of the iterations {first} to {last}"
         return self._reporter.break_task(finished.task, f"{why}; nothing that was tried in them has mended it")
 
-    def submitted(self, submitted: TaskSubmitted) -> list[Message]:
+    def reset_task(self, submitted: TaskSubmitted) -> list[Message]:
         """Begin afresh with a task, whose name may have been another's. Facts of its workers come later than this."""
         spec = submitted.spec
-        self._state.tasks[submitted.task] = Task(
+        self._state.tasks[submitted.task] = TaskRecord(
             ordered=-1, started=-1, iterations=spec.iterations, restarts=spec.way.runs_again
         )
         return []
 
-    def changed(self, changed: TaskStateChanged) -> list[Message]:
+    def follow_state(self, changed: TaskStateChanged) -> list[Message]:
         """Follow a task; when it ends, nothing more is expected of its workers."""
         task = self._reporter.task(changed.task)
         if not changed.state.ended:
             self._known(task, changed.epoch)
             return [] if task.closed else self._advance(task, changed.epoch)
-        self._state.tasks[changed.task] = Task(ended_at=self._state.now, started=task.started)
+        self._state.tasks[changed.task] = TaskRecord(ended_at=self._state.now, started=task.started)
         self._reporter.drop_workers(changed.task)
         return self._reporter.drop_pending(task)
 
-    def _advance(self, task: Task, epoch: int) -> list[Message]:
+    def _advance(self, task: TaskRecord, epoch: int) -> list[Message]:
         """Note that the task is in `epoch`; what broke in an earlier one is of no interest any more."""
         task.epoch = max(task.epoch, epoch)
         overtaken = task.pending is not None and task.pending.epoch < task.epoch
         return self._reporter.drop_pending(task) if overtaken else []
 
-    def broke(self, failed: CollectiveFailed) -> list[Message]:
+    def hold_broken(self, failed: CollectiveFailed) -> list[Message]:
         """Hold a broken collective or a failed state transfer, unless it settles the fate of a suspect node.
 
         The other workers form a new membership, in which the one without a state asks all that have it again.
@@ -120,7 +120,7 @@ class Memberships:
         )
         return self._hold(failure, failed.epoch, failed.iteration, collective=not of_state)
 
-    def diverged(self, fact: StateDiverged) -> list[Message]:
+    def regroup_diverged(self, fact: StateDiverged) -> list[Message]:
         """Have a task whose replicas have different states regroup, without delay; its wrong ones are taken anew.
 
         A process to which that happens once more is replaced, and the ladder counts that for its node.
@@ -132,7 +132,7 @@ class Memberships:
         again, worker.diverged = worker.diverged, True
         if (
             task.closed
-            or self._books.gone(fact.worker)
+            or self._books.is_closed(fact.worker)
             or (not again and (fact.epoch < task.epoch or fact.epoch <= task.failed_epoch))
         ):
             return []
@@ -150,7 +150,7 @@ class Memberships:
         )
         return self._advance(task, fact.epoch) + self._reporter.fail(failure, fact.iteration)
 
-    def away(self, away: WorkerAway) -> list[Message]:
+    def record_away(self, away: WorkerAway) -> list[Message]:
         """Note that who waits for this worker before that iteration hangs for no fault."""
         task = self._reporter.task(away.task)
         if task.away and next(iter(task.away.values()))[0] < away.epoch:
@@ -158,7 +158,7 @@ class Memberships:
         task.away[away.worker] = away.epoch, away.iteration
         return []
 
-    def waits(self, stalled: WorkerStalled) -> list[Message]:
+    def hold_waiting(self, stalled: WorkerStalled) -> list[Message]:
         """Hold the report of a worker that waits in a collective: the one it waits for is reported by others.
 
         Where it waits for one whose script is busy, there is nothing to report.
@@ -175,29 +175,29 @@ class Memberships:
             node=stalled.node,
             slot=stalled.slot,
             worker=stalled.worker,
-            reason=how_it_stalled(stalled) + first_of(stalled.collectives),
+            reason=describe_stall(stalled) + first_collective(stalled.collectives),
             epoch=stalled.epoch,
         )
         return self._hold(failure, stalled.epoch, stalled.iteration, collective=False)
 
     def _hold(self, failure: FailureDetected, epoch: int, iteration: int, *, collective: bool) -> list[Message]:
         task = self._reporter.task(failure.task)
-        if task.closed or epoch < task.epoch or epoch <= task.failed_epoch or self._books.gone(failure.worker):
+        if task.closed or epoch < task.epoch or epoch <= task.failed_epoch or self._books.is_closed(failure.worker):
             return []
         out = self._advance(task, epoch)
         pending = task.pending
         if pending is None:
             timer = self._held(out, failure.task)
-            task.pending = pending = Pending(failure=failure, epoch=epoch, timer=timer, collective=collective)
+            task.pending = pending = PendingFailure(failure=failure, epoch=epoch, timer=timer, collective=collective)
         elif collective and (not pending.collective or pending.failure.node in self._books.suspects(failure.task)):
             pending.failure, pending.collective = failure, True
         pending.iteration = max(pending.iteration, iteration)  # who is new is in none yet
-        return out + self.settle(failure.task)
+        return out + self.report_if_explained(failure.task)
 
     def _held(self, out: list[Message], task: str) -> str:
-        return self._reporter.arm(out, TimerKind.HOLD, task, self._reporter.limits.collective_hold_s)
+        return self._reporter.request_timer(out, TimerKind.HOLD, task, self._reporter.limits.collective_hold_s)
 
-    def settle(self, name: str) -> list[Message]:
+    def report_if_explained(self, name: str) -> list[Message]:
         """Report a suspect node as lost if it alone explains the task's broken collective.
 
         The crash of an agent breaks no collective: its workers live on. So where a collective with them breaks too,
@@ -214,13 +214,13 @@ class Memberships:
         if self._state.nodes[node].reason == STALE:
             return []
         why = f"its connection ended ({self._state.nodes[node].reason}) and a collective of {name} with it broke"
-        return self._reporter.report(lost_connection(node, why))
+        return self._reporter.report(connection_failure(node, why))
 
-    def settle_all(self) -> list[Message]:
-        """Do `settle` for every task."""
-        return [outcome for name in list(self._state.tasks) for outcome in self.settle(name)]
+    def report_all_explained(self) -> list[Message]:
+        """Do `report_if_explained` for every task."""
+        return [outcome for name in list(self._state.tasks) for outcome in self.report_if_explained(name)]
 
-    def hold_ended(self, name: str, timer: str) -> list[Message]:
+    def expire_hold(self, name: str, timer: str) -> list[Message]:
         """Report what nobody has explained, once no node with workers of the task is suspect."""
         task = self._state.tasks.get(name)
         if task is None or task.pending is None or task.pending.timer != timer:
@@ -232,7 +232,7 @@ class Memberships:
         failure, iteration, task.pending = task.pending.failure, task.pending.iteration, None
         return self._reporter.fail(failure, iteration, echo=failure.status is not FailureStatus.STATE_TRANSFER_FAILED)
 
-    def renew(self) -> list[Message]:
+    def restart_holds(self) -> list[Message]:
         """Start all holds anew."""
         out: list[Message] = []
         for name, task in self._state.tasks.items():
@@ -242,7 +242,7 @@ class Memberships:
         return out
 
 
-def lost_connection(node: str, reason: str) -> FailureDetected:
+def connection_failure(node: str, reason: str) -> FailureDetected:
     """Return the failure of a node."""
     return FailureDetected(
         severity=Severity.SEV1,

@@ -3,11 +3,11 @@
 from unicron.contracts.base import CancelTimer, ConnectionLost, Message
 from unicron.contracts.events import Alert, NodeAdmitted, NodeGone, NodeHeartbeat, NodeLeft, NodePaced, NodeSuspected
 from unicron.contracts.tasks import WorkerStatus
-from unicron.proofs import WINDOW_S
-from unicron_detector.memberships import Memberships, lost_connection
+from unicron.fabric_proofs import WINDOW_S
+from unicron_detector.memberships import Memberships, connection_failure
 from unicron_detector.processes import Processes
 from unicron_detector.report import Reporter
-from unicron_detector.state import Node
+from unicron_detector.state import NodeRecord
 from unicron_detector.timers import TimerKind
 
 TICK_S = 0.5
@@ -33,7 +33,7 @@ class Nodes:
         self._processes = processes
         self._memberships = memberships
 
-    def admitted(self, joined: NodeAdmitted) -> list[Message]:
+    def admit(self, joined: NodeAdmitted) -> list[Message]:
         """Take a node in, or back, with the workers that its agent found alive.
 
         The admission counts, not the `NodeJoined` before it. A failure reported between the two would stand before the
@@ -43,9 +43,9 @@ class Nodes:
         known = self._state.nodes.get(name)
         self._state.lost.pop(name, None)
         if known is None or known.incarnation != joined.incarnation:
-            out += self._books.trust(name)
-            self._state.nodes[name] = Node(incarnation=joined.incarnation, heartbeat_s=joined.heartbeat_s)
-            out += self._processes.missing(name, {status.worker for status in joined.workers}) if known else []
+            out += self._books.clear_suspicion(name)
+            self._state.nodes[name] = NodeRecord(incarnation=joined.incarnation, heartbeat_s=joined.heartbeat_s)
+            out += self._processes.report_missing(name, {status.worker for status in joined.workers}) if known else []
         else:
             known.heartbeat_s = joined.heartbeat_s
         for status in joined.workers:
@@ -61,37 +61,37 @@ class Nodes:
         """
         worker, place = self._state.workers.get(status.worker), (status.task, node, status.slot)
         if worker is None:
-            if self._state.may_be(status.worker, *place):
+            if self._state.may_exist(status.worker, *place):
                 self._reporter.worker(status.worker, *place)
         elif anew and not worker.failed and (worker.task, worker.node, worker.slot) == place:
             self._reporter.watch(status.worker, *place)
 
-    def paced(self, paced: NodePaced) -> list[Message]:
+    def record_interval(self, paced: NodePaced) -> list[Message]:
         """Note how often a node beats from now on."""
         node = self._state.nodes.get(paced.node)
         if node is not None and node.incarnation == paced.incarnation:
             node.heartbeat_s = paced.heartbeat_s
         return []
 
-    def left(self, left: NodeLeft) -> list[Message]:
+    def forget(self, left: NodeLeft) -> list[Message]:
         """Forget a node that said goodbye."""
         node = self._state.nodes.get(left.node)
         return self._reporter.drop_node(left.node) if node and node.incarnation == left.incarnation else []
 
-    def gone(self, gone: NodeGone) -> list[Message]:
+    def forget_unadmitted(self, gone: NodeGone) -> list[Message]:
         """Forget a node that said goodbye before its admission was read."""
         return self._reporter.drop_node(gone.node)
 
-    def heard(self, heartbeat: NodeHeartbeat) -> list[Message]:
+    def record_heartbeat(self, heartbeat: NodeHeartbeat) -> list[Message]:
         """Note a sign of life, which clears a suspect."""
         node = self._state.nodes.get(heartbeat.node)
         if node is None:
             return []
         node.silent = 0
         node.ahead_s = heartbeat.at - self._state.now if heartbeat.at else 0.0
-        return self._books.trust(heartbeat.node)
+        return self._books.clear_suspicion(heartbeat.node)
 
-    def connection_lost(self, lost: ConnectionLost) -> list[Message]:
+    def suspect_disconnected(self, lost: ConnectionLost) -> list[Message]:
         """Suspect a node, if it was that start of its agent that was admitted.
 
         The advisory of an old connection of it may come after the agent is back; the next heartbeat clears the node.
@@ -100,32 +100,32 @@ class Nodes:
         if node is None or node.suspect or node.incarnation.partition(".")[0] != lost.boot:
             return []
         node.reason = lost.reason or "the server gave no reason"
-        self._books.suspect(lost.node, self._grace(out, lost.node))
+        self._books.suspect(lost.node, self._start_grace(out, lost.node))
         out.append(NodeSuspected(node=lost.node, reason=node.reason, grace_s=self._reporter.limits.grace_s))
-        return out + self._memberships.settle_all()
+        return out + self._memberships.report_all_explained()
 
-    def grace_ended(self, name: str, timer: str) -> list[Message]:
+    def expire_grace(self, name: str, timer: str) -> list[Message]:
         """Give up a node that is still suspect."""
         node = self._state.nodes.get(name)
         if node is None or node.suspect != timer:
             return []
         grace_s = self._reporter.limits.grace_s
         why = f"its connection ended ({node.reason}) and was not back within {grace_s:g} s"
-        return self._reporter.report(lost_connection(name, why))
+        return self._reporter.report(connection_failure(name, why))
 
-    def tick(self) -> list[Message]:
+    def check_silence(self) -> list[Message]:
         """Count silence, and give up whoever has been silent for too long."""
-        out = self._clocks()
+        out = self._alert_clocks()
         at_least, silent = self._reporter.limits.heartbeat_timeout_s, dict[str, float]()
         for name, node in self._state.nodes.items():
             node.silent += 1
             if node.silent * TICK_S > (timeout_s := max(at_least, MISSED * node.heartbeat_s)):
                 silent[name] = timeout_s
         for name, timeout_s in silent.items():
-            out += self._reporter.report(lost_connection(name, f"no heartbeat for {timeout_s:g} s"))
+            out += self._reporter.report(connection_failure(name, f"no heartbeat for {timeout_s:g} s"))
         return out
 
-    def _clocks(self) -> list[Message]:
+    def _alert_clocks(self) -> list[Message]:
         """Tell once of each clock that is off; where all are, and by as much, it is our own that is."""
         nodes, due = self._state.nodes, list[str]()
         for name, node in nodes.items():
@@ -137,31 +137,31 @@ class Nodes:
         apart = [node.ahead_s for node in nodes.values()]
         ours = len(nodes) > 1 and all(node.off_ticks for node in nodes.values()) and max(apart) - min(apart) < CLOCK_S
         if not ours:
-            return [Alert(text=_off(f"the clock of {name}", nodes[name].ahead_s), node=name) for name in due]
+            return [Alert(text=_clock_text(f"the clock of {name}", nodes[name].ahead_s), node=name) for name in due]
         for node in nodes.values():
             node.off_ticks = max(node.off_ticks, OFF_TICKS)
         which = f"the clocks of all {len(nodes)} nodes"
-        return [Alert(text=f"{_off(which, apart[0])}; it is the detector's own that is wrong")]
+        return [Alert(text=f"{_clock_text(which, apart[0])}; it is the detector's own that is wrong")]
 
-    def renew(self) -> list[Message]:
+    def restart_grace(self) -> list[Message]:
         """Start the grace of all suspects anew."""
         out: list[Message] = []
         for name, node in self._state.nodes.items():
             if node.suspect:
                 out.append(CancelTimer(name=node.suspect))
-                node.suspect = self._grace(out, name)
+                node.suspect = self._start_grace(out, name)
         return out
 
-    def _grace(self, out: list[Message], node: str) -> str:
-        return self._reporter.arm(out, TimerKind.GRACE, node, self._reporter.limits.grace_s)
+    def _start_grace(self, out: list[Message], node: str) -> str:
+        return self._reporter.request_timer(out, TimerKind.GRACE, node, self._reporter.limits.grace_s)
 
-    def forgive(self) -> None:
+    def restart_silence(self) -> None:
         """Count all silence from now on."""
         for node in self._state.nodes.values():
             node.silent = 0
 
 
-def _off(whose: str, ahead_s: float) -> str:
+def _clock_text(whose: str, ahead_s: float) -> str:
     side = "ahead of" if ahead_s > 0 else "behind"
     return (
         f"{whose}: {abs(ahead_s):.0f} s {side} the detector's, and {CLOCK_S:g} s are allowed: set both (by chrony or "

@@ -37,7 +37,7 @@ NAMED = 16
 
 
 @dataclass(slots=True)
-class Pace:
+class WorkerPace:
     """A worker. Seconds are those of a microbatch."""
 
     node: str
@@ -66,7 +66,7 @@ class Paces:
     """The workers of all tasks; where they are too many, those of the tasks that were heard of last."""
 
     def __init__(self) -> None:
-        self._tasks: OrderedDict[str, dict[str, Pace]] = OrderedDict()
+        self._tasks: OrderedDict[str, dict[str, WorkerPace]] = OrderedDict()
         self._pressures: dict[str, dict[str, NodePressure]] = {}
 
     def forget(self, task: str) -> None:
@@ -85,7 +85,7 @@ class Paces:
                 continue
             pace = workers.get(each.worker)
             if pace is None:
-                pace = Pace(timed.node, each.rank, each.place, timed.epoch, each.seconds, each.seconds)
+                pace = WorkerPace(timed.node, each.rank, each.place, timed.epoch, each.seconds, each.seconds)
                 workers[each.worker] = pace
                 continue
             if timed.epoch < pace.epoch:
@@ -145,7 +145,7 @@ class Paces:
             for name in named
         ]
 
-    def _factors(self, workers: dict[str, Pace]) -> dict[str, float]:
+    def _factors(self, workers: dict[str, WorkerPace]) -> dict[str, float]:
         """Return how many times as long as usual each takes; one without a past, as others with its place."""
         at: defaultdict[int, list[float]] = defaultdict(list)
         for pace in workers.values():

@@ -19,7 +19,7 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.rules import Rules
 from unicron_detector.report import Reporter
-from unicron_detector.state import Starting, Worker, number_of
+from unicron_detector.state import OrderedWorker, WorkerRecord, worker_number
 
 SLEEPS_S = 5.0
 """At least so long a worker that was told to sleep counts as one that does; its time-out, where that is longer."""
@@ -55,26 +55,26 @@ class Processes:
         self._state = reporter.state
         self._rules = rules
 
-    def ordered(self, order: StartWorker) -> list[Message]:
+    def expect(self, order: StartWorker) -> list[Message]:
         """Expect a process: nobody else's word makes one. An order for the node before it joined anew has no effect."""
         task, node = self._reporter.task(order.task), self._state.nodes.get(order.node)
         if task.started is not None:
-            task.started = max(task.started, number_of(order.worker, order.task))
+            task.started = max(task.started, worker_number(order.worker, order.task))
         if node is None or order.incarnation in {"", node.incarnation}:
-            starting = Starting(worker=order.worker, task=order.task)
+            starting = OrderedWorker(worker=order.worker, task=order.task)
             self._state.starting.setdefault(order.node, {})[order.slot] = starting
         return []
 
-    def ready(self, _: WorkerReady) -> list[Message]:
+    def record_ready(self, _: WorkerReady) -> list[Message]:
         """There is nothing to say of a process that is ready; it is watched from now on."""
         return []
 
-    def finished(self, finished: WorkerFinished) -> list[Message]:
+    def record_finished(self, finished: WorkerFinished) -> list[Message]:
         """Note that a process has nothing left to do."""
         self._reporter.worker(finished.worker, finished.task, finished.node, finished.slot).finished = True
         return []
 
-    def missing(self, node: str, living: set[str]) -> list[Message]:
+    def report_missing(self, node: str, living: set[str]) -> list[Message]:
         """Report the workers that an agent which came back did not find: nobody saw them exit."""
         out: list[Message] = []
         for name in self._reporter.books.watched_on(node):
@@ -82,19 +82,19 @@ class Processes:
                 out += self._abnormal(name, self._state.workers[name], "was gone when its node's agent came back")
         return out
 
-    def exited(self, exited: WorkerExited) -> list[Message]:
+    def judge_exit(self, exited: WorkerExited) -> list[Message]:
         """Judge the end of a process."""
         worker = self._reporter.worker(exited.worker, exited.task, exited.node, exited.slot)
         if worker.gone_at is not None:
             return []  # its exception, say, was reported already
-        how = how_it_ended(exited)
+        how = describe_end(exited)
         if exited.expected or exited.finished or worker.finished:
             self._reporter.books.close(exited.worker)
             if exited.expected or exited.exit_code == 0:
                 return []
             return [Alert(text=f"{exited.worker} {how}, after its last iteration", node=exited.node, task=exited.task)]
         tail = "\n".join(exited.stderr)
-        verdict = self._rules.classify("", tail) if own_fault(exited) else None
+        verdict = self._rules.classify("", tail) if may_be_own_fault(exited) else None
         own = verdict is not None and verdict.status in OWN_ERRORS
         if own:
             code = f"signal {exited.signal}" if exited.signal else f"exit code {exited.exit_code}"
@@ -116,7 +116,7 @@ class Processes:
     def _abnormal(
         self,
         name: str,
-        worker: Worker,
+        worker: WorkerRecord,
         how: str,
         iteration: int = -1,
         *,
@@ -143,7 +143,7 @@ class Processes:
             traceback=traceback,
         )
 
-    def raised(self, raised: WorkerRaised) -> list[Message]:
+    def classify_exception(self, raised: WorkerRaised) -> list[Message]:
         """Classify an exception.
 
         Reattempting in place needs a process, and this one is about to end: severity 3 becomes severity 2 here.
@@ -197,7 +197,7 @@ class Processes:
         signature = f"{where}:{what}"
         digest = blake2b(signature.encode(errors="replace"), digest_size=16).hexdigest()
         first = task.seen.setdefault(digest, fact.worker)
-        other, nodes = self._state.workers.get(first), {fact.node, *self._reporter.books.nodes_of(fact.task)}
+        other, nodes = self._state.workers.get(first), {fact.node, *self._reporter.books.nodes_of_task(fact.task)}
         elsewhere = other is None or other.node != fact.node or (other.slot != fact.slot and len(nodes) == 1)
         if first != fact.worker and (elsewhere or TAKE_ANOTHER in what):
             when = f"at iteration {fact.iteration}" if fact.iteration >= 0 else "before the first iteration"
@@ -206,14 +206,14 @@ class Processes:
             task.seen.pop(next(iter(task.seen)))
         return []
 
-    def sleeps(self, asleep: WorkerAsleep) -> list[Message]:
+    def record_sleep(self, asleep: WorkerAsleep) -> list[Message]:
         """Note that a worker sleeps. It may wake up; then it counts among those that sleep for some seconds longer."""
         task = self._reporter.task(asleep.task)
         task.sleepers = {name: at for name, at in task.sleepers.items() if self._state.now - at < SLEEPS_S}
         task.sleepers[asleep.worker] = self._state.now
         return []
 
-    def slept(self, stalled: WorkerStalled) -> list[Message]:
+    def report_asleep(self, stalled: WorkerStalled) -> list[Message]:
         """Report one that sleeps; where others of its task do, they wait for something they share.
 
         Their agents tell of them once more when they have waited for as long as any other may.
@@ -221,14 +221,14 @@ class Processes:
         task, since = self._reporter.task(stalled.task), self._state.now - max(stalled.limit_s, SLEEPS_S)
         names = sorted({stalled.worker, *(name for name, at in task.sleepers.items() if at >= since)})
         if len(names) == 1:
-            return self.hangs(stalled)
+            return self.report_hang(stalled)
         if task.closed or stalled.iteration <= task.common:
             return []
         task.common = stalled.iteration
         text = f"{len(names)} workers of {stalled.task} sleep at once in iteration {stalled.iteration}"
         return [Alert(text=f"{text}: look at what they share ({', '.join(names)})", task=stalled.task)]
 
-    def hangs(self, stalled: WorkerStalled) -> list[Message]:
+    def report_hang(self, stalled: WorkerStalled) -> list[Message]:
         """Report a process that makes no progress of its own."""
         worker = self._state.workers.get(stalled.worker)
         if worker and worker.epoch > stalled.epoch:
@@ -245,7 +245,7 @@ class Processes:
                 node=stalled.node,
                 slot=stalled.slot,
                 worker=stalled.worker,
-                reason=f"{how_it_stalled(stalled)}, and it {answers}{where}{first_of(stalled.collectives)}",
+                reason=f"{describe_stall(stalled)}, and it {answers}{where}{first_collective(stalled.collectives)}",
             ),
             stalled.iteration,
         )
@@ -257,7 +257,7 @@ def script_line(traceback: str) -> str:
     return own[-1] if own else "a line that is not known"
 
 
-def own_fault(exited: WorkerExited) -> bool:
+def may_be_own_fault(exited: WorkerExited) -> bool:
     """Return whether the program may have ended itself; a shell in between turns signal n into exit code 128 + n."""
     number = exited.signal or (exited.exit_code or 0) - 128
     if number > 0:
@@ -265,7 +265,7 @@ def own_fault(exited: WorkerExited) -> bool:
     return exited.exit_code is not None
 
 
-def how_it_ended(exited: WorkerExited) -> str:
+def describe_end(exited: WorkerExited) -> str:
     """Return the end of a process in words, with the last line it wrote."""
     if exited.signal:
         known = exited.signal in set(signal.Signals)
@@ -274,17 +274,17 @@ def how_it_ended(exited: WorkerExited) -> str:
         how = "ended, nobody knows how"
     else:
         how = f"exited with code {exited.exit_code}"
-    how += first_of(exited.collectives)
+    how += first_collective(exited.collectives)
     last = next((line.strip() for line in reversed(exited.stderr) if line.strip()), "")
     return f'{how}; its last line was "{last}"' if last else how
 
 
-def first_of(collectives: list[str]) -> str:
+def first_collective(collectives: list[str]) -> str:
     """Return the first line of those that tell of collectives as the end of a sentence, if there is one."""
     return f"; under way: {collectives[0][:WHERE]}" if collectives else ""
 
 
-def how_it_stalled(stalled: WorkerStalled) -> str:
+def describe_stall(stalled: WorkerStalled) -> str:
     """Return the stall of a process in words."""
     return (
         f"{stalled.worker} made no progress in its {stalled.phase} phase for {stalled.waited_s:.2f} s, "

@@ -12,9 +12,18 @@ from unicron.contracts.base import CancelTimer, Message, SetTimer
 from unicron.contracts.events import FailureDetected, TaskBroken, WorkerFact
 from unicron.contracts.failures import FailureStatus, Severity
 from unicron.contracts.hardware import FaultLogged
-from unicron_detector.books import Books
-from unicron_detector.state import ECHOES_S, Cause, Limits, Lost, State, Task, Worker, number_of
-from unicron_detector.timers import Timer, TimerKind
+from unicron_detector.books import RecordIndex
+from unicron_detector.state import (
+    ECHOES_S,
+    DetectorLimits,
+    DetectorState,
+    LostNode,
+    RecentCause,
+    TaskRecord,
+    WorkerRecord,
+    worker_number,
+)
+from unicron_detector.timers import DetectorTimer, TimerKind
 
 LASTED_S = 600.0
 """A program that tells of no iterations has come further where it fails that long after its ranks met."""
@@ -26,26 +35,26 @@ LONGEST_CAUSE = 500
 class Reporter:
     """Turns findings into messages, and remembers what has been reported."""
 
-    def __init__(self, state: State, limits: Limits) -> None:
+    def __init__(self, state: DetectorState, limits: DetectorLimits) -> None:
         self.state = state
         self.limits = limits
-        self.books = Books(state)
+        self.books = RecordIndex(state)
 
-    def task(self, name: str) -> Task:
+    def task(self, name: str) -> TaskRecord:
         """Return the record of a task, made if there is none."""
-        return self.state.tasks.setdefault(name, Task())
+        return self.state.tasks.setdefault(name, TaskRecord())
 
-    def worker(self, name: str, task: str, node: str, slot: int) -> Worker:
+    def worker(self, name: str, task: str, node: str, slot: int) -> WorkerRecord:
         """Return the record of a worker process, made if there is none."""
-        return self.state.workers.get(name) or self._add(name, Worker(task=task, node=node, slot=slot))
+        return self.state.workers.get(name) or self._add(name, WorkerRecord(task=task, node=node, slot=slot))
 
-    def watch(self, name: str, task: str, node: str, slot: int) -> Worker:
+    def watch(self, name: str, task: str, node: str, slot: int) -> WorkerRecord:
         """Return a new record of a worker process that is known to be there."""
         if name in self.state.workers:
             self.books.remove(name)
-        return self._add(name, Worker(task=task, node=node, slot=slot))
+        return self._add(name, WorkerRecord(task=task, node=node, slot=slot))
 
-    def _add(self, name: str, worker: Worker) -> Worker:
+    def _add(self, name: str, worker: WorkerRecord) -> WorkerRecord:
         if worker.node in self.state.lost or self.task(worker.task).closed:
             worker.gone_at = self.state.now
         self.books.add(name, worker)
@@ -56,17 +65,17 @@ class Reporter:
                 del self.state.starting[worker.node]
         return worker
 
-    def concerns(self, fact: WorkerFact | FaultLogged) -> bool:
+    def is_about_known_worker(self, fact: WorkerFact | FaultLogged) -> bool:
         """Return whether a fact is about a worker that is known to be, or to have been, where it says."""
         worker, place = self.state.workers.get(fact.worker), (fact.task, fact.node, fact.slot)
         if worker is not None:
             return (worker.task, worker.node, worker.slot) == place
-        return self.state.may_be(fact.worker, *place)
+        return self.state.may_exist(fact.worker, *place)
 
-    def arm(self, out: list[Message], kind: TimerKind, about: str, after_s: float) -> str:
+    def request_timer(self, out: list[Message], kind: TimerKind, about: str, after_s: float) -> str:
         """Add a request for a timer to `out`, under a name never used before; return the name."""
         self.state.timers += 1
-        name = str(Timer(kind, about, self.state.timers))
+        name = str(DetectorTimer(kind, about, self.state.timers))
         out.append(SetTimer(name=name, after_s=after_s))
         return name
 
@@ -94,24 +103,26 @@ class Reporter:
         """
         now, window_s = self.state.now, self.limits.window_s
         task = self.task(failure.task)
-        if task.closed or failure.node in self.state.lost or self.books.gone(failure.worker):
+        if task.closed or failure.node in self.state.lost or self.books.is_closed(failure.worker):
             return []
         drilled = failure.status is FailureStatus.DRILL and not task.drilled
         task.drilled |= drilled
-        if waits := self._wait(task, failure, iteration) if outside else []:
+        if waits := self._report_outage(task, failure, iteration) if outside else []:
             return waits
         known = drilled or (echo and task.outage.explains(now))
         if why := "" if known else self._no_progress(task, failure, iteration, idle_s):
             return self.break_task(failure.task, why)
-        failure = self._escalated(task, failure, self._cause(failure.task) if echo else None, counts=not drilled)
+        failure = self._escalated(task, failure, self._recent_cause(failure.task) if echo else None, counts=not drilled)
         gives_up_node = failure.severity is Severity.SEV1 and failure.escalated is not None
-        if gives_up_node and (own or task.ladder.climb(failure.node, now, window_s)):
+        if gives_up_node and (own or task.ladder.give_up_node(failure.node, now, window_s)):
             where = "by itself" if own else f"on several nodes ({', '.join(sorted(task.ladder.climbs))})"
             return self.break_task(failure.task, f"fails again and again {where}: {failure.reason}", traceback)
         task.last = failure
         return self.report(failure, echo=echo)
 
-    def _escalated(self, task: Task, failure: FailureDetected, cause: Cause | None, *, counts: bool) -> FailureDetected:
+    def _escalated(
+        self, task: TaskRecord, failure: FailureDetected, cause: RecentCause | None, *, counts: bool
+    ) -> FailureDetected:
         """Return a failure at the severity to which its predecessors have raised it.
 
         Args:
@@ -137,17 +148,17 @@ class Reporter:
             return replace(failure, severity=Severity.SEV1, escalated=Severity.SEV2, attempt=attempt)
         return failure if climbed else replace(failure, attempt=attempt)
 
-    def _wait(self, task: Task, failure: FailureDetected, iteration: int) -> list[Message]:
+    def _report_outage(self, task: TaskRecord, failure: FailureDetected, iteration: int) -> list[Message]:
         """Report a failure for which a server outside of the cluster is to blame; nothing where it lasts too long."""
-        number = number_of(failure.worker, failure.task)
-        wait_s = task.outage.again(self.state.now, iteration, number, max(number, task.started or 0))
+        number = worker_number(failure.worker, failure.task)
+        wait_s = task.outage.count_failure(self.state.now, iteration, number, max(number, task.started or 0))
         if wait_s is None:
             return []
         again = f"; tried again in {wait_s:g} s" if wait_s else ""
         tries = task.outage.tries
         return self.report(replace(failure, reason=failure.reason + again, attempt=tries, wait_s=wait_s))
 
-    def _no_progress(self, task: Task, failure: FailureDetected, iteration: int, idle_s: float) -> str:
+    def _no_progress(self, task: TaskRecord, failure: FailureDetected, iteration: int, idle_s: float) -> str:
         """Return that, and how, the task has failed in one iteration too often; empty where it has not."""
         worker = self.state.workers.get(failure.worker)
         if worker is None:
@@ -157,39 +168,39 @@ class Reporter:
         epoch = max(worker.epoch if worker.epoch >= 0 else worker.ordered, failure.epoch)
         if epoch < 0:
             slot = f"{failure.node}:{failure.slot}"
-            tried, where = task.standstill.failed_to_start(slot, how), f"workers in a row failed to start on {slot}"
+            tried, where = task.standstill.count_failed_start(slot, how), f"workers in a row failed to start on {slot}"
         else:
             lasted = task.restarts and self.state.now - task.standstill.met_at - idle_s > LASTED_S
-            tried = task.standstill.failed(iteration, epoch, how, lasted=lasted)
+            tried = task.standstill.count_failure(iteration, epoch, how, lasted=lasted)
             at = iteration if iteration >= 0 else task.standstill.iteration
             where = "memberships in a row failed " + (f"in iteration {at}" if at >= 0 else "before the first iteration")
         if len(tried) < self.limits.no_progress:
             return ""
         return f"no progress: {len(tried)} {where}, the last by {'; '.join(tried[-3:])}"
 
-    def _cause(self, name: str) -> Cause | None:
+    def _recent_cause(self, name: str) -> RecentCause | None:
         """Return what has just failed of a task by itself."""
         cause = self.task(name).cause
         return cause if cause is not None and self.state.now - cause.at <= ECHOES_S else None
 
-    def _may_be_cause(self, failure: FailureDetected, tasks: Iterable[str]) -> None:
+    def _record_cause(self, failure: FailureDetected, tasks: Iterable[str]) -> None:
         """Remember the first failure of several for those that follow from it."""
         who = f"{failure.worker} on {failure.node}" if failure.worker else failure.node
         for name in tasks:
-            if self._cause(name) is None:
+            if self._recent_cause(name) is None:
                 line = failure.reason.partition("\n")[0]
                 text = f"{who}: {failure.status}: {line}"[:LONGEST_CAUSE]
-                self.task(name).cause = Cause(text=text, at=self.state.now)
+                self.task(name).cause = RecentCause(text=text, at=self.state.now)
 
     def report(self, failure: FailureDetected, *, echo: bool = False) -> list[Message]:
         """Report a failure, and note that its consequences need no report of their own."""
         state = self.state
-        broken = self._broken(failure)
+        broken = self._broken_tasks(failure)
         if not echo and failure.severity is not Severity.SEV3:
-            self._may_be_cause(failure, sorted({*broken, failure.task} - {""}))
-        out: list[Message] = [self._explained(failure, echo=echo)]
+            self._record_cause(failure, sorted({*broken, failure.task} - {""}))
+        out: list[Message] = [self._with_evidence(failure, echo=echo)]
         if failure.severity is Severity.SEV1:
-            state.lost[failure.node] = Lost(at=state.now)
+            state.lost[failure.node] = LostNode(at=state.now)
             out += self.drop_node(failure.node)
         if failure.severity is not Severity.SEV3 and failure.worker:
             self.worker(failure.worker, failure.task, failure.node, failure.slot).failed = True
@@ -201,14 +212,14 @@ class Reporter:
                 out += self.drop_pending(task)
         return out
 
-    def _explained(self, failure: FailureDetected, *, echo: bool) -> FailureDetected:
+    def _with_evidence(self, failure: FailureDetected, *, echo: bool) -> FailureDetected:
         """Return a failure with what the kernels of the nodes and the workers concerned said just before."""
-        nodes = [failure.node] if failure.severity is not Severity.SEV3 else self.books.nodes_of(failure.task)
+        nodes = [failure.node] if failure.severity is not Severity.SEV3 else self.books.nodes_of_task(failure.task)
         said = [f"{node}'s kernel said: {self.state.said[node].text}" for node in nodes if node in self.state.said]
-        said += self._written(failure, echo=echo)
+        said += self._evidence_lines(failure, echo=echo)
         return replace(failure, reason="; ".join([failure.reason, *said])) if said else failure
 
-    def _written(self, failure: FailureDetected, *, echo: bool) -> list[str]:
+    def _evidence_lines(self, failure: FailureDetected, *, echo: bool) -> list[str]:
         """Return the lines that explain a failure: the worker's own, and the task's first where it began elsewhere."""
         wrote, workers = self.state.wrote, self.state.workers
         known = {} if failure.severity is Severity.SEV3 else {failure.worker: None}
@@ -218,7 +229,7 @@ class Reporter:
         found = [name for name in known if name in wrote and name in workers]
         return [f"{workers[name].node}'s {name} said: {wrote[name].text}" for name in found]
 
-    def _broken(self, failure: FailureDetected) -> dict[str, int]:
+    def _broken_tasks(self, failure: FailureDetected) -> dict[str, int]:
         """Return the tasks that a failure breaks, and up to which epoch.
 
         Who had left a membership, or was in none yet, breaks none: what its task does goes on, and may still break.
@@ -243,7 +254,7 @@ class Reporter:
 
     def drop_node(self, name: str) -> list[Message]:
         """Forget a node; nothing more is expected of its workers."""
-        out = self.books.trust(name)
+        out = self.books.clear_suspicion(name)
         self.state.nodes.pop(name, None)
         self.state.starting.pop(name, None)
         self.books.close_all(self.books.watched_on(name))
@@ -251,19 +262,19 @@ class Reporter:
 
     def drop_workers(self, task: str) -> None:
         """Expect nothing more of the workers of a task."""
-        self.books.close_all(self.books.watched_of(task))
+        self.books.close_all(self.books.watched_in_task(task))
 
     def forget(self) -> None:
         """Drop what lies before the window in which attempts are counted."""
         self.books.forget(self.state.now - self.limits.window_s)
         self.state.forget(self.limits.window_s)
 
-    def drop_pending(self, task: Task) -> list[Message]:
+    def drop_pending(self, task: TaskRecord) -> list[Message]:
         """Forget a broken collective that has found its explanation."""
         pending, task.pending = task.pending, None
         return [CancelTimer(name=pending.timer)] if pending else []
 
-    def expect(self, worker: str) -> None:
+    def rewatch(self, worker: str) -> None:
         """Watch a process again whose failure was never reported: somebody waits for it."""
         found = self.state.workers.get(worker)
         if found is not None and not found.failed:

@@ -4,7 +4,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.events import FailureDetected, WorkerStalled
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron_detector.report import Reporter
-from unicron_detector.state import Silent, Task
+from unicron_detector.state import SilentWorker, TaskRecord
 
 WHERE = 300
 """Characters of a stack that a failure's reason holds; the fact behind it has all."""
@@ -21,7 +21,7 @@ AWAITS = "await_membership ("
 WAITS = (
     AWAITS,
     "take (rendezvous.py:",  # for what the other ranks are to leave there
-    "take (unicron/train/rendezvous.py:",
+    "take (unicron/train/groups/rendezvous.py:",
     "torch/distributed/distributed_c10d.py:",
     "torch/distributed/rendezvous.py:",
     "torch/distributed/_functional_collectives.py:",
@@ -30,14 +30,14 @@ WAITS = (
 """Calls in which a rank waits for others."""
 
 
-class Silence:
+class SilentPrograms:
     """Finds them from what agents tell of silent workers."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._state = reporter.state
 
-    def told(self, stalled: WorkerStalled) -> list[Message]:
+    def record_silence(self, stalled: WorkerStalled) -> list[Message]:
         """Note that a worker is silent; report a hang where all of its task have been, together, for the limit.
 
         Agents tell again of who stays silent. So it is known of all for how long they have been when each was heard of
@@ -46,22 +46,24 @@ class Silence:
         task, books = self._reporter.task(stalled.task), self._reporter.books
         if task.closed:
             return []
-        task.silent[stalled.worker] = Silent(
+        task.silent[stalled.worker] = SilentWorker(
             since=max(0.0, self._state.now - stalled.waited_s),
             at=self._state.now,
             stopped=not stalled.responsive,
             where=stalled.stacks[0].partition(" ")[2].partition(RUNS)[0] if stalled.stacks else "",
         )
-        living = {name for name in books.watched_of(stalled.task) if not self._state.workers[name].finished}
+        living = {name for name in books.watched_in_task(stalled.task) if not self._state.workers[name].finished}
         task.silent = {name: each for name, each in task.silent.items() if name in living}
         begun = max((each.since for each in task.silent.values()), default=0.0)
         known = min((each.at for each in task.silent.values()), default=0.0)
-        if task.silent.keys() != living or self._state.starts(stalled.task) or known - begun < stalled.limit_s:
+        if task.silent.keys() != living or self._state.awaits_start(stalled.task) or known - begun < stalled.limit_s:
             return []
         silent, task.silent = task.silent, {}
-        return self._hangs(stalled, task, silent, known - begun)
+        return self._report_hang(stalled, task, silent, known - begun)
 
-    def _hangs(self, stalled: WorkerStalled, task: Task, silent: dict[str, Silent], lasted_s: float) -> list[Message]:
+    def _report_hang(
+        self, stalled: WorkerStalled, task: TaskRecord, silent: dict[str, SilentWorker], lasted_s: float
+    ) -> list[Message]:
         """Report who is to blame, where that can be told, else the task's membership, which then begins again.
 
         A script that is healed in place hears of no new membership where it is, so all its ranks are replaced.
@@ -73,16 +75,16 @@ class Silence:
         stacks = [f"{name} on {workers[name].node} {_place(silent[name])}" for name in named[:NAMED]]
         what = f"all {len(silent)} workers of {stalled.task} have written nothing and waited"
         reason = "; ".join([f"{what} for {lasted_s:.2f} s, where {stalled.limit_s:.2f} s are allowed", *stacks])
-        blamed = blame(silent)
+        blamed = find_blocking_ranks(silent)
         if task.restarts and len(blamed) != 1:
-            return self._fail(Severity.SEV3, stalled, stalled.worker, reason, lasted_s)
+            return self._report(Severity.SEV3, stalled, stalled.worker, reason, lasted_s)
         out: list[Message] = []
         for number, name in enumerate(blamed or sorted(silent)):
             where = f"{name} {_place(silent[name])}; {reason}" if blamed else reason
-            out += self._fail(Severity.SEV2, stalled, name, where, lasted_s, echo=number > 0)
+            out += self._report(Severity.SEV2, stalled, name, where, lasted_s, echo=number > 0)
         return out
 
-    def _fail(
+    def _report(
         self, severity: Severity, stalled: WorkerStalled, name: str, reason: str, lasted_s: float, *, echo: bool = False
     ) -> list[Message]:
         worker = self._state.workers[name]
@@ -100,7 +102,7 @@ class Silence:
         return self._reporter.fail(failure, stalled.iteration, echo=echo, idle_s=lasted_s)
 
 
-def blame(silent: dict[str, Silent]) -> list[str]:
+def find_blocking_ranks(silent: dict[str, SilentWorker]) -> list[str]:
     """Return for whom the others wait: those that are stopped, else those that are seen to wait for nobody.
 
     Who waits on a GPU, in `loss.item()` say, is seen in no collective. So nobody is named who is not alone in that,
@@ -112,9 +114,9 @@ def blame(silent: dict[str, Silent]) -> list[str]:
     return outside if any(map(_waits, silent.values())) else []
 
 
-def _waits(silent: Silent) -> bool:
+def _waits(silent: SilentWorker) -> bool:
     return any(call in silent.where for call in WAITS)
 
 
-def _place(silent: Silent) -> str:
+def _place(silent: SilentWorker) -> str:
     return "is stopped" if silent.stopped else f"is at {silent.where[:WHERE]}"

@@ -19,7 +19,7 @@ Apart = Annotated[float, msgspec.Meta(ge=-(10.0**11), le=10.0**11)]
 """Seconds between two clocks."""
 
 
-class Limits(msgspec.Struct, kw_only=True, frozen=True):
+class DetectorLimits(msgspec.Struct, kw_only=True, frozen=True):
     """How patient the detector is.
 
     Attributes:
@@ -39,7 +39,7 @@ class Limits(msgspec.Struct, kw_only=True, frozen=True):
     no_progress: int = 10
 
 
-class Node(msgspec.Struct, kw_only=True, omit_defaults=True):
+class NodeRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A node that is held to be up.
 
     Attributes:
@@ -60,7 +60,7 @@ class Node(msgspec.Struct, kw_only=True, omit_defaults=True):
     reason: str = ""
 
 
-class Lost(msgspec.Struct, kw_only=True):
+class LostNode(msgspec.Struct, kw_only=True):
     """A node given up, until it joins again.
 
     Attributes:
@@ -70,28 +70,28 @@ class Lost(msgspec.Struct, kw_only=True):
     at: Moment
 
 
-class Starting(msgspec.Struct, kw_only=True, array_like=True):
+class OrderedWorker(msgspec.Struct, kw_only=True, array_like=True):
     """A worker process that was ordered, and of which nothing has been heard yet."""
 
     worker: str
     task: str
 
 
-class Said(msgspec.Struct, kw_only=True, array_like=True):
+class LoggedLine(msgspec.Struct, kw_only=True, array_like=True):
     """What a node's kernel, or a worker, said that is no failure by itself."""
 
     text: Label
     at: Moment
 
 
-class Cause(msgspec.Struct, kw_only=True, array_like=True):
+class RecentCause(msgspec.Struct, kw_only=True, array_like=True):
     """A failure that others of its task may be echoes of, as it is named in them."""
 
     text: Text
     at: Moment
 
 
-class Worker(msgspec.Struct, kw_only=True, omit_defaults=True):
+class WorkerRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A worker process.
 
     Attributes:
@@ -115,7 +115,7 @@ class Worker(msgspec.Struct, kw_only=True, omit_defaults=True):
     gone_at: Moment | None = None
 
 
-class Silent(msgspec.Struct, kw_only=True, array_like=True):
+class SilentWorker(msgspec.Struct, kw_only=True, array_like=True):
     """A worker that shows no sign of life.
 
     Attributes:
@@ -131,7 +131,7 @@ class Silent(msgspec.Struct, kw_only=True, array_like=True):
     where: Text
 
 
-class Pending(msgspec.Struct, kw_only=True):
+class PendingFailure(msgspec.Struct, kw_only=True):
     """A severity 3 failure that waits for a better explanation.
 
     Attributes:
@@ -148,7 +148,7 @@ class Pending(msgspec.Struct, kw_only=True):
     iteration: Number = -1
 
 
-class Task(msgspec.Struct, kw_only=True):
+class TaskRecord(msgspec.Struct, kw_only=True):
     """A task.
 
     Attributes:
@@ -185,14 +185,14 @@ class Task(msgspec.Struct, kw_only=True):
     away: dict[str, tuple[Number, Number]] = {}
     sleepers: dict[str, Moment] = {}
     common: Number = -1
-    silent: dict[str, Silent] = {}
+    silent: dict[str, SilentWorker] = {}
     standstill: Standstill = msgspec.field(default_factory=Standstill)
     outage: Outage = msgspec.field(default_factory=Outage)
     not_finite: Count = 0
     drilled: bool = False
     last: FailureDetected | None = None
-    cause: Cause | None = None
-    pending: Pending | None = None
+    cause: RecentCause | None = None
+    pending: PendingFailure | None = None
     ladder: Ladder = msgspec.field(default_factory=Ladder)
 
     @property
@@ -201,7 +201,7 @@ class Task(msgspec.Struct, kw_only=True):
         return self.broken or self.ended_at is not None
 
 
-class State(msgspec.Struct, kw_only=True):
+class DetectorState(msgspec.Struct, kw_only=True):
     """The state of the core.
 
     Attributes:
@@ -214,21 +214,21 @@ class State(msgspec.Struct, kw_only=True):
 
     now: Moment = 0.0
     timers: Count = 0
-    nodes: dict[str, Node] = {}
-    lost: dict[str, Lost] = {}
-    workers: dict[str, Worker] = {}
-    tasks: dict[str, Task] = {}
-    starting: dict[str, dict[int, Starting]] = {}
-    said: dict[str, Said] = {}
-    wrote: dict[str, Said] = {}
+    nodes: dict[str, NodeRecord] = {}
+    lost: dict[str, LostNode] = {}
+    workers: dict[str, WorkerRecord] = {}
+    tasks: dict[str, TaskRecord] = {}
+    starting: dict[str, dict[int, OrderedWorker]] = {}
+    said: dict[str, LoggedLine] = {}
+    wrote: dict[str, LoggedLine] = {}
 
-    def may_be(self, worker: str, task: str, node: str, slot: int) -> bool:
+    def may_exist(self, worker: str, task: str, node: str, slot: int) -> bool:
         """Return whether a worker of which nothing has been heard yet was ordered there, as far as that was heard."""
         known = self.tasks.get(task)
-        ordered = self.starting.get(node, {}).get(slot) == Starting(worker=worker, task=task)
+        ordered = self.starting.get(node, {}).get(slot) == OrderedWorker(worker=worker, task=task)
         return known is not None and (ordered or known.started is None)
 
-    def starts(self, task: str) -> bool:
+    def awaits_start(self, task: str) -> bool:
         """Return whether a worker of a task was ordered of which nothing has been heard yet."""
         return any(each.task == task for there in self.starting.values() for each in there.values())
 
@@ -245,11 +245,11 @@ class State(msgspec.Struct, kw_only=True):
             task.ladder.forget(self.now, window_s)
 
 
-def _recent(said: dict[str, Said], now: float) -> dict[str, Said]:
+def _recent(said: dict[str, LoggedLine], now: float) -> dict[str, LoggedLine]:
     return {who: each for who, each in said.items() if each.at >= now - EXPLAINS_S}
 
 
-def number_of(worker: str, task: str) -> int:
+def worker_number(worker: str, task: str) -> int:
     """Return the number that a worker of a task has in its name; -1 where it is no name of one."""
     named, _, number = worker.rpartition("-")
     return int(number) if named == task and number.isdecimal() else -1

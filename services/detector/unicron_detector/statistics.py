@@ -16,15 +16,15 @@ import msgspec
 from faust.app.base import BootStrategy
 
 from unicron import codec, subjects
-from unicron.aio import insist
+from unicron.aio import retry_until_available
 from unicron.bus.protocol import Bus
 from unicron.clock import Clock
 from unicron.contracts.base import Message
 from unicron.contracts.events import IterationFinished
 from unicron.contracts.slowdowns import ComputeTimed
 from unicron.errors import ConflictError
-from unicron.service import Service
-from unicron_detector.window import Known, Windows
+from unicron.service.service import Service
+from unicron_detector.window import StoredSeries, Windows
 
 log = logging.getLogger(__name__)
 
@@ -116,17 +116,17 @@ class Statistics:
             if self._token != self._service.token:
                 await self._load()
             if isinstance(message, ComputeTimed):
-                self._windows.timed(message)
+                self._windows.add_timings(message)
             elif isinstance(message, IterationFinished):
                 self._changed = True
-                for index, fact in enumerate(self._windows.finished(message)):
+                for index, fact in enumerate(self._windows.add_iteration(message)):
                     await self._publish(fact.descend(message, index, SOURCE, self._clock.now()))
                     self._told.set()
 
     async def _publish(self, fact: Message) -> None:
         log.info("%s", fact)
-        await insist(
-            lambda: self._bus.append(subjects.of(fact), codec.encode(fact), fact.id),
+        await retry_until_available(
+            lambda: self._bus.append(subjects.for_message(fact), codec.encode(fact), fact.id),
             f"telling of {type(fact).__name__}",
         )
 
@@ -134,12 +134,12 @@ class Statistics:
 
     async def _load(self) -> None:
         """Go on from what the last active instance has written down; where that can't be read, begin anew."""
-        self._token, known = self._service.token, Known()
-        found = await insist(lambda: self._bucket.get(KEY), "reading the statistics")
+        self._token, known = self._service.token, StoredSeries()
+        found = await retry_until_available(lambda: self._bucket.get(KEY), "reading the statistics")
         self._revision = found.revision if found else 0
         if found and found.value:
             try:
-                known = msgspec.msgpack.decode(found.value, type=Known)
+                known = msgspec.msgpack.decode(found.value, type=StoredSeries)
             except msgspec.MsgspecError as error:
                 log.warning("the statistics that were written down can't be used, and begin anew: %s", error)
         self._windows, self._changed = Windows(known), False
@@ -157,7 +157,7 @@ class Statistics:
     async def _save(self) -> None:
         value = msgspec.msgpack.encode(self._windows.known)
         try:
-            self._revision = await insist(
+            self._revision = await retry_until_available(
                 lambda: self._bucket.update(KEY, value, self._revision), "writing the statistics down"
             )
         except ConflictError:  # another instance is active, or this write was repeated

@@ -15,7 +15,7 @@ class TimerKind(StrEnum):
     """The cause of a broken collective should be known by then."""
 
 
-class Timer(NamedTuple):
+class DetectorTimer(NamedTuple):
     """A timer.
 
     Attributes:

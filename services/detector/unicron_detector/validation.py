@@ -5,14 +5,14 @@ Nothing in production asks: a service goes on as well as it can. Storms do, so t
 
 from collections.abc import Iterator
 
-from unicron_detector.books import Books
-from unicron_detector.state import State, Task, Worker
-from unicron_detector.timers import Timer, TimerKind
+from unicron_detector.books import RecordIndex
+from unicron_detector.state import DetectorState, TaskRecord, WorkerRecord
+from unicron_detector.timers import DetectorTimer, TimerKind
 
 
-def inconsistencies(state: State, books: Books) -> Iterator[str]:
+def inconsistencies(state: DetectorState, books: RecordIndex) -> Iterator[str]:
     """Yield what contradicts itself in a state and the books on it, in words."""
-    if vars(Books(state)) != vars(books):
+    if vars(RecordIndex(state)) != vars(books):
         yield "the books on workers and suspect nodes are not of this state"
     for name in state.nodes.keys() & state.lost.keys():
         yield f"{name} is up, and given up"
@@ -26,7 +26,7 @@ def inconsistencies(state: State, books: Books) -> Iterator[str]:
             yield from (f"{name}: {problem}" for problem in _of_watched(state, worker))
 
 
-def _of_task(state: State, name: str, task: Task) -> Iterator[str]:
+def _of_task(state: DetectorState, name: str, task: TaskRecord) -> Iterator[str]:
     if task.pending is not None:
         if task.closed:
             yield "nothing more is to be said about it, and something waits to be"
@@ -36,7 +36,7 @@ def _of_task(state: State, name: str, task: Task) -> Iterator[str]:
         yield f"it failed in epoch {task.failed_epoch}, and none after {task.ordered} was ordered"
 
 
-def _of_watched(state: State, worker: Worker) -> Iterator[str]:
+def _of_watched(state: DetectorState, worker: WorkerRecord) -> Iterator[str]:
     task = state.tasks.get(worker.task)
     if worker.node not in state.nodes:
         yield f"it is watched on {worker.node}, which is not up"
@@ -46,7 +46,7 @@ def _of_watched(state: State, worker: Worker) -> Iterator[str]:
         yield f"it is in epoch {worker.epoch}, and {worker.task} has come to {task.epoch}"
 
 
-def _is_ours(state: State, timer: str, kind: TimerKind, about: str) -> bool:
+def _is_ours(state: DetectorState, timer: str, kind: TimerKind, about: str) -> bool:
     """Return whether a timer is one of those asked for, for this."""
-    read = Timer.read(timer)
+    read = DetectorTimer.read(timer)
     return (read.kind, read.about) == (kind, about) and read.number <= state.timers

@@ -66,29 +66,29 @@ class Series(msgspec.Struct, kw_only=True):
         """Take an iteration in; return whether it is to be told now that the series has left its band, or is back."""
         self.recent.append(seconds)
         if len(self.recent) > RECENT:
-            self._grow_old(self.recent.pop(0))
+            self._update_mean(self.recent.pop(0))
         if self.slow:
             self.slow += 1
             if self.slow > WINDOW:
                 self.mean_s, self.count = self.recent_s, RECENT
-            if self._beyond(BACK, SURE / 2):
-                return self._lasts(seconds)
+            if self._is_beyond(BACK, SURE / 2):
+                return self._is_lasting(seconds)
             was_told, self.slow, self.untold_s = not self.untold_s, 0, 0.0
             return was_told
-        self.slow = int(self._beyond(BAND, SURE))
+        self.slow = int(self._is_beyond(BAND, SURE))
         if not self.slow:
             return False
         self.untold_s = TIMED_S
-        return self._lasts(sum(each for each in self.recent if each > BAND * self.mean_s))
+        return self._is_lasting(sum(each for each in self.recent if each > BAND * self.mean_s))
 
-    def _lasts(self, seconds: float) -> bool:
+    def _is_lasting(self, seconds: float) -> bool:
         """Return whether it is to be told now, after so many more seconds, that the series is slow."""
         if not self.untold_s:
             return False
         self.untold_s = max(0.0, self.untold_s - seconds)
         return not self.untold_s
 
-    def _grow_old(self, seconds: float) -> None:
+    def _update_mean(self, seconds: float) -> None:
         """Take an iteration into the mean, unless it was slow: else a slowdown would end by lasting."""
         if self.slow:
             return
@@ -98,7 +98,7 @@ class Series(msgspec.Struct, kw_only=True):
         self.mean_s += (seconds - self.mean_s) / self.count
         self.deviation_s += (abs(seconds - self.mean_s) - self.deviation_s) / self.count
 
-    def _beyond(self, band: float, deviations: float) -> bool:
+    def _is_beyond(self, band: float, deviations: float) -> bool:
         """Slow on the whole, and most of them: one iteration with a failure in it is no trend."""
         if self.count < RECENT:
             return False
@@ -106,7 +106,7 @@ class Series(msgspec.Struct, kw_only=True):
         return self.recent_s > limit and sum(each > limit for each in self.recent) > len(self.recent) / 2
 
 
-class Known(msgspec.Struct, kw_only=True):
+class StoredSeries(msgspec.Struct, kw_only=True):
     """What is kept over a restart: by task, its series by world size. Workers are timed anew.
 
     Attributes:
@@ -124,36 +124,36 @@ class Windows:
         known: what an earlier instance has kept.
     """
 
-    def __init__(self, known: Known | None = None) -> None:
-        self.known = known or Known()
+    def __init__(self, known: StoredSeries | None = None) -> None:
+        self.known = known or StoredSeries()
         self._paces = Paces()
 
-    def timed(self, timed: ComputeTimed) -> None:
+    def add_timings(self, timed: ComputeTimed) -> None:
         """Take in how long workers compute."""
         series = self.known.tasks.get(timed.task, {})
         self._paces.observe(timed, frozen=any(each.slow for each in series.values()))
 
-    def finished(self, finished: IterationFinished) -> list[Message]:
+    def add_iteration(self, finished: IterationFinished) -> list[Message]:
         """Take an iteration in; return what changes by it."""
         if finished.seconds < SHORTEST_S:
             return []
         if finished.iteration == 0:  # the name of an earlier task is used again
             self._forget(finished.task)
-        out = self._elsewhere(finished)
+        out = self._end_at_other_sizes(finished)
         series = self._series(finished)
         lasted = series.slow >= WINDOW
         if not series.add(finished.seconds):
             again = series.busy and series.slow % RECENT == 0 and finished.seconds > BAND * series.mean_s
-            return [*out, *self._slow(finished, series, begins=False)] if again else out
+            return [*out, *self._report_slow(finished, series, begins=False)] if again else out
         if series.slow:
-            return [*out, *self._slow(finished, series, begins=True)]
+            return [*out, *self._report_slow(finished, series, begins=True)]
         suppressed, series.busy, series.suppressed = series.suppressed, False, False
         if not suppressed:
             reason = f"{WINDOW} iterations were like that: it is the usual now" if lasted else "back in its band"
-            return [*out, _ended(finished, finished.world_size, series, reason)]
+            return [*out, _slowdown_ended(finished, finished.world_size, series, reason)]
         return out
 
-    def _slow(self, finished: IterationFinished, series: Series, *, begins: bool) -> list[Message]:
+    def _report_slow(self, finished: IterationFinished, series: Series, *, begins: bool) -> list[Message]:
         """Tell that a task is slow; where that is since machines are busy, only the first time.
 
         Then it is looked at again now and then: a device may have got slow meanwhile, or it is seen only then.
@@ -187,13 +187,13 @@ class Windows:
         self.known.busy.discard(task)
         self._paces.forget(task)
 
-    def _elsewhere(self, finished: IterationFinished) -> list[Message]:
+    def _end_at_other_sizes(self, finished: IterationFinished) -> list[Message]:
         """End a slowdown at another world size: the task goes on with other workers, and other figures."""
         out: list[Message] = []
         for size, series in self.known.tasks.get(finished.task, {}).items():
             if series.slow and size != finished.world_size:
                 why = f"it goes on with {finished.world_size} workers, not {size}"
-                out += [] if series.untold_s or series.suppressed else [_ended(finished, size, series, why)]
+                out += [] if series.untold_s or series.suppressed else [_slowdown_ended(finished, size, series, why)]
                 series.slow, series.untold_s, series.recent = 0, 0.0, []
                 series.busy = series.suppressed = False
         return out
@@ -212,7 +212,7 @@ class Windows:
         return of_task[finished.world_size]
 
 
-def _ended(finished: IterationFinished, world_size: int, series: Series, reason: str) -> SlowdownEnded:
+def _slowdown_ended(finished: IterationFinished, world_size: int, series: Series, reason: str) -> SlowdownEnded:
     return SlowdownEnded(
         task=finished.task,
         epoch=finished.epoch,

@@ -103,7 +103,7 @@ class Mail(_Common, kw_only=True, frozen=True, forbid_unknown_fields=True, tag_f
     ca: str = ""
 
 
-class Command(_Common, kw_only=True, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="command"):
+class ProgramChannel(_Common, kw_only=True, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="command"):
     """A program that gets a notice as JSON on its standard input.
 
     Attributes:
@@ -124,7 +124,7 @@ class Heartbeat(_Web, kw_only=True, frozen=True, forbid_unknown_fields=True):
 
 
 Web = Json | Slack | Teams | PagerDuty | Alertmanager
-Channel = Web | Mail | Command
+Channel = Web | Mail | ProgramChannel
 KINDS = tuple(str(kind.__struct_config__.tag) for kind in get_args(Channel))
 """As the file calls them."""
 
@@ -158,7 +158,7 @@ def secrets(given: _Common, folder: Path) -> Secrets:
         if bool(password) != bool(given.user):
             raise InvalidInputError("user and password_file (or password_env) belong together: give both or neither")
         return Secrets(key=password)
-    if isinstance(given, Command):
+    if isinstance(given, ProgramChannel):
         if not Path(given.command[0]).is_absolute() or not os.access(given.command[0], os.X_OK):
             raise InvalidInputError(
                 f"command {given.command[0]!r}: give the absolute path of a program that can be run"

@@ -21,12 +21,12 @@ from unicron.contracts.notices import (
     Phase,
 )
 from unicron.contracts.queries import AcknowledgeIncident, GetNotifications, Reply
-from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
+from unicron.service.core import Answers, Core, Handlers
 from unicron_notifier import page
-from unicron_notifier.incidents import SETTLED_S, Incidents
+from unicron_notifier.incidents import SETTLED_S, IncidentTracker
 from unicron_notifier.rules import Routing, Rule
-from unicron_notifier.state import FULL, Channel, Incident, Notified, State
+from unicron_notifier.state import FULL, ChannelQueue, Notified, NotifiedIncident, NotifierState
 
 UPDATE_S = 10.0
 """Seconds after which those who know of an incident are told what is new; that it is over they are notified at once."""
@@ -46,10 +46,10 @@ class NotifierCore(Core):
         routing: the rules; without any it does nothing.
     """
 
-    def __init__(self, state: State | None = None, routing: Routing | None = None) -> None:
-        self.state: State = state or State()
+    def __init__(self, state: NotifierState | None = None, routing: Routing | None = None) -> None:
+        self.state: NotifierState = state or NotifierState()
         self._routing = routing or Routing()
-        self._incidents = Incidents(self.state)
+        self._incidents = IncidentTracker(self.state)
         self.handlers: Handlers = {Started: self._started}
         if self._routing.rules:
             self.handlers = {
@@ -75,7 +75,7 @@ class NotifierCore(Core):
             return []
         if not state.routed:
             state.routed, state.since = True, started.at
-        state.channels = {name: state.channels.get(name, Channel()) for name in routing.channels}
+        state.channels = {name: state.channels.get(name, ChannelQueue()) for name in routing.channels}
         out: list[Message] = []
         for incident in state.incidents.values():
             incident.told = {name: notified for name, notified in incident.told.items() if name in state.channels}
@@ -104,7 +104,7 @@ class NotifierCore(Core):
                     out.append(SetTimer(name=f"settle:{incident.id}", after_s=SETTLED_S))
         return out
 
-    def _schedule(self, incident: Incident) -> list[Message]:
+    def _schedule(self, incident: NotifiedIncident) -> list[Message]:
         """Set the timers at which somebody is told what is new about an incident."""
         if incident.hidden or not incident.version:
             return []
@@ -121,11 +121,11 @@ class NotifierCore(Core):
             out.append(SetTimer(name=f"tell:{incident.id}", after_s=0.0 if at_once else UPDATE_S))
         return out
 
-    def _matching(self, incident: Incident) -> list[tuple[str, Rule]]:
+    def _matching(self, incident: NotifiedIncident) -> list[tuple[str, Rule]]:
         about = (str(incident.kind), incident.severity, incident.status, incident.tasks)
         return [(name, rule) for name, rule in self._routing.rules.items() if rule.matches(*about)]
 
-    def _is_unnotified(self, incident: Incident, channel: str) -> bool:
+    def _is_unnotified(self, incident: NotifiedIncident, channel: str) -> bool:
         """Return whether a channel was told nothing of an incident yet, or only that it must wait for the morning."""
         notified = incident.told.get(channel)
         return notified is None or (notified.held == "quiet" and notified.version < incident.version)
@@ -158,7 +158,7 @@ class NotifierCore(Core):
                     out = self._escalate(incident, rule_name, rule, timer.at)
         return out
 
-    def _escalate(self, incident: Incident, name: str, rule: Rule, at: float) -> list[Message]:
+    def _escalate(self, incident: NotifiedIncident, name: str, rule: Rule, at: float) -> list[Message]:
         """Call others where nobody has acknowledged an incident, and it is not over."""
         if rule.escalate is None or incident.by or incident.ended:
             return []
@@ -167,7 +167,7 @@ class NotifierCore(Core):
         channels = [each for each in rule.escalate.channels if each not in incident.told]
         return self._notify(incident, channels, name, at, Phase.ESCALATED)
 
-    def _open(self, incident: Incident, name: str, rule: Rule, at: float) -> list[Message]:
+    def _open(self, incident: NotifiedIncident, name: str, rule: Rule, at: float) -> list[Message]:
         """Tell the channels of a rule for the first time, or have it wait for the morning."""
         incident.waits = [each for each in incident.waits if each != name]
         channels = [each for each in rule.channels if self._is_unnotified(incident, each)]
@@ -182,7 +182,7 @@ class NotifierCore(Core):
             out.append(SetTimer(name=f"escalate:{incident.id}:{name}", after_s=after_s))
         return out
 
-    def _update(self, incident: Incident, at: float) -> list[Message]:
+    def _update(self, incident: NotifiedIncident, at: float) -> list[Message]:
         """Tell those who know of an incident what has become of it."""
         incident.telling = False
         out: list[Message] = []
@@ -198,7 +198,7 @@ class NotifierCore(Core):
                 out += self._notify(incident, [channel], notified.rule, at, phase)
         return _merged(out)
 
-    def _hold(self, incident: Incident, channels: Iterable[str], rule: str) -> None:
+    def _hold(self, incident: NotifiedIncident, channels: Iterable[str], rule: str) -> None:
         for channel in channels:
             incident.told[channel] = Notified(version=incident.version, rule=rule, held="quiet")
 
@@ -207,7 +207,9 @@ class NotifierCore(Core):
         found = self._routing.rules.get(rule)
         return found.quiet.left_s(at) if found and found.quiet and found.quiet.holds(0, at) else 0.0
 
-    def _notify(self, incident: Incident, channels: list[str], rule: str, at: float, phase: Phase) -> list[Message]:
+    def _notify(
+        self, incident: NotifiedIncident, channels: list[str], rule: str, at: float, phase: Phase
+    ) -> list[Message]:
         """Have channels say how an incident stands."""
         if incident.label is IncidentKind.UNKNOWN:
             incident.label, incident.first = incident.kind, incident.severity
@@ -232,7 +234,7 @@ class NotifierCore(Core):
 
     def _summarize(self, why: list[str], at: float, only: str = "") -> list[Message]:
         """Have channels sum up what was held back from them: by a rule's quiet hours, or since too much waited."""
-        held: dict[str, list[Incident]] = {}
+        held: dict[str, list[NotifiedIncident]] = {}
         for incident in self.state.incidents.values():
             for name, notified in incident.told.items():
                 if (

@@ -17,8 +17,8 @@ from unicron.contracts.base import Delivered, GivenUp, Message, Probed, Started
 from unicron.contracts.notices import Notice
 from unicron.contracts.queries import GetNotifications
 from unicron.errors import UnicronError
-from unicron.intake import Input
-from unicron.service import Service
+from unicron.service.intake import Input
+from unicron.service.service import Service
 from unicron_notifier.channels import Heartbeat, Secrets
 from unicron_notifier.config import Config, Reached
 from unicron_notifier.incidents import OWN
@@ -70,7 +70,7 @@ class Couriers:
         reply = self._service.peek(GetNotifications())
         found = reply.notifications if reply else None
         for name, courier in self._couriers.items():
-            courier.see([each for each in found.pending if each.channel == name] if found else [])
+            courier.update_pending([each for each in found.pending if each.channel == name] if found else [])
 
     async def _beat(self, given: Heartbeat, secrets: Secrets) -> None:
         """Call as long as this instance is active, its core takes messages in, and the journal answers."""
@@ -78,7 +78,7 @@ class Couriers:
             try:
                 async with asyncio.timeout(given.every_s):
                     self._probed.clear()
-                    alive = self._service.token and self._service.tell(Probed(source=OWN))
+                    alive = self._service.token and self._service.queue_input(Probed(source=OWN))
                     if alive:
                         await self._probed.wait()
                         await self._bus.tail()
@@ -99,7 +99,7 @@ class _Courier:
         self._news = asyncio.Event()
         self._began = clock.now()
 
-    def see(self, pending: list[Notice]) -> None:
+    def update_pending(self, pending: list[Notice]) -> None:
         """Take note of all that is to be delivered now."""
         self._pending = OrderedDict((notice.id, notice) for notice in pending)
         self._news.set()
@@ -143,7 +143,7 @@ class _Courier:
         self._done[notice.id] = outcome
         if len(self._done) > REMEMBERED:
             self._done.popitem(last=False)
-        while self._service.token and not self._service.tell(outcome):
+        while self._service.token and not self._service.queue_input(outcome):
             await asyncio.sleep(ROOM_S)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HEARD_S):

@@ -28,7 +28,7 @@ from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import TaskState
 from unicron.observe.incidents import chain_of, ends_healing
-from unicron_notifier.state import MOST_NAMES, Hit, Incident, State, TaskSeen
+from unicron_notifier.state import MOST_NAMES, NotifiedIncident, NotifierState, TaskHit, TaskSeen
 
 OWN = "notifier"
 """As who this service speaks."""
@@ -50,14 +50,14 @@ def name_of(chain: str) -> str:
     return chain if _PLAIN.fullmatch(chain) else blake2b(chain.encode(), digest_size=8).hexdigest()
 
 
-class Incidents:
+class IncidentTracker:
     """Takes facts in; what people should know raises an incident's `version`.
 
     Args:
         state: that it works on.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: NotifierState) -> None:
         self._state = state
         self.handlers: dict[type[Message], Callable[[Any], None]] = {
             NodeSuspected: self._suspected,
@@ -78,7 +78,7 @@ class Incidents:
             DeadLetter: self._dead_letter,
         }
 
-    def close_if_harmless(self, incident: Incident, at: float) -> None:
+    def close_if_harmless(self, incident: NotifiedIncident, at: float) -> None:
         """End a failure that nothing came of: the process was replaced already, or its membership given up."""
         if incident.kind is IncidentKind.FAILURE and not incident.ended:
             for task, hit in incident.hits.items():
@@ -128,7 +128,7 @@ class Incidents:
         incident = self._ensure(broken, IncidentKind.TASK_FAILED)
         self._fail_task(incident, broken.task, broken.reason)
 
-    def _fail_task(self, incident: Incident, task: str, reason: str) -> None:
+    def _fail_task(self, incident: NotifiedIncident, task: str, reason: str) -> None:
         known = incident.kind is IncidentKind.TASK_FAILED and task in incident.tasks and incident.version > 0
         incident.worsen(IncidentKind.TASK_FAILED, 1)
         incident.name(task=task)
@@ -233,7 +233,7 @@ class Incidents:
             incident.note(slow.cure)
 
     def _record_slowdown(
-        self, incident: Incident, slow: SlowdownDetected | StragglerDetected, text: str, factor: float
+        self, incident: NotifiedIncident, slow: SlowdownDetected | StragglerDetected, text: str, factor: float
     ) -> None:
         incident.key = f"slow:{slow.task}"
         incident.name(task=slow.task)
@@ -289,28 +289,28 @@ class Incidents:
 
     # --- incidents ---------------------------------------------------------------------------------------------------
 
-    def _open(self) -> list[Incident]:
+    def _open(self) -> list[NotifiedIncident]:
         return [each for each in self._state.incidents.values() if not each.ended]
 
-    def _hit_by(self, task: str) -> list[tuple[Incident, Hit]]:
+    def _hit_by(self, task: str) -> list[tuple[NotifiedIncident, TaskHit]]:
         """Return the incidents that still keep a task from its work, and what each did to it."""
         found = ((each, each.hits.get(task)) for each in self._open())
         return [(incident, hit) for incident, hit in found if hit is not None and not hit.over]
 
-    def _find(self, message: Message) -> Incident | None:
+    def _find(self, message: Message) -> NotifiedIncident | None:
         return self._state.incidents.get(name_of(chain_of(message)))
 
-    def _ensure(self, message: Message, kind: IncidentKind, name: str = "") -> Incident:
+    def _ensure(self, message: Message, kind: IncidentKind, name: str = "") -> NotifiedIncident:
         """Return the incident that a fact belongs to; a new one where it is the first of its chain."""
         chain = chain_of(message)
         name = name or name_of(chain)
         if name not in self._state.incidents:
-            incident = Incident(id=name, chain=chain, kind=kind, severity=3, began=message.at)
+            incident = NotifiedIncident(id=name, chain=chain, kind=kind, severity=3, began=message.at)
             self._state.incidents[name] = incident
             self._state.forget()
         return self._state.incidents[name]
 
-    def _find_by_key(self, key: str) -> Incident | None:
+    def _find_by_key(self, key: str) -> NotifiedIncident | None:
         """Return the newest incident with a key that is going on, or that has no end."""
         found = (each for each in reversed(self._state.incidents.values()) if each.key == key and not each.ended)
         return next(found, None)
@@ -319,7 +319,7 @@ class Incidents:
         for each in [each for each in self._state.incidents.values() if each.hidden and node in each.nodes]:
             del self._state.incidents[each.id]
 
-    def _record_hit(self, incident: Incident, task: str, at: float, *, stirred: bool = False) -> None:
+    def _record_hit(self, incident: NotifiedIncident, task: str, at: float, *, stirred: bool = False) -> None:
         """Note that an incident stops a task; one that was over goes on."""
         incident.name(task=task)
         hit = incident.hits.get(task)
@@ -328,22 +328,22 @@ class Incidents:
                 return
             seen = self._state.tasks.get(task, TaskSeen())
             lost, full = (hit.lost, hit.full) if hit else (0.0, seen.workers)
-            hit = Hit(full=full, computing=seen.computing, since=at, lost=lost)
+            hit = TaskHit(full=full, computing=seen.computing, since=at, lost=lost)
             incident.hits[task] = hit
         hit.stirred = hit.stirred or stirred
         incident.away, incident.ended = [], 0.0
 
-    def _heal(self, hit: Hit, at: float, now: str) -> None:
+    def _heal(self, hit: TaskHit, at: float, now: str) -> None:
         hit.advance(at, hit.full)
         hit.over, hit.now = True, now
 
-    def _end_if_healed(self, incident: Incident, at: float) -> None:
+    def _end_if_healed(self, incident: NotifiedIncident, at: float) -> None:
         """End an incident that is healed."""
         waits = incident.away or any(not hit.over for hit in incident.hits.values())
         if incident.kind in HEALED and incident.version and not incident.ended and not waits:
             self._end(incident, at)
 
-    def _end(self, incident: Incident, at: float) -> None:
+    def _end(self, incident: NotifiedIncident, at: float) -> None:
         incident.ended = max(at, incident.began)
         incident.version += 1
 

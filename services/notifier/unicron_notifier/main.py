@@ -6,12 +6,12 @@ from typing import ClassVar
 from unicron import subjects
 from unicron.bus.protocol import Bus
 from unicron.clock import SystemClock
-from unicron.runner import run_service
-from unicron.service import Service, Wiring
+from unicron.service.runner import run_service
+from unicron.service.service import Service, Wiring
 from unicron.settings import Settings
 from unicron_notifier.config import load
 from unicron_notifier.core import NotifierCore
-from unicron_notifier.state import State
+from unicron_notifier.state import NotifierState
 
 
 class NotifierSettings(Settings, kw_only=True, frozen=True):
@@ -37,7 +37,7 @@ def wiring(settings: NotifierSettings) -> Wiring:
     return Wiring(
         name=settings.process,
         core=core,
-        state=State,
+        state=NotifierState,
         facts=facts,
         telemetry=telemetry,
     )

@@ -5,7 +5,7 @@ from urllib.parse import quote
 from unicron.contracts.failures import Severity
 from unicron.contracts.notices import IncidentKind, Notice, Phase
 from unicron.printable import one_line
-from unicron_notifier.state import Hit, Incident
+from unicron_notifier.state import NotifiedIncident, TaskHit
 
 LONGEST_LINE = 500
 LONGEST_TITLE = 200
@@ -51,7 +51,7 @@ def lasted(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def title(incident: Incident) -> str:
+def title(incident: NotifiedIncident) -> str:
     """Return what happened, in one line."""
     tasks, nodes = names(incident.tasks), names(incident.nodes)
     match incident.kind:
@@ -71,12 +71,12 @@ def title(incident: Incident) -> str:
     return cut(text, LONGEST_TITLE)
 
 
-def _hit(task: str, hit: Hit) -> str:
+def _hit(task: str, hit: TaskHit) -> str:
     had = f" (had {counted(hit.full, 'worker')})" if hit.full else ""
     return f"{task}{had}: " + "; ".join(filter(None, (hit.now or "is stopped", hit.plan)))
 
 
-def _cost(incident: Incident, at: float) -> list[str]:
+def _cost(incident: NotifiedIncident, at: float) -> list[str]:
     lost, so_far = incident.lost_by(at), "" if incident.ended else " so far"
     return [f"Cost{so_far}: about {lasted(lost)} of one worker's time" if lost < 60 else _long(lost, so_far)] * (
         lost > 0
@@ -87,7 +87,7 @@ def _long(lost: float, so_far: str) -> str:
     return f"Cost{so_far}: about {lost / 3600:.2f} worker-hours"
 
 
-def lines(incident: Incident, phase: Phase, at: float) -> list[str]:
+def lines(incident: NotifiedIncident, phase: Phase, at: float) -> list[str]:
     """Return what is known of an incident at `at`, in Unix seconds, line by line."""
     found = []
     if phase is Phase.OVER:
@@ -114,7 +114,7 @@ def lines(incident: Incident, phase: Phase, at: float) -> list[str]:
     return [cut(line, LONGEST_LINE) for line in found]
 
 
-def notice(incident: Incident, channel: str, phase: Phase, at: float, link: str) -> Notice:
+def notice(incident: NotifiedIncident, channel: str, phase: Phase, at: float, link: str) -> Notice:
     """Return what a channel is to say of an incident as it stands at `at`, in Unix seconds."""
     return Notice(
         id=f"{incident.id}.{incident.version}.{channel}",
@@ -140,7 +140,7 @@ def notice(incident: Incident, channel: str, phase: Phase, at: float, link: str)
     )
 
 
-def summary(incidents: list[Incident], channel: str, why: str, number: int, at: float, link: str) -> Notice:
+def summary(incidents: list[NotifiedIncident], channel: str, why: str, number: int, at: float, link: str) -> Notice:
     """Return what a channel is to say of all incidents that were held back from it."""
     worst = min(each.severity for each in incidents)
     over = sum(1 for each in incidents if each.ended)

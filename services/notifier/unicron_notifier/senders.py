@@ -22,7 +22,7 @@ from typing import Any
 import unicron
 from unicron.contracts.notices import Notice
 from unicron.errors import UnicronError
-from unicron_notifier.channels import Channel, Command, Heartbeat, Mail, Secrets, Web
+from unicron_notifier.channels import Channel, Heartbeat, Mail, ProgramChannel, Secrets, Web
 from unicron_notifier.page import cut
 from unicron_notifier.shapes import SHAPES, generic, heading, text
 
@@ -64,7 +64,7 @@ async def deliver(notice: Notice, given: Channel, secrets: Secrets) -> str:
         async with asyncio.timeout(given.timeout_s):
             if isinstance(given, Mail):
                 return await _mail(notice, given, secrets)
-            if isinstance(given, Command):
+            if isinstance(given, ProgramChannel):
                 return await _command(notice, given)
             body = json.dumps(SHAPES[kind_of(given)](notice, secrets.key)).encode()
             return await _http("POST", given, secrets, body, {"Idempotency-Key": notice.id})
@@ -109,21 +109,21 @@ async def _http(method: str, given: Web | Heartbeat, secrets: Secrets, body: byt
             ) as answer,
         ):
             said = (await answer.content.read(MOST_READ)).decode(errors="replace")
-            return _judged(answer.status, answer.headers.get("Retry-After", ""), _without(said, secrets))
+            return _check_response(answer.status, answer.headers.get("Retry-After", ""), _redact(said, secrets))
     except aiohttp.ClientConnectorError as error:
         why = error.os_error.strerror or type(error).__name__
         raise DeliveryError(f"{error.host}:{error.port} can't be reached: {why}") from None
     except aiohttp.ClientResponseError as error:
-        raise DeliveryError(_without(f"the answer is no HTTP: {error.message}", secrets)) from None
+        raise DeliveryError(_redact(f"the answer is no HTTP: {error.message}", secrets)) from None
     except (aiohttp.ClientError, OSError, ValueError) as error:  # what is no HTTP at all may be any of them
-        raise DeliveryError(_without(f"{type(error).__name__}: {error}", secrets)) from None
+        raise DeliveryError(_redact(f"{type(error).__name__}: {error}", secrets)) from None
 
 
 _REFUSED = re.compile(r"delivery failed with error|returned HTTP error|\"ok\": ?false", re.IGNORECASE)
 """In the answer of a service that says 200 though it has taken nothing, as Teams does."""
 
 
-def _judged(status: int, retry_after: str, said: str) -> str:
+def _check_response(status: int, retry_after: str, said: str) -> str:
     answer = f"HTTP {status}{f': {said}' if said else ''}"
     if 200 <= status < 300 and not _REFUSED.search(said):
         return answer
@@ -145,7 +145,7 @@ def _seconds(retry_after: str) -> float:
         return 0.0
 
 
-def _without(said: str, secrets: Secrets) -> str:
+def _redact(said: str, secrets: Secrets) -> str:
     """Return a text for a person without any of the secrets in it."""
     parts = {each for each in (*secrets, secrets.url.partition("://")[2].partition("/")[2]) if len(each) > 3}
     for each in sorted(parts, key=len, reverse=True):
@@ -156,7 +156,7 @@ def _without(said: str, secrets: Secrets) -> str:
 # --- mail ------------------------------------------------------------------------------------------------------------
 
 
-def letter(notice: Notice, given: Mail) -> EmailMessage:
+def build_mail(notice: Notice, given: Mail) -> EmailMessage:
     """Return the mail about a notice; one repeated has the same id, and all of one incident are one thread."""
     found = EmailMessage()
     host = given.sender.rpartition("@")[2]
@@ -171,7 +171,7 @@ def letter(notice: Notice, given: Mail) -> EmailMessage:
 
 
 async def _mail(notice: Notice, given: Mail, secrets: Secrets) -> str:
-    message = letter(notice, given)
+    message = build_mail(notice, given)
 
     def send() -> str:
         with smtplib.SMTP(given.host, given.port, timeout=given.timeout_s) as server:
@@ -187,12 +187,12 @@ async def _mail(notice: Notice, given: Mail, secrets: Secrets) -> str:
     except smtplib.SMTPResponseException as error:
         said = error.smtp_error.decode(errors="replace") if isinstance(error.smtp_error, bytes) else error.smtp_error
         final = error.smtp_code >= 500
-        raise DeliveryError(_without(f"SMTP {error.smtp_code}: {said}", secrets), final=final) from None
+        raise DeliveryError(_redact(f"SMTP {error.smtp_code}: {said}", secrets), final=final) from None
     except smtplib.SMTPRecipientsRefused as error:
         final = all(code >= 500 for code, _ in error.recipients.values())
         raise DeliveryError(f"all of {', '.join(given.to)} were refused", final=final) from None
     except (smtplib.SMTPException, OSError, ValueError) as error:
-        raise DeliveryError(_without(f"{type(error).__name__}: {error}", secrets)) from None
+        raise DeliveryError(_redact(f"{type(error).__name__}: {error}", secrets)) from None
 
 
 async def _in_thread(job: Callable[[], str]) -> str:
@@ -219,7 +219,7 @@ async def _in_thread(job: Callable[[], str]) -> str:
 # --- programs --------------------------------------------------------------------------------------------------------
 
 
-async def _command(notice: Notice, given: Command) -> str:
+async def _command(notice: Notice, given: ProgramChannel) -> str:
     pipe, none = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     try:
         process = await asyncio.create_subprocess_exec(
@@ -228,7 +228,7 @@ async def _command(notice: Notice, given: Command) -> str:
     except OSError as error:
         raise DeliveryError(f"{given.command[0]} can't be run: {error.strerror}") from error
     try:
-        _, said, status = await asyncio.gather(_feed(process, notice), _last(process), process.wait())
+        _, said, status = await asyncio.gather(_write_input(process, notice), _read_tail(process), process.wait())
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # what it has started ends with it
@@ -239,7 +239,7 @@ async def _command(notice: Notice, given: Command) -> str:
     return f"{given.command[0]} ended with status 0"
 
 
-async def _feed(process: asyncio.subprocess.Process, notice: Notice) -> None:
+async def _write_input(process: asyncio.subprocess.Process, notice: Notice) -> None:
     if process.stdin:
         with contextlib.suppress(OSError):  # it may not want to know
             process.stdin.write(json.dumps(generic(notice, "")).encode() + b"\n")
@@ -247,7 +247,7 @@ async def _feed(process: asyncio.subprocess.Process, notice: Notice) -> None:
         process.stdin.close()
 
 
-async def _last(process: asyncio.subprocess.Process) -> str:
+async def _read_tail(process: asyncio.subprocess.Process) -> str:
     """Return the end of what a process says, and keep it from filling its pipe."""
     said = b""
     while process.stderr and (more := await process.stderr.read(MOST_READ)):

@@ -24,7 +24,7 @@ FULL = 20
 """Notices that wait for one channel; what comes then is summed up as soon as they are delivered."""
 
 
-class Hit(msgspec.Struct, kw_only=True):
+class TaskHit(msgspec.Struct, kw_only=True):
     """What an incident did to a task.
 
     Attributes:
@@ -73,7 +73,7 @@ class Notified(msgspec.Struct, kw_only=True):
     escalated: bool = False
 
 
-class Incident(msgspec.Struct, kw_only=True):
+class NotifiedIncident(msgspec.Struct, kw_only=True):
     """One cause, and all that followed from it.
 
     Attributes:
@@ -117,7 +117,7 @@ class Incident(msgspec.Struct, kw_only=True):
     first: Level = 3
     lines: Annotated[list[Text], Few] = []
     tasks: Annotated[list[Label], Few] = []
-    hits: dict[str, Hit] = {}
+    hits: dict[str, TaskHit] = {}
     nodes: Annotated[list[Label], Few] = []
     away: Annotated[list[Label], Few] = []
     out: Annotated[list[Label], Few] = []
@@ -165,7 +165,7 @@ class Incident(msgspec.Struct, kw_only=True):
         return sum(hit.lost_by(until) for hit in self.hits.values())
 
 
-class Channel(msgspec.Struct, kw_only=True):
+class ChannelQueue(msgspec.Struct, kw_only=True):
     """What one channel has to do.
 
     Attributes:
@@ -194,7 +194,7 @@ class TaskSeen(msgspec.Struct, kw_only=True):
         return sum(self.on.values())
 
 
-class State(msgspec.Struct, kw_only=True):
+class NotifierState(msgspec.Struct, kw_only=True):
     """The state of the core.
 
     Attributes:
@@ -210,8 +210,8 @@ class State(msgspec.Struct, kw_only=True):
     since: Moment = 0.0
     summaries: Count = 0
     tasks: dict[str, TaskSeen] = {}
-    incidents: dict[str, Incident] = {}
-    channels: dict[str, Channel] = {}
+    incidents: dict[str, NotifiedIncident] = {}
+    channels: dict[str, ChannelQueue] = {}
 
     def forget(self) -> None:
         """Drop what is too old: all but the latest incidents, and those first that are over and told."""

@@ -32,29 +32,29 @@ from unicron.contracts.plans import Plan, Trigger, TriggerKind
 from unicron.contracts.queries import GetCurve, GetPlan, PlanView, Reply, TableRow, WhatIf
 from unicron.contracts.ranges import AHEAD_S, SHORTEST_S
 from unicron.contracts.tasks import SlotRef, TaskState
-from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
+from unicron.service.core import Answers, Core, Handlers
 from unicron_planner import estimates, lookup, nodes, situation, throughput
-from unicron_planner.doubts import doubt
-from unicron_planner.estimates import FAILURE, KINDS, Options
-from unicron_planner.holdings import Holdings, Slots
-from unicron_planner.lookup import Effect, Event, Row, Situation, Sweeps
+from unicron_planner.doubts import find_contradiction
+from unicron_planner.estimates import FAILURE, KINDS, PlannerOptions
+from unicron_planner.holdings import PlannedSlots, Slots
+from unicron_planner.lookup import Effect, Event, LookupRow, Situation, Sweeps
 from unicron_planner.plans import changes_layout, differs, disturbance, make_plan
-from unicron_planner.state import Node, PlannerState
-from unicron_planner.throughput import Measured
+from unicron_planner.state import AdmittedNode, PlannerState
+from unicron_planner.throughput import MeasuredSize
 
 
-class Timer(StrEnum):
+class PlannerTimer(StrEnum):
     """What the core waits for."""
 
     REFRESH = "refresh"
     ADMISSIONS = "admissions"
 
 
-REFRESH = SetTimer(name=Timer.REFRESH, after_s=0.02)
+REFRESH = SetTimer(name=PlannerTimer.REFRESH, after_s=0.02)
 """Not at once: a plan on its way shall not have to share a core with this, and a burst of events makes one table."""
 
-ADMISSIONS = SetTimer(name=Timer.ADMISSIONS, after_s=0.03)
+ADMISSIONS = SetTimer(name=PlannerTimer.ADMISSIONS, after_s=0.03)
 """Nodes that join one after the other are planned for together. Whoever loses something never waits."""
 
 ENDS = {
@@ -80,24 +80,24 @@ class PlannerCore(Core):
         stopwatch: seconds from any beginning, to tell how long a plan took; a core has no clock of its own.
     """
 
-    doubts = staticmethod(doubt)
+    doubts = staticmethod(find_contradiction)
 
     def __init__(
         self,
         state: PlannerState | None = None,
-        options: Options | None = None,
+        options: PlannerOptions | None = None,
         stopwatch: Callable[[], float] = _no_time,
     ) -> None:
         self.state: PlannerState = state or PlannerState()
-        self._options = options or Options()
+        self._options = options or PlannerOptions()
         self._stopwatch = stopwatch
-        self._held = Holdings(_slots(self.state.plan))
-        self._table: dict[Effect, Row] = {}
+        self._held = PlannedSlots(_slots(self.state.plan))
+        self._table: dict[Effect, LookupRow] = {}
         self._sweeps: Sweeps = {}
         self._situation: Situation | None = None
         self._awaited = False
         self._refresh_s = 0.0
-        self._decided: tuple[Situation, Event, Row] | None = None
+        self._decided: tuple[Situation, Event, LookupRow] | None = None
         self.handlers: Handlers = {
             NodeAdmitted: self._admit,
             NodeDrained: self._drain,
@@ -110,9 +110,9 @@ class PlannerCore(Core):
             TaskRecovered: self._recovered,
             TaskStateChanged: lambda now: self._end(now.task, ENDS[now.state]) if now.state.ended else [],
             **({IterationFinished: self._measure} if self._options.use_measured else {}),
-            TimerFired: self._fired,
-            Started: self._begin,
-            PlanDecided: self._heard,
+            TimerFired: self._timer_fired,
+            Started: self._start,
+            PlanDecided: self._read_back,
         }
         self.answers: Answers = {
             GetPlan: lambda _: (Reply(plan=self._in_force()), []),
@@ -134,14 +134,14 @@ class PlannerCore(Core):
         believed = situation.curve(self.state, *self._known(query.task))
         return Reply(curve=structs.replace(believed, measures=self._options.use_measured)), []
 
-    def _begin(self, started: Started) -> list[Message]:
+    def _start(self, started: Started) -> list[Message]:
         """Make a table; count the exposure to failure anew where the newest fact is said to lie in times to come."""
         if self.state.clock > started.at + AHEAD_S:
             self.state.clock, self.state.worker_seconds, self.state.believed_rate = 0.0, 0.0, 0.0
-        return self._soon()
+        return self._request_refresh()
 
-    def _fired(self, timer: TimerFired) -> list[Message]:
-        if timer.name == Timer.ADMISSIONS:
+    def _timer_fired(self, timer: TimerFired) -> list[Message]:
+        if timer.name == PlannerTimer.ADMISSIONS:
             joined = self.state.joined
             return self._decide(Trigger.of(TriggerKind.NODE_JOINED, joined)) if joined else []
         self._awaited = False
@@ -152,7 +152,7 @@ class PlannerCore(Core):
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def _admit(self, admitted: NodeAdmitted) -> list[Message]:
-        name, node = admitted.node, Node(slots=[slot.index for slot in admitted.slots])
+        name, node = admitted.node, AdmittedNode(slots=[slot.index for slot in admitted.slots])
         if self.state.nodes.get(name) == node:
             return []  # its agent was started again
         was_up, first = self._is_up(name), not self.state.joined
@@ -183,7 +183,7 @@ class PlannerCore(Core):
             self.state.failures += was_up  # only now: a prepared and a computed answer come from the same rate
             return out
         if failure.task in self.state.tasks:
-            estimates.disturb(self.state, failure.task, FAILURE)
+            estimates.record_disturbance(self.state, failure.task, FAILURE)
         return []
 
     def _take_out(self, name: str, kind: TriggerKind, *, owed: bool = False) -> list[Message]:
@@ -199,7 +199,7 @@ class PlannerCore(Core):
 
     def _recovered(self, recovered: TaskRecovered) -> list[Message]:
         if math.isfinite(recovered.seconds) and recovered.seconds >= 0:
-            estimates.observe(self.state, recovered.task, recovered.seconds)
+            estimates.record_transition(self.state, recovered.task, recovered.seconds)
         return []
 
     def _submit(self, submitted: TaskSubmitted) -> list[Message]:
@@ -249,15 +249,15 @@ class PlannerCore(Core):
             return []
         if self._held.on.get(done.node, {}).get(done.slot) != done.task:
             return []  # it is nobody's who is there
-        if changes_layout(spec, len(self._held.of(done.task)), done.world_size):
+        if changes_layout(spec, len(self._held.slots_of(done.task)), done.world_size):
             return []  # after a failure, fewer compute for a while in the shape that they had
         if self.state.epochs.get(done.task) != done.epoch:
             self.state.epochs[done.task] = done.epoch
             return []  # the first iteration of a membership holds its start, or the cure of a failure
         by_size = self.state.measured.setdefault(done.task, {})
-        now = by_size[done.world_size] = throughput.added(by_size.get(done.world_size, Measured()), done.seconds)
+        now = by_size[done.world_size] = throughput.added(by_size.get(done.world_size, MeasuredSize()), done.seconds)
         moved = abs(now.mean_s - now.believed_s) > estimates.DRIFT * max(now.mean_s, now.believed_s)
-        return self._soon() if moved else []
+        return self._request_refresh() if moved else []
 
     # --- plans -------------------------------------------------------------------------------------------------------
 
@@ -279,16 +279,16 @@ class PlannerCore(Core):
         plan = structs.replace(plan, prepared=prepared, lookup_s=self._stopwatch() - began, refresh_s=self._refresh_s)
         self._table, self._situation = {}, None
         if not (owed or differs(plan, before)):
-            return self._soon()
+            return self._request_refresh()
         for share in plan.shares:
             kind = disturbance(share, self.state.tasks[share.task], event)
             if kind:
-                estimates.disturb(self.state, share.task, kind, anew=not (share.before and share.slots))
+                estimates.record_disturbance(self.state, share.task, kind, anew=not (share.before and share.slots))
         self.state.plan, self._decided = plan, (given, event, row)
-        self._held.follow(_slots(plan))
-        return [PlanDecided(plan=plan.news(before)), *self._soon()]
+        self._held.replace(_slots(plan))
+        return [PlanDecided(plan=plan.news(before)), *self._request_refresh()]
 
-    def _heard(self, decided: PlanDecided) -> list[Message]:
+    def _read_back(self, decided: PlanDecided) -> list[Message]:
         """Read the own plans back; one that this service never made is overruled, else it would outrank all to come."""
         mine = self.state.plan
         if mine is None or decided.plan.number <= mine.number:
@@ -297,7 +297,7 @@ class PlannerCore(Core):
         _, *then = self._decide(Trigger(TriggerKind.UNKNOWN), owed=True)
         return [PlanDecided(plan=self.state.plan), *then]
 
-    def _soon(self) -> list[Message]:
+    def _request_refresh(self) -> list[Message]:
         """Ask for a new table, unless that was asked for: a timer that is set again and again never fires."""
         asked, self._awaited = self._awaited, True
         return [] if asked else [REFRESH]
@@ -305,7 +305,7 @@ class PlannerCore(Core):
     def _refresh(self) -> None:
         """Make the lookup table for the cluster as it is."""
         began, options = self._stopwatch(), self._options
-        estimates.believe(self.state, options)
+        estimates.update_beliefs(self.state, options)
         for by_size in self.state.measured.values():
             for size, one in by_size.items():
                 by_size[size] = structs.replace(one, believed_s=one.mean_s)
@@ -360,7 +360,7 @@ class PlannerCore(Core):
                 raise InvalidInputError(f"node {name!r} is not up; these are: {up or 'none'}")
             state.nodes[name] = structs.replace(state.nodes[name], up=False)
         for number in range(query.join):
-            state.nodes[f"new-{number + 1}"] = Node(slots=list(range(nodes.usual_slots(self.state))))
+            state.nodes[f"new-{number + 1}"] = AdmittedNode(slots=list(range(nodes.usual_slots(self.state))))
         for task in query.finish:
             if state.tasks.pop(task, None) is None:
                 raise InvalidInputError(f"no task {task!r} to finish; there are: {self._names()}")
@@ -376,8 +376,8 @@ class PlannerCore(Core):
         copy._decide(Trigger(TriggerKind.WHAT_IF), lost=lost, owed=True)
         return copy._view()
 
-    def _line(self, row: Row) -> TableRow:
-        changes = {task: size for task, size in row.sizes.items() if size != len(self._held.of(task))}
+    def _line(self, row: LookupRow) -> TableRow:
+        changes = {task: size for task, size in row.sizes.items() if size != len(self._held.slots_of(task))}
         tasks = self._situation.tasks if self._situation else {}
         waf = sum(tasks[task].waf_of(size) for task, size in row.sizes.items() if task in tasks)
         return TableRow(event=str(row.trigger), workers=row.workers, changes=changes, reward=row.reward, waf=waf)
@@ -390,7 +390,7 @@ class PlannerCore(Core):
         """
         if task not in self.state.tasks:
             raise InvalidInputError(f"no task {task!r}; there are: {self._names()}")
-        return task, len(self._held.of(task))
+        return task, len(self._held.slots_of(task))
 
     def _names(self) -> str:
         return ", ".join(self.state.tasks) or "none"

@@ -2,11 +2,11 @@
 
 from unicron.contracts.base import Message
 from unicron.contracts.events import NodeAdmitted, PlanDecided
-from unicron.core import too_far
+from unicron.service.core import gap_problem
 from unicron_planner.state import PlannerState
 
 
-def doubt(state: PlannerState, message: Message) -> str | None:
+def find_contradiction(state: PlannerState, message: Message) -> str | None:
     """Return why a fact contradicts what is known; None where it does not."""
     match message:
         case NodeAdmitted(node=node, slots=slots):
@@ -14,5 +14,5 @@ def doubt(state: PlannerState, message: Message) -> str | None:
             if not indices or len(set(indices)) < len(indices) or min(indices) < 0:
                 return f"{node} can't have the slots {indices}: each needs a number of its own, from 0"
         case PlanDecided(plan=plan):
-            return too_far("plan", plan.number, state.plan.number) if state.plan else None
+            return gap_problem("plan", plan.number, state.plan.number) if state.plan else None
     return None

@@ -7,7 +7,7 @@ prepared and one that is computed then rest on the same numbers, and what was wo
 from msgspec.structs import replace
 
 from unicron.contracts.base import Record
-from unicron_planner.state import Observed, PlannerState
+from unicron_planner.state import DurationSums, PlannerState
 
 DRIFT = 0.05
 """Change of an estimate, as a part of it, from which on it is believed."""
@@ -26,7 +26,7 @@ LONGEST_S = 3600.0
 KINDS = (FAILURE, RESIZE, RELAYOUT)
 
 
-class Options(Record, kw_only=True, frozen=True):
+class PlannerOptions(Record, kw_only=True, frozen=True):
     """What an administrator can set.
 
     Attributes:
@@ -46,17 +46,17 @@ class Options(Record, kw_only=True, frozen=True):
     spare_nodes: int = 0
 
 
-def failure_rate(state: PlannerState, options: Options) -> float:
+def failure_rate(state: PlannerState, options: PlannerOptions) -> float:
     """Return the failures a second and worker that plans are made with."""
     return state.believed_rate or _estimated_rate(state, options)
 
 
-def transition_s(state: PlannerState, options: Options, kind: str) -> float:
+def transition_s(state: PlannerState, options: PlannerOptions, kind: str) -> float:
     """Return the D_transition that plans are made with, for one of `KINDS`."""
-    return state.transitions.get(kind, Observed()).believed_s or options.transition_s
+    return state.transitions.get(kind, DurationSums()).believed_s or options.transition_s
 
 
-def disturb(state: PlannerState, task: str, kind: str, *, anew: bool = False) -> None:
+def record_disturbance(state: PlannerState, task: str, kind: str, *, anew: bool = False) -> None:
     """Note why a task is on its way to full membership.
 
     A change of layout that is under way stays the reason, whatever comes on top of it, unless the task stops or starts
@@ -66,27 +66,27 @@ def disturb(state: PlannerState, task: str, kind: str, *, anew: bool = False) ->
         state.disturbed[task] = kind
 
 
-def observe(state: PlannerState, task: str, seconds: float) -> None:
+def record_transition(state: PlannerState, task: str, seconds: float) -> None:
     """Note that a task took `seconds` to be back at full membership."""
     kind = state.disturbed.pop(task, "")
     if kind:
-        now, seconds = state.transitions.get(kind, Observed()), min(seconds, LONGEST_S)
+        now, seconds = state.transitions.get(kind, DurationSums()), min(seconds, LONGEST_S)
         keep = 0.5 if now.count >= MEMORY else 1.0
         state.transitions[kind] = replace(now, count=now.count * keep + 1, seconds=now.seconds * keep + seconds)
 
 
-def believe(state: PlannerState, options: Options) -> None:
+def update_beliefs(state: PlannerState, options: PlannerOptions) -> None:
     """Let the believed values follow the estimates."""
-    state.believed_rate = _followed(state.believed_rate, _estimated_rate(state, options))
+    state.believed_rate = _follow_estimate(state.believed_rate, _estimated_rate(state, options))
     for kind, seen in state.transitions.items():
         mean = (options.transition_s + seen.seconds) / (1 + seen.count)
-        state.transitions[kind] = replace(seen, believed_s=_followed(seen.believed_s, mean))
+        state.transitions[kind] = replace(seen, believed_s=_follow_estimate(seen.believed_s, mean))
 
 
-def _estimated_rate(state: PlannerState, options: Options) -> float:
+def _estimated_rate(state: PlannerState, options: PlannerOptions) -> float:
     """Return the mean of the posterior Gamma distribution."""
     return (options.prior_failures + state.failures) / (options.prior_worker_s + state.worker_seconds)
 
 
-def _followed(believed: float, estimate: float) -> float:
+def _follow_estimate(believed: float, estimate: float) -> float:
     return estimate if abs(estimate - believed) > DRIFT * max(estimate, believed) else believed

@@ -9,7 +9,7 @@ Slots = dict[str, list[int]]
 """Numbers of slots by node."""
 
 
-class Holdings:
+class PlannedSlots:
     """The slots that tasks have; kept from one plan to the next, so that only what moves costs anything.
 
     Attributes:
@@ -20,13 +20,13 @@ class Holdings:
     def __init__(self, slots: Mapping[str, list[SlotRef]] | None = None) -> None:
         self.slots: dict[str, list[SlotRef]] = {}
         self.on: dict[str, dict[int, str]] = {}
-        self.follow(slots or {})
+        self.replace(slots or {})
 
-    def of(self, task: str) -> list[SlotRef]:
+    def slots_of(self, task: str) -> list[SlotRef]:
         """Return the slots of a task, in rank order."""
         return self.slots.get(task, [])
 
-    def follow(self, slots: Mapping[str, list[SlotRef]]) -> None:
+    def replace(self, slots: Mapping[str, list[SlotRef]]) -> None:
         """Let the tasks have `slots`, and all other tasks none."""
         moved = {task: given for task, given in slots.items() if given is not self.slots.get(task)}
         for task in [*moved, *(self.slots.keys() - slots.keys())]:

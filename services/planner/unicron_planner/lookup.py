@@ -18,7 +18,7 @@ STEPS = 2e9
 """Additions that such rows may take, all together: about a second."""
 
 
-class Row(NamedTuple):
+class LookupRow(NamedTuple):
     """One answer of the lookup table.
 
     Attributes:
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Standing:
+class TaskStanding:
     """How a task stands before the event.
 
     Attributes:
@@ -72,7 +72,7 @@ class Situation:
         relayout_s: D_transition of a task whose layout changes, whether or not it lost workers.
     """
 
-    tasks: Mapping[str, Standing]
+    tasks: Mapping[str, TaskStanding]
     failure_rate: float
     resize_s: float
     failure_s: float
@@ -114,7 +114,7 @@ Sweeps = dict[int, Passes]
 """The passes over all tasks by n', kept from one table to the next, so that only what changed is done again."""
 
 
-def table(situation: Situation, events: Iterable[Event], sweeps: Sweeps | None = None) -> dict[Effect, Row]:
+def table(situation: Situation, events: Iterable[Event], sweeps: Sweeps | None = None) -> dict[Effect, LookupRow]:
     """Return the answers to all `events`, less those that can't happen (a launch that needs more than there is).
 
     Args:
@@ -129,7 +129,7 @@ def table(situation: Situation, events: Iterable[Event], sweeps: Sweeps | None =
     sweeps = {} if sweeps is None else sweeps
     older = dict(sweeps)
     sweeps.clear()
-    rows: dict[Effect, Row] = {}
+    rows: dict[Effect, LookupRow] = {}
     for workers, cases in by_size.items():
         passes = sweeps[workers] = program.prepare(problem.scores(workers), problem.units(workers), older.get(workers))
         single = sorted(touched[0] for touched in cases if len(touched) == 1)
@@ -142,7 +142,7 @@ def table(situation: Situation, events: Iterable[Event], sweeps: Sweeps | None =
     return rows
 
 
-def answer(situation: Situation, event: Event) -> Row:
+def answer(situation: Situation, event: Event) -> LookupRow:
     """Return what to do after one event that was not foreseen.
 
     Raises:
@@ -156,7 +156,7 @@ def answer(situation: Situation, event: Event) -> Row:
     return problem.row(event, sizes, lost)
 
 
-def runner_up(situation: Situation, event: Event, best: Row) -> Row | None:
+def runner_up(situation: Situation, event: Event, best: LookupRow) -> LookupRow | None:
     """Return the best other assignment after the same event; `best` is the optimal one."""
     problem = _Problem(situation, every_size=True)
     lost = problem.lost(problem.touched(event))
@@ -177,7 +177,7 @@ def mixed_rows(situation: Situation, workers: int) -> int:
 
 def warm_up() -> None:
     """Have everything compiled, before somebody waits for an answer."""
-    task = Standing(np.arange(3), np.arange(3.0), 1, 1.0)
+    task = TaskStanding(np.arange(3), np.arange(3.0), 1, 1.0)
     given = Situation({"a": task, "b": task}, 1.0, 1.0, 1.0)
     none = Trigger(TriggerKind.WHAT_IF)
     event = Event(none, 4)
@@ -189,7 +189,7 @@ Touched = tuple[tuple[int, float], ...]
 """Tasks, by number, and how many workers each loses, in units, or that it ends or must run."""
 
 
-def _sensible(task: Standing) -> Standing:
+def _sensible(task: TaskStanding) -> TaskStanding:
     """Return the task without the sizes that no optimal plan has: those that earn less than a smaller one.
 
     Where the layout changes with the size, only sizes whose change costs the same are compared.
@@ -202,7 +202,7 @@ def _sensible(task: Standing) -> Standing:
     if keep.all():
         return task
     kept = None if task.relaid is None else relaid[keep]
-    return Standing(task.sizes[keep], task.waf[keep], task.held, task.held_waf, relaid=kept)
+    return TaskStanding(task.sizes[keep], task.waf[keep], task.held, task.held_waf, relaid=kept)
 
 
 class _Problem:
@@ -260,11 +260,11 @@ class _Problem:
             given.relayout_s,
         )
 
-    def row(self, event: Event, sizes: Ints, lost: Floats) -> Row:
+    def row(self, event: Event, sizes: Ints, lost: Floats) -> LookupRow:
         given = self._situation
         running_s = given.running_s(event.workers)
         costs = given.resize_s, given.failure_s, given.relayout_s
         earned = program.reward(self._tasks, sizes, lost, running_s, *costs)
         there = zip(self._names, (sizes * self.unit).tolist(), lost.tolist(), strict=True)
         kept = {task: size for task, size, how in there if how != program.ENDED}
-        return Row(event.trigger, event.workers, kept, earned)
+        return LookupRow(event.trigger, event.workers, kept, earned)

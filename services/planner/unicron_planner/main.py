@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from unicron import subjects
 from unicron.errors import InvalidInputError
-from unicron.runner import run_service
-from unicron.service import Wiring
+from unicron.service.runner import run_service
+from unicron.service.service import Wiring
 from unicron.settings import PREFIX, Settings
 from unicron_planner.core import PlannerCore
-from unicron_planner.estimates import Options
+from unicron_planner.estimates import PlannerOptions
 from unicron_planner.lookup import warm_up
 from unicron_planner.state import LEARNT, PlannerState
 
@@ -29,11 +29,11 @@ class PlannerSettings(Settings, kw_only=True, frozen=True):
 
     process: ClassVar[str] = "planner"
 
-    transition_s: float = Options().transition_s
-    prior_failures: float = Options().prior_failures
-    prior_worker_hours: float = Options().prior_worker_s / 3600
-    use_measured: bool = Options().use_measured
-    spare_nodes: int = Options().spare_nodes
+    transition_s: float = PlannerOptions().transition_s
+    prior_failures: float = PlannerOptions().prior_failures
+    prior_worker_hours: float = PlannerOptions().prior_worker_s / 3600
+    use_measured: bool = PlannerOptions().use_measured
+    spare_nodes: int = PlannerOptions().spare_nodes
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +49,7 @@ class PlannerSettings(Settings, kw_only=True, frozen=True):
 
 def wiring(settings: PlannerSettings) -> Wiring:
     """Return what the planner is made of."""
-    options = Options(
+    options = PlannerOptions(
         transition_s=settings.transition_s,
         prior_failures=settings.prior_failures,
         prior_worker_s=settings.prior_worker_hours * 3600,

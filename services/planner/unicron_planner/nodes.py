@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import combinations_with_replacement
 
 from unicron.contracts.plans import Trigger, TriggerKind
-from unicron_planner.holdings import Holdings, Slots
+from unicron_planner.holdings import PlannedSlots, Slots
 from unicron_planner.lookup import Event
 from unicron_planner.state import PlannerState
 
@@ -15,7 +15,7 @@ Kind = tuple[int, frozenset[tuple[str, int]]]
 """What the loss of a node takes: its slots, and workers of which tasks. Nodes of one kind are alike."""
 
 
-def usable(state: PlannerState, held: Holdings, spare_nodes: int) -> Slots:
+def usable(state: PlannerState, held: PlannedSlots, spare_nodes: int) -> Slots:
     """Return the slots that plans may use, by node: no lost, drained or spare ones.
 
     As many nodes as there are lost ones come out of reserve. Spare are those with the fewest workers.
@@ -35,7 +35,7 @@ def usual_slots(state: PlannerState) -> int:
     return max(counts, key=lambda size: (counts[size], size), default=0)
 
 
-def next_events(state: PlannerState, there: Slots, held: Holdings, spare_nodes: int, mixed: int) -> list[Event]:
+def next_events(state: PlannerState, there: Slots, held: PlannedSlots, spare_nodes: int, mixed: int) -> list[Event]:
     """Return all that may come next: a node or two are lost, a worker faults, one joins, a task ends or is launched.
 
     Args:
@@ -69,7 +69,7 @@ def next_events(state: PlannerState, there: Slots, held: Holdings, spare_nodes: 
     if state.nodes:
         events.append(Event(Trigger(TriggerKind.NODE_JOINED), workers + usual))
     for task in state.tasks:
-        if held.of(task):
+        if held.slots_of(task):
             events.append(Event(Trigger.of(TriggerKind.WORKER_FAILED, [task]), workers, {task: 1}))
             events.append(Event(Trigger.of(TriggerKind.TASK_FINISHED, [task]), workers, ended=task))
         else:
@@ -77,7 +77,7 @@ def next_events(state: PlannerState, there: Slots, held: Holdings, spare_nodes: 
     return events
 
 
-def _kinds(there: Slots, held: Holdings) -> dict[Kind, list[str]]:
+def _kinds(there: Slots, held: PlannedSlots) -> dict[Kind, list[str]]:
     """Return the nodes by kind."""
     found: dict[Kind, list[str]] = {}
     known: dict[tuple[int, tuple[str, ...]], list[str]] = {}

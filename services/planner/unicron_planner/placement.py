@@ -13,12 +13,12 @@ from heapq import heapify, heappop, heappush
 from operator import neg
 
 from unicron.contracts.tasks import ParallelLayout, SlotRef
-from unicron_planner.holdings import Holdings
+from unicron_planner.holdings import PlannedSlots
 
 
 def place(
     usable: Mapping[str, Sequence[int]],
-    held: Holdings,
+    held: PlannedSlots,
     sizes: Mapping[str, int],
     shapes: Mapping[str, ParallelLayout] | None = None,
 ) -> dict[str, list[SlotRef]]:
@@ -44,15 +44,15 @@ def place(
     """
     shapes = {task: shape for task, shape in (shapes or {}).items() if shape.replica_workers > 1}
     displaced = held.displaced(usable)
-    changed = [task for task, size in sizes.items() if task in displaced or len(held.of(task)) != size]
-    placed = {task: _living(usable, held.of(task)) if task in changed else held.of(task) for task in sizes}
+    changed = [task for task, size in sizes.items() if task in displaced or len(held.slots_of(task)) != size]
+    placed = {task: _living(usable, held.slots_of(task)) if task in changed else held.slots_of(task) for task in sizes}
     spread = [task for task in changed if task not in shapes]
     grouped = [task for task in changed if task in shapes]
     growing = [task for task in changed if len(placed[task]) < sizes[task]]
     shrinking = [task for task in spread if len(placed[task]) > sizes[task]]
 
     wanted = Counter(slot.node for task in growing for slot in placed[task]) if shrinking else Counter[str]()
-    pool = _Pool(held.free(usable) if growing or grouped else {})
+    pool = _FreeSlots(held.free(usable) if growing or grouped else {})
     for task in shrinking:
         placed[task], dropped = _shrunk(placed[task], sizes[task], wanted)
         pool.give(dropped)
@@ -60,7 +60,7 @@ def place(
     # Those that shrink make room first; then wide replicas choose before narrow ones, which fit anywhere.
     for task in sorted(grouped, key=lambda task: (task in growing, -shapes[task].replica_workers)):
         shape = shapes[task]
-        replicas = _Grouped(pool, placed[task], held.of(task), shape.replica_workers, shape.tensor)
+        replicas = _Grouped(pool, placed[task], held.slots_of(task), shape.replica_workers, shape.tensor)
         placed[task] = replicas.resized(sizes[task])
     narrow = [task for task in growing if task in spread]
     for task in narrow:  # who is not spread over nodes yet chooses before those that can live anywhere
@@ -76,7 +76,7 @@ def _living(usable: Mapping[str, Sequence[int]], slots: Iterable[SlotRef]) -> li
     return [slot for slot in slots if slot.slot in usable.get(slot.node, ())]
 
 
-class _Pool:
+class _FreeSlots:
     """The free slots. Nodes stand in one heap for each number of free slots; entries that are out of date are skipped.
 
     `pop_most` and `pop_for` take a node out; whoever did so puts it back with `push`.
@@ -142,7 +142,7 @@ class _Grouped:
     """
 
     def __init__(
-        self, pool: _Pool, living: Sequence[SlotRef], held: Sequence[SlotRef], width: int, tensor: int
+        self, pool: _FreeSlots, living: Sequence[SlotRef], held: Sequence[SlotRef], width: int, tensor: int
     ) -> None:
         self._pool, self._held, self._width, self._tensor = pool, held, width, tensor
         self._own = Counter(slot.node for slot in living)
@@ -269,7 +269,7 @@ def _shrunk(slots: Sequence[SlotRef], size: int, wanted: Mapping[str, int]) -> t
     return kept, [slots[rank] for rank in sorted(dropped)]
 
 
-def _spread(pool: _Pool, slots: list[SlotRef], size: int, nodes: float = math.inf) -> None:
+def _spread(pool: _FreeSlots, slots: list[SlotRef], size: int, nodes: float = math.inf) -> None:
     """Add slots up to `size`, or until they are on so many `nodes`: first where the task has the fewest workers."""
     own = Counter(slot.node for slot in slots)
     aside: list[tuple[int, int, str]] = []  # nodes with workers of the task: how many, free slots, name

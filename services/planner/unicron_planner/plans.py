@@ -8,17 +8,17 @@ from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.tasks import ParallelLayout, TaskSpec
 from unicron_planner import throughput
 from unicron_planner.estimates import FAILURE, RELAYOUT, RESIZE
-from unicron_planner.holdings import Holdings
-from unicron_planner.lookup import Event, Row, Situation, Standing
+from unicron_planner.holdings import PlannedSlots
+from unicron_planner.lookup import Event, LookupRow, Situation, TaskStanding
 from unicron_planner.placement import place
 
 
 def make_plan(
     event: Event,
-    row: Row,
+    row: LookupRow,
     number: int,
     tasks: Mapping[str, TaskSpec],
-    held: Holdings,
+    held: PlannedSlots,
     usable: Mapping[str, Sequence[int]],
     situation: Situation,
 ) -> Plan:
@@ -43,7 +43,7 @@ def make_plan(
                 task=task,
                 slots=placed[task],
                 waf=standing.waf_of(size),
-                before=len(held.of(task)),
+                before=len(held.slots_of(task)),
                 waf_before=standing.held_waf,
                 reason="" if size else waiting_reason(spec, tasks, row),
                 layout=spec.shape(size),
@@ -95,7 +95,7 @@ def _transition_s(
     return longest
 
 
-def waiting_reason(spec: TaskSpec, tasks: Mapping[str, TaskSpec], row: Row) -> str:
+def waiting_reason(spec: TaskSpec, tasks: Mapping[str, TaskSpec], row: LookupRow) -> str:
     """Return one line on why the task has no worker."""
     least, problem = throughput.least(spec)
     if not least:
@@ -114,7 +114,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _shape(spec: TaskSpec, standing: Standing, size: int) -> ParallelLayout:
+def _shape(spec: TaskSpec, standing: TaskStanding, size: int) -> ParallelLayout:
     """Return which workers belong together at `size`: replicas, or the tensor-parallel groups that its model needs."""
     if standing.tensor is None:
         return spec.shape(size)

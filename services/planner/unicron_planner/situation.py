@@ -4,19 +4,19 @@ import numpy as np
 
 from unicron.contracts.queries import Curve, CurvePoint
 from unicron_planner import estimates, nodes, plans, throughput
-from unicron_planner.estimates import FAILURE, RELAYOUT, RESIZE, Options
-from unicron_planner.holdings import Holdings
-from unicron_planner.lookup import Situation, Standing
+from unicron_planner.estimates import FAILURE, RELAYOUT, RESIZE, PlannerOptions
+from unicron_planner.holdings import PlannedSlots
+from unicron_planner.lookup import Situation, TaskStanding
 from unicron_planner.state import PlannerState
 from unicron_planner.throughput import Estimate
 
 
-def situate(state: PlannerState, held: Holdings, options: Options) -> Situation:
+def situate(state: PlannerState, held: PlannedSlots, options: PlannerOptions) -> Situation:
     """Return the cluster as it is."""
     reach = _reach(state)
     nominal = _nominal(state, reach)
     return Situation(
-        tasks={task: _standing(state, task, len(held.of(task)), nominal, reach) for task in state.tasks},
+        tasks={task: _standing(state, task, len(held.slots_of(task)), nominal, reach) for task in state.tasks},
         failure_rate=estimates.failure_rate(state, options),
         resize_s=estimates.transition_s(state, options, RESIZE),
         failure_s=estimates.transition_s(state, options, FAILURE),
@@ -44,7 +44,7 @@ def curve(state: PlannerState, task: str, held: int) -> Curve:
     return Curve(task=task, held=held, points=points)
 
 
-def _standing(state: PlannerState, task: str, held: int, nominal: float, reach: int) -> Standing:
+def _standing(state: PlannerState, task: str, held: int, nominal: float, reach: int) -> TaskStanding:
     spec, known = state.tasks[task], _estimate(state, task, nominal, max(held, reach))
     waf = np.concatenate([[0.0], spec.weight * known.flops])
     sizes = np.concatenate([[0], known.sizes])
@@ -55,7 +55,7 @@ def _standing(state: PlannerState, task: str, held: int, nominal: float, reach: 
         tensor = np.concatenate([[1], known.curve.choices[:, 0]])
     if spec.layouts:
         relaid = np.array([plans.changes_layout(spec, held, size) for size in sizes.tolist()])
-    return Standing(sizes, waf, held, held_waf, tensor, relaid)
+    return TaskStanding(sizes, waf, held, held_waf, tensor, relaid)
 
 
 def _reach(state: PlannerState) -> int:

@@ -9,7 +9,7 @@ from unicron.contracts.base import Record
 from unicron.contracts.plans import Plan
 from unicron.contracts.ranges import Amount, Count, Moment, Number
 from unicron.contracts.tasks import TaskSpec
-from unicron_planner.throughput import Measured
+from unicron_planner.throughput import MeasuredSize
 
 LEARNT = ("measured", "epochs", "disturbed", "transitions", "failures", "worker_seconds", "believed_rate", "clock")
 """What it has seen of the cluster, and what follows from that: where something impossible was stored, it looks anew."""
@@ -21,7 +21,7 @@ Rate = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 """Failures a second and worker."""
 
 
-class Node(Record, kw_only=True, frozen=True):
+class AdmittedNode(Record, kw_only=True, frozen=True):
     """A node that has been admitted.
 
     Attributes:
@@ -33,7 +33,7 @@ class Node(Record, kw_only=True, frozen=True):
     up: bool = True
 
 
-class Observed(Record, kw_only=True, frozen=True):
+class DurationSums(Record, kw_only=True, frozen=True):
     """Running sums of durations.
 
     Attributes:
@@ -68,16 +68,16 @@ class PlannerState(msgspec.Struct, kw_only=True):
         clock: Unix seconds of the newest fact, 0 before the first.
     """
 
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, AdmittedNode] = {}
     drained: list[str] = []
     tasks: dict[str, TaskSpec] = {}
     paused: dict[str, TaskSpec] = {}
     joined: list[str] = []
     plan: Plan | None = None
-    measured: dict[str, dict[int, Measured]] = {}
+    measured: dict[str, dict[int, MeasuredSize]] = {}
     epochs: dict[str, Number] = {}
     disturbed: dict[str, str] = {}
-    transitions: dict[str, Observed] = {}
+    transitions: dict[str, DurationSums] = {}
     failures: Count = 0
     worker_seconds: Exposure = 0.0
     exposed: Count = 0

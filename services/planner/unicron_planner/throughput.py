@@ -31,7 +31,7 @@ UNKNOWN_FLOPS = TaskSpec(name="", command=[]).flops_per_iteration
 """A task left at this default has not said how many FLOPs its iterations are."""
 
 
-class Measured(Record, kw_only=True, frozen=True):
+class MeasuredSize(Record, kw_only=True, frozen=True):
     """Running sums of a task's iteration times at one size.
 
     Attributes:
@@ -58,10 +58,10 @@ class Measured(Record, kw_only=True, frozen=True):
         return self.seconds / self.count if self.count >= ENOUGH and self.spread <= STEADY else 0.0
 
 
-def added(measured: Measured, seconds: float) -> Measured:
+def added(measured: MeasuredSize, seconds: float) -> MeasuredSize:
     """Return `measured` with one more iteration of `seconds`."""
     keep = 0.5 if measured.count >= MEMORY else 1.0
-    return Measured(
+    return MeasuredSize(
         count=measured.count * keep + 1,
         seconds=measured.seconds * keep + seconds,
         squares=measured.squares * keep + seconds * seconds,
@@ -69,7 +69,7 @@ def added(measured: Measured, seconds: float) -> Measured:
     )
 
 
-def known(spec: TaskSpec, measured: Mapping[int, Measured]) -> bool:
+def known(spec: TaskSpec, measured: Mapping[int, MeasuredSize]) -> bool:
     """Return whether the task's FLOP/s are known at any size, by table or by measurement."""
     if spec.model is not None:
         return True
@@ -93,7 +93,7 @@ class Estimate(NamedTuple):
     curve: planning.Curve | None
 
 
-def estimate(spec: TaskSpec, measured: Mapping[int, Measured], limit: int, nominal: float) -> Estimate:
+def estimate(spec: TaskSpec, measured: Mapping[int, MeasuredSize], limit: int, nominal: float) -> Estimate:
     """Return T(t, x) in FLOP/s for each feasible x up to `limit`.
 
     In order of preference:

@@ -15,8 +15,8 @@ import msgspec
 from unicron.contracts.base import Answer, MachinesListed, Message, ProviderAnswered
 from unicron.contracts.pools import Errand, Verb
 from unicron.contracts.queries import GetPools
-from unicron.intake import Input
-from unicron.service import Service
+from unicron.service.intake import Input
+from unicron.service.service import Service
 from unicron_provisioner.config import Supply
 from unicron_provisioner.providers.protocol import (
     MachineReport,
@@ -133,7 +133,7 @@ class _Caller:
 
     async def _report(self, errand: Errand, outcome: Message) -> None:
         """Tell the core, and wait until it has taken that in."""
-        while self._service.token and not self._service.tell(outcome):
+        while self._service.token and not self._service.queue_input(outcome):
             await asyncio.sleep(ROOM_S)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HEARD_S):

@@ -53,12 +53,12 @@ from unicron.contracts.ranges import SHORTEST_S
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import NodeState, TaskState
-from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
+from unicron.service.core import Answers, Core, Handlers
 from unicron_registry import orders
-from unicron_registry.doubts import doubt
+from unicron_registry.doubts import find_contradiction
 from unicron_registry.nodes import OFTEN_S, TOO_OFTEN, heartbeat_s, node_problems, refusal
-from unicron_registry.orders import names
+from unicron_registry.orders import list_names
 from unicron_registry.state import RegistryState
 
 NO_PLAN_YET = "the planner has not planned for it yet"
@@ -70,7 +70,7 @@ PRESENT = {NodeState.UP, NodeState.DRAINING}
 class RegistryCore(Core):
     """The one truth about nodes, tasks and the plan in force."""
 
-    doubts = staticmethod(doubt)
+    doubts = staticmethod(find_contradiction)
 
     def __init__(self, state: RegistryState | None = None) -> None:
         self.state: RegistryState = state or RegistryState()
@@ -84,13 +84,13 @@ class RegistryCore(Core):
             TaskStateChanged: self._change,
             TaskBroken: self._broken,
             IterationFinished: self._progress,
-            SaveStates: lambda order: orders.told(self.state, order, [saver.worker for saver in order.savers]),
-            FindCheckpoint: lambda order: orders.told(self.state, order),
-            StateSecured: lambda fact: self._saver(fact, SaverView(nodes=[fact.node, *fact.nodes])),
-            CheckpointStored: lambda fact: orders.stored(self.state, fact),
-            CheckpointFound: lambda fact: orders.gone_back(self.state, fact),
-            CheckpointFailed: lambda fact: orders.not_stored(self.state, fact),
-            StateUnprotected: lambda fact: self._saver(fact, SaverView(problem=fact.reason)),
+            SaveStates: lambda order: orders.allow_reports(self.state, order, [saver.worker for saver in order.savers]),
+            FindCheckpoint: lambda order: orders.allow_reports(self.state, order),
+            StateSecured: lambda fact: self._record_saver(fact, SaverView(nodes=[fact.node, *fact.nodes])),
+            CheckpointStored: lambda fact: orders.stop_if_stored(self.state, fact),
+            CheckpointFound: lambda fact: orders.record_rewind(self.state, fact),
+            CheckpointFailed: lambda fact: orders.cancel_stop(self.state, fact),
+            StateUnprotected: lambda fact: self._record_saver(fact, SaverView(problem=fact.reason)),
             StragglerDetected: self._straggler,
             MachineRetired: self._retired,
             SlowdownDetected: lambda fact: self._slow(fact.task, fact.text),
@@ -118,7 +118,7 @@ class RegistryCore(Core):
         present = before is not None and before.state in PRESENT
         if before and present and (reason := refusal(joined, before)):
             return [NodeRefused(node=joined.node, incarnation=joined.incarnation, reason=reason)]
-        back = self._is_back(joined, before)
+        back = self._readmit(joined, before)
         drained = joined.node in self.state.drained
         view = NodeView(
             node=joined.node,
@@ -151,9 +151,9 @@ class RegistryCore(Core):
         self.state.paced.pop(joined.node, None)
         self.state.paced[joined.node] = admitted.heartbeat_s
         then = [NodeDrained(node=joined.node)] if drained else []
-        return [*back, admitted, *then, *self._pace()]
+        return [*back, admitted, *then, *self._slow_one_node()]
 
-    def _pace(self) -> list[Message]:
+    def _slow_one_node(self) -> list[Message]:
         """Slow the node down that was told for longest how often to beat, where it was told much too often.
 
         One for each that joins, so that no thousand are told at once; all are told again by the time they are twice as
@@ -169,7 +169,7 @@ class RegistryCore(Core):
         self.state.paced[node] = now
         return [NodePaced(node=node, incarnation=view.incarnation, heartbeat_s=now)]
 
-    def _is_back(self, joined: NodeJoined, before: NodeView | None) -> list[Message]:
+    def _readmit(self, joined: NodeJoined, before: NodeView | None) -> list[Message]:
         """Put a node back into use that was out of it only because its agent, or its machine, was to go."""
         if self.state.retired.get(joined.node, joined.machine) != joined.machine:
             return self._drain(joined.node, drain=False)[1]
@@ -236,7 +236,7 @@ class RegistryCore(Core):
     def _drain(self, node: str, *, drain: bool) -> tuple[Reply, list[Message]]:
         view = self.state.nodes.get(node)
         if view is None:
-            raise InvalidInputError(f"no node {node!r}; the known ones are {names(self.state.nodes)}")
+            raise InvalidInputError(f"no node {node!r}; the known ones are {list_names(self.state.nodes)}")
         if node in self.state.leaving:
             self.state.leaving.remove(node)  # what is said now holds when it is back
         self.state.retired.pop(node, None)
@@ -278,7 +278,7 @@ class RegistryCore(Core):
         return Reply(text=f"task {spec.name} submitted"), [TaskSubmitted(task=spec.name, spec=spec)]
 
     def _remove(self, query: RemoveTask) -> tuple[Reply, list[Message]]:
-        task, view = query.task, orders.known(self.state, query.task)
+        task, view = query.task, orders.known_task(self.state, query.task)
         if view.state.ended:
             del self.state.tasks[task]
         else:  # shown until the transition service says that its workers are gone
@@ -289,7 +289,7 @@ class RegistryCore(Core):
         nodes = sorted(self.state.nodes.values(), key=lambda view: view.node)
         return Status(nodes=nodes, tasks=list(self.state.tasks.values()), plan=self.state.plan)
 
-    def believes(self, message: Message) -> bool:
+    def is_credible(self, message: Message) -> bool:
         """Return whether telemetry is of a task that there is."""
         return not isinstance(message, IterationFinished) or message.task in self.state.tasks
 
@@ -331,17 +331,17 @@ class RegistryCore(Core):
             traceback=change.traceback or view.traceback,
             epoch=max(change.epoch, view.epoch),
             members=change.members,
-            savers=_staying(view, change),
+            savers=_remaining_savers(view, change),
             waf=view.waf if change.state == TaskState.RUNNING else 0.0,
             slow="" if change.state.ended else view.slow,
         )
-        orders.follow(self.state, change)
+        orders.allow_member_reports(self.state, change)
         if change.state == TaskState.FINISHED and view.spec.way.counts_iterations:
             # telemetry of the last iteration may have been lost
             self._update(change.task, iteration=view.spec.iterations - 1)
         return []
 
-    def _saver(self, fact: StateSecured | StateUnprotected, saver: SaverView) -> list[Message]:
+    def _record_saver(self, fact: StateSecured | StateUnprotected, saver: SaverView) -> list[Message]:
         view = self.state.tasks.get(fact.task)
         was_told = fact.worker in self.state.told.get(fact.task, {}).get(fact.node, ())
         if view is not None and not view.state.ended and was_told:
@@ -382,7 +382,7 @@ class RegistryCore(Core):
         self.state.tasks[task] = replace(self.state.tasks[task], **fields)
 
 
-def _staying(view: View, change: TaskStateChanged) -> dict[str, SaverView]:
+def _remaining_savers(view: View, change: TaskStateChanged) -> dict[str, SaverView]:
     """Return who saves that is still there; what was saved by those that are not goes when newer ones are whole."""
     names = {member.worker for member in change.members}
     return {name: saver for name, saver in view.savers.items() if name in names} if names else {}

@@ -2,16 +2,16 @@
 
 from unicron.contracts.base import Message
 from unicron.contracts.events import IterationFinished, PlanDecided, TaskStateChanged
-from unicron.core import too_far
+from unicron.service.core import gap_problem
 from unicron_registry.state import RegistryState
 
 
-def doubt(state: RegistryState, message: Message) -> str | None:
+def find_contradiction(state: RegistryState, message: Message) -> str | None:
     """Return why a fact contradicts what is known; None where it does not."""
     match message:
         case PlanDecided(plan=plan):
-            return too_far("plan", plan.number, state.plan.number) if state.plan else None
+            return gap_problem("plan", plan.number, state.plan.number) if state.plan else None
         case TaskStateChanged() | IterationFinished():
             view = state.tasks.get(message.task)
-            return too_far("epoch", message.epoch, view.epoch) if view and view.epoch >= 0 else None
+            return gap_problem("epoch", message.epoch, view.epoch) if view and view.epoch >= 0 else None
     return None

@@ -28,14 +28,14 @@ NAMED = 10
 Answer = tuple[Reply, list[Message]]
 
 
-def names(known: Iterable[str]) -> str:
+def list_names(known: Iterable[str]) -> str:
     """Return names as an error lists them."""
     every = sorted(known)
     more = f" and {len(every) - NAMED} more" if len(every) > NAMED else ""
     return (", ".join(every[:NAMED]) or "none") + more
 
 
-def known(state: RegistryState, task: str) -> TaskView:
+def known_task(state: RegistryState, task: str) -> TaskView:
     """Return a task.
 
     Raises:
@@ -43,12 +43,12 @@ def known(state: RegistryState, task: str) -> TaskView:
     """
     view = state.tasks.get(task)
     if view is None:
-        raise InvalidInputError(f"no task {task!r}; the known ones are {names(state.tasks)}")
+        raise InvalidInputError(f"no task {task!r}; the known ones are {list_names(state.tasks)}")
     return view
 
 
 def _living(state: RegistryState, task: str) -> TaskView:
-    view = known(state, task)
+    view = known_task(state, task)
     if view.state.ended:
         raise InvalidInputError(f"task {task} is {view.state}: nothing can be ordered of it any more")
     return view
@@ -94,7 +94,9 @@ def rewind(state: RegistryState, query: RewindTask) -> Answer:
     return Reply(text=text), [TaskRewound(task=task, iteration=query.iteration)]
 
 
-def told(state: RegistryState, order: SaveStates | FindCheckpoint, savers: list[str] | None = None) -> list[Message]:
+def allow_reports(
+    state: RegistryState, order: SaveStates | FindCheckpoint, savers: list[str] | None = None
+) -> list[Message]:
     """Note that a node may tell of a task's states from now on."""
     view = state.tasks.get(order.task)
     if view is not None and not view.state.ended:
@@ -103,7 +105,7 @@ def told(state: RegistryState, order: SaveStates | FindCheckpoint, savers: list[
     return []
 
 
-def follow(state: RegistryState, change: TaskStateChanged) -> None:
+def allow_member_reports(state: RegistryState, change: TaskStateChanged) -> None:
     """Note that the nodes where a task computes may tell of its states; when it has ended, none."""
     if change.state.ended:
         state.told.pop(change.task, None)
@@ -113,14 +115,16 @@ def follow(state: RegistryState, change: TaskStateChanged) -> None:
         there.setdefault(member.node, [])
 
 
-def _heard(state: RegistryState, fact: CheckpointStored | CheckpointFailed | CheckpointFound) -> TaskView | None:
+def _reporting_task(
+    state: RegistryState, fact: CheckpointStored | CheckpointFailed | CheckpointFound
+) -> TaskView | None:
     """Return the task that a fact is about, if its node may tell of that."""
     return state.tasks.get(fact.task) if fact.node in state.told.get(fact.task, ()) else None
 
 
-def stored(state: RegistryState, fact: CheckpointStored) -> list[Message]:
+def stop_if_stored(state: RegistryState, fact: CheckpointStored) -> list[Message]:
     """Stop a task whose state is on storage now, as its user ordered."""
-    view = _heard(state, fact)
+    view = _reporting_task(state, fact)
     if view is None or view.state.ended or view.stops_after is None or fact.iteration <= view.stops_after:
         return []
     reason = f"stopped by a user, with iteration {fact.iteration} in {fact.address}"
@@ -128,17 +132,17 @@ def stored(state: RegistryState, fact: CheckpointStored) -> list[Message]:
     return [TaskRemoved(task=fact.task)]
 
 
-def gone_back(state: RegistryState, fact: CheckpointFound) -> list[Message]:
+def record_rewind(state: RegistryState, fact: CheckpointFound) -> list[Message]:
     """Note how far a task is that goes on from storage: less far than it was."""
-    view = _heard(state, fact)
+    view = _reporting_task(state, fact)
     if view is not None and fact.stored is not None:
         state.tasks[fact.task] = replace(view, iteration=fact.stored.iteration - 1)
     return []
 
 
-def not_stored(state: RegistryState, fact: CheckpointFailed) -> list[Message]:
+def cancel_stop(state: RegistryState, fact: CheckpointFailed) -> list[Message]:
     """Have a task that was to be stopped go on, where its state can't be written."""
-    view = _heard(state, fact)
+    view = _reporting_task(state, fact)
     if view is None or view.stops_after is None:
         return []
     state.tasks[fact.task] = replace(view, stops_after=None)

@@ -60,26 +60,26 @@ class Switches:
     async def watch(self) -> None:
         """Look again and again."""
         while True:
-            await self.look()
+            await self.obey_files()
             await asyncio.sleep(LOOK_S)
 
-    async def look(self) -> None:
+    async def obey_files(self) -> None:
         """Obey what is there; where no registry answers, it waits."""
         try:
             names = await asyncio.to_thread(self._names)
         except OSError as error:
-            self._tell("", f"{error}; nothing that users order there is obeyed")
+            self._log_once("", f"{error}; nothing that users order there is obeyed")
             return
         self._told &= {*names, ""} if len(names) == MOST else {*names}
         if len(names) == MOST:
-            self._tell("", f"it has {MOST} entries or more, and no others are looked at: remove what is no order")
+            self._log_once("", f"it has {MOST} entries or more, and no others are looked at: remove what is no order")
         taken = [name for name in names if _NAME.fullmatch(name.removesuffix(TAKEN)) and name.endswith(TAKEN)]
         self._left = {name: self._left.get(name, self._now()) for name in taken}
         try:
             if any(map(_NAME.fullmatch, names)):
                 await self._client.status()
             for name in names:
-                await self._see(name)
+                await self._handle_file(name)
         except BusUnavailableError as error:
             log.info("%s: what is ordered there waits: %s", self._folder, error)
 
@@ -87,22 +87,22 @@ class Switches:
         with os.scandir(self._folder) as entries:
             return sorted(entry.name for entry in itertools.islice(entries, MOST))
 
-    async def _see(self, name: str) -> None:
+    async def _handle_file(self, name: str) -> None:
         try:
             if (found := _NAME.fullmatch(name)) is not None:
-                owner = await asyncio.to_thread(self._take, name)
-                await self._obey(name, owner, found[1], found[2], int(found[3] or 0))
+                owner = await asyncio.to_thread(self._claim_file, name)
+                await self._give_order(name, owner, found[1], found[2], int(found[3] or 0))
             elif self._now() - self._left.get(name, self._now()) > LEFT_S:
                 why = "the registry ended meanwhile; whether it was obeyed is not known"
                 await asyncio.to_thread(self._refuse, name.removesuffix(TAKEN), why)
             elif not (name in self._left or name.startswith(".") or name.endswith(REFUSED)):
-                self._tell(name, f"this is no order: it is TASK.ORDER with one of {', '.join(ORDERS)}")
+                self._log_once(name, f"this is no order: it is TASK.ORDER with one of {', '.join(ORDERS)}")
         except FileNotFoundError:
             pass  # another instance was first, or its user took it back
         except OSError as error:
-            self._tell(name, f"not obeyed: {error}")
+            self._log_once(name, f"not obeyed: {error}")
 
-    def _take(self, name: str) -> int:
+    def _claim_file(self, name: str) -> int:
         """Take a file for oneself; return whose it is."""
         path = self._folder / name
         found = path.lstat()
@@ -112,7 +112,7 @@ class Switches:
         self._left.pop(f"{name}{TAKEN}", None)
         return found.st_uid
 
-    async def _obey(self, name: str, owner: int, task: str, order: str, iteration: int) -> None:
+    async def _give_order(self, name: str, owner: int, task: str, order: str, iteration: int) -> None:
         give = ORDERS["rewind-N" if order.startswith("rewind-") else order]
         self._client.by = f"user {owner}, by the file {name}"
         try:
@@ -132,7 +132,7 @@ class Switches:
         beside.replace(self._folder / f"{name}{REFUSED}")
         (self._folder / f"{name}{TAKEN}").unlink(missing_ok=True)
 
-    def _tell(self, name: str, what: str) -> None:
+    def _log_once(self, name: str, what: str) -> None:
         """Say so once, as long as it is there."""
         if name not in self._told:
             self._told.add(name)

@@ -41,7 +41,7 @@ class RankStep:
     counts: Integers
 
     @classmethod
-    def of(cls, timed: StepTimed) -> Self:
+    def from_record(cls, timed: StepTimed) -> Self:
         """Return what a rank recorded."""
         seen = [0] * len(OPERATIONS)
         rows = []
@@ -91,7 +91,7 @@ class Collector:
             return
         ranks = self._open.setdefault(timed.iteration, {})
         if timed.rank not in ranks:
-            ranks[timed.rank] = RankStep.of(timed)
+            ranks[timed.rank] = RankStep.from_record(timed)
             self._held += len(timed.ops)
         if len(ranks) == self.world_size:
             self._complete(timed.iteration)
@@ -105,7 +105,7 @@ class Collector:
         """Whether no more iterations should be waited for."""
         return bool(self.whole) and self._held > MOST_OPS
 
-    def take(self) -> list[Step]:
+    def take_window(self) -> list[Step]:
         """Return the whole iterations, and begin anew."""
         taken, self.whole = self.whole, []
         self._held = sum(len(rank.ops) for ranks in self._open.values() for rank in ranks.values())

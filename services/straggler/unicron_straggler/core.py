@@ -12,12 +12,12 @@ from unicron.contracts.events import Alert, NodeAdmitted, StepTimed, TaskRemoved
 from unicron.contracts.queries import GetStraggler, Reply, StragglerView, SwitchRecording
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import RecordingSwitched, StragglerDetected
-from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
+from unicron.service.core import Answers, Core, Handlers
 from unicron_straggler.collect import Collector
-from unicron_straggler.live import Verdict, judge
+from unicron_straggler.live import WindowVerdict, judge
 from unicron_straggler.records import timing_problems
-from unicron_straggler.state import HISTORY, Limits, State, Task
+from unicron_straggler.state import HISTORY, StragglerLimits, StragglerState, WatchedTask
 
 RECORDS = 256
 """Records of one iteration up to which all iterations of a slow task are recorded; of more ranks, fewer iterations."""
@@ -34,9 +34,9 @@ class StragglerCore(Core):
         limits: when a cause is reported.
     """
 
-    def __init__(self, state: State | None = None, limits: Limits | None = None) -> None:
-        self.state: State = state or State()
-        self._limits = limits or Limits()
+    def __init__(self, state: StragglerState | None = None, limits: StragglerLimits | None = None) -> None:
+        self.state: StragglerState = state or StragglerState()
+        self._limits = limits or StragglerLimits()
         self._collectors: dict[str, Collector] = {}
         self.handlers: Handlers = {
             TaskSubmitted: self._submitted,
@@ -54,7 +54,7 @@ class StragglerCore(Core):
 
     def _submitted(self, submitted: TaskSubmitted) -> list[Message]:
         self._removed(submitted)
-        self.state.tasks[submitted.task] = Task(min_workers=submitted.spec.min_workers, members=[])
+        self.state.tasks[submitted.task] = WatchedTask(min_workers=submitted.spec.min_workers, members=[])
         return []
 
     def _removed(self, message: TaskSubmitted | TaskRemoved) -> list[Message]:
@@ -124,7 +124,7 @@ class StragglerCore(Core):
             history=task.history,
         )
 
-    def _task(self, name: str) -> Task:
+    def _task(self, name: str) -> WatchedTask:
         if name not in self.state.tasks:
             raise InvalidInputError(f"no task {name!r}; the known ones are {', '.join(self.state.tasks) or 'none'}")
         return self.state.tasks[name]
@@ -153,12 +153,12 @@ class StragglerCore(Core):
         if len(collector.whole) > before:
             task.missed = 0
         if collector.full or len(collector.whole) >= self._limits.window:
-            steps = collector.take()
+            steps = collector.take_window()
             verdict = judge(timed.task, collector.epoch, steps, self._limits.threshold, timed.at)
             out += self._judged(timed.task, task, verdict)
         return out
 
-    def _missed(self, name: str, task: Task, why: str) -> list[Message]:
+    def _missed(self, name: str, task: WatchedTask, why: str) -> list[Message]:
         """Alert, once, that a task's records can't be used."""
         task.missed += 1
         if task.missed != MISSED:
@@ -166,7 +166,7 @@ class StragglerCore(Core):
         text = f"task {name}: what its workers record can't be used, {MISSED} times in a row: {why}"
         return [Alert(text=text, task=name)]
 
-    def _judged(self, name: str, task: Task, verdict: Verdict) -> list[Message]:
+    def _judged(self, name: str, task: WatchedTask, verdict: WindowVerdict) -> list[Message]:
         """Report a cause that lasts, once; the next report comes after its end or with another cause."""
         window = verdict.window
         task.history = [*task.history, window][-HISTORY:]

@@ -25,7 +25,7 @@ ALONE = 0.7
 
 
 @dataclass(frozen=True)
-class Verdict:
+class WindowVerdict:
     """What came out of a window.
 
     Attributes:
@@ -41,7 +41,7 @@ class Verdict:
     sound: bool = True
 
 
-def judge(task: str, epoch: int, steps: list[Step], threshold: float, at: float) -> Verdict:
+def judge(task: str, epoch: int, steps: list[Step], threshold: float, at: float) -> WindowVerdict:
     """Analyse whole iterations of one membership.
 
     Args:
@@ -63,11 +63,11 @@ def judge(task: str, epoch: int, steps: list[Step], threshold: float, at: float)
     )
     trace, left_out = trace_of(task, steps)
     if not trace.duration.any():
-        return Verdict(replace(window, problems=["no operation took any time"]), sound=False)
+        return WindowVerdict(replace(window, problems=["no operation took any time"]), sound=False)
     try:
         analysis = analyze(trace)
     except InvalidInputError as error:
-        return Verdict(replace(window, problems=[str(error)]), sound=False)
+        return WindowVerdict(replace(window, problems=[str(error)]), sound=False)
     problems = [problem.text for problem in analysis.problems]
     if left_out:
         problems.append(f"{left_out} operations of microbatches that not every rank has were left out")
@@ -84,11 +84,11 @@ def judge(task: str, epoch: int, steps: list[Step], threshold: float, at: float)
     return (
         _explained(window, trace, analysis, steps[-1].ranks)
         if window.slow
-        else Verdict(window, sound=analysis.trustworthy)
+        else WindowVerdict(window, sound=analysis.trustworthy)
     )
 
 
-def _explained(window: StragglerWindow, trace: Trace, analysis: Analysis, ranks: list[RankStep]) -> Verdict:
+def _explained(window: StragglerWindow, trace: Trace, analysis: Analysis, ranks: list[RankStep]) -> WindowVerdict:
     """Say why a window is slow, and who is to blame."""
     first = diagnose(analysis)[0]
     if first.share < MOST_SLOW:
@@ -103,8 +103,8 @@ def _explained(window: StragglerWindow, trace: Trace, analysis: Analysis, ranks:
         cure=first.cure,
     )
     if first.cause != SLOW or culprit is None:
-        return Verdict(window, culprit)
-    return Verdict(window, culprit, sum(other.node != culprit.node for other in ranks))
+        return WindowVerdict(window, culprit)
+    return WindowVerdict(window, culprit, sum(other.node != culprit.node for other in ranks))
 
 
 def _slow_somehow(trace: Trace, analysis: Analysis) -> Diagnosis | None:

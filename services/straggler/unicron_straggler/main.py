@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from unicron import subjects
 from unicron.errors import InvalidInputError
-from unicron.runner import run_service
-from unicron.service import Wiring
+from unicron.service.runner import run_service
+from unicron.service.service import Wiring
 from unicron.settings import PREFIX, Settings
 from unicron_straggler.core import StragglerCore
-from unicron_straggler.state import Limits, State
+from unicron_straggler.state import StragglerLimits, StragglerState
 
 
 class StragglerSettings(Settings, kw_only=True, frozen=True):
@@ -26,10 +26,10 @@ class StragglerSettings(Settings, kw_only=True, frozen=True):
 
     process: ClassVar[str] = "straggler"
 
-    straggler_window: int = Limits().window
-    straggler_windows: int = Limits().windows
-    straggler_threshold: float = Limits().threshold
-    straggler_drain: bool = Limits().drain
+    straggler_window: int = StragglerLimits().window
+    straggler_windows: int = StragglerLimits().windows
+    straggler_threshold: float = StragglerLimits().threshold
+    straggler_drain: bool = StragglerLimits().drain
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,9 +41,9 @@ class StragglerSettings(Settings, kw_only=True, frozen=True):
             raise InvalidInputError(f"{value}: give a finite ratio of at least 1, such as 1.1")
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> StragglerLimits:
         """What of it the core needs to know."""
-        return Limits(
+        return StragglerLimits(
             window=self.straggler_window,
             windows=self.straggler_windows,
             threshold=self.straggler_threshold,
@@ -58,7 +58,7 @@ def wiring(settings: StragglerSettings) -> Wiring:
     return Wiring(
         name=settings.process,
         core=core,
-        state=State,
+        state=StragglerState,
         facts=facts,
         telemetry=telemetry,
     )

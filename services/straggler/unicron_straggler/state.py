@@ -19,7 +19,7 @@ ENDED = 50
 """Ended tasks that are kept."""
 
 
-class Limits(msgspec.Struct, kw_only=True, frozen=True):
+class StragglerLimits(msgspec.Struct, kw_only=True, frozen=True):
     """When a cause is reported, and what is done about it.
 
     Attributes:
@@ -35,7 +35,7 @@ class Limits(msgspec.Struct, kw_only=True, frozen=True):
     drain: bool = False
 
 
-class Task(msgspec.Struct, kw_only=True):
+class WatchedTask(msgspec.Struct, kw_only=True):
     """A task.
 
     Attributes:
@@ -88,14 +88,14 @@ class Task(msgspec.Struct, kw_only=True):
         return timed.epoch <= self.epoch and any((each.worker, each.node, each.slot) == place for each in there)
 
 
-class State(msgspec.Struct, kw_only=True):
+class StragglerState(msgspec.Struct, kw_only=True):
     """The state of the core.
 
     Attributes:
         tasks: by name, in order of submission.
     """
 
-    tasks: dict[str, Task] = {}
+    tasks: dict[str, WatchedTask] = {}
 
     def forget(self) -> None:
         """Drop what is too old: all but the latest of the ended tasks."""

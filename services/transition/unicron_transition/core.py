@@ -29,14 +29,15 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import Cure, Severity
 from unicron.contracts.worker import LONGEST_CAUSE
-from unicron.core import Core, Handlers
-from unicron_transition.deadlines import TIMEOUT_S, Deadline, Wait
-from unicron_transition.doubts import doubt
+from unicron.service.core import Core, Handlers
+from unicron_transition.deadlines import TIMEOUT_S, Deadline, WaitKind
+from unicron_transition.doubts import find_contradiction
+from unicron_transition.endings import end_task, finish_task
 from unicron_transition.membership import WorkerRun, WorkerStage
-from unicron_transition.moves import Cause, move
-from unicron_transition.nodes import admitted, lose_worker, lost, release_nodes, remove_strays, stray
+from unicron_transition.moves import MoveCause, move_task
+from unicron_transition.nodes import admit_node, lose_worker, release_nodes, remove_node, remove_strays, stop_if_stray
 from unicron_transition.orders import drop_order
-from unicron_transition.reconcile import go_back, move_snapshots, settle, stop
+from unicron_transition.reconcile import move_snapshots, reconcile, rewind, stop_worker
 from unicron_transition.snapshots.snapshots import SnapshotFact
 from unicron_transition.state import TaskRun, TransitionState
 from unicron_transition.validation import inconsistencies
@@ -45,31 +46,33 @@ from unicron_transition.validation import inconsistencies
 class TransitionCore(Core):
     """One state machine a task."""
 
-    doubts = staticmethod(doubt)
+    doubts = staticmethod(find_contradiction)
 
-    def __init__(self, state: TransitionState | None = None, idle_s: float = TIMEOUT_S[Wait.IDLE]) -> None:
+    def __init__(self, state: TransitionState | None = None, idle_s: float = TIMEOUT_S[WaitKind.IDLE]) -> None:
         self.state: TransitionState = state or TransitionState()
         self.state.idle_s = idle_s
         self.handlers: Handlers = {
-            **dict.fromkeys(get_args(SnapshotFact), self._about_snapshots),
-            CommandRefused: self._refused,
+            **dict.fromkeys(get_args(SnapshotFact), self._handle_snapshot_fact),
+            CommandRefused: self._command_refused,
             FailureDetected: self._failure,
-            NodeAdmitted: self._admitted,
-            NodeDrained: self._drained,
+            NodeAdmitted: self._node_admitted,
+            NodeDrained: self._node_drained,
             NodeGone: lambda gone: self._lose_node(gone.node, gone.at),
-            NodeLeaving: self._leaving,
+            NodeLeaving: self._node_leaving,
             PlanDecided: self._plan,
             Regrouped: self._regrouped,
             Started: self._activated,
-            StateCopied: self._copied,
-            StateKept: self._kept,
-            StateUnusable: self._unusable,
-            TaskBroken: lambda broken: self._end(broken.task, Cause.OWN_FAULT, broken.reason, broken.traceback),
+            StateCopied: self._state_copied,
+            StateKept: self._state_kept,
+            StateUnusable: self._state_unusable,
+            TaskBroken: lambda broken: end_task(
+                self.state, broken.task, MoveCause.OWN_FAULT, broken.reason, broken.traceback
+            ),
             TaskPaused: self._pause,
-            TaskRemoved: lambda removed: self._end(removed.task, Cause.USER, "removed by its user"),
+            TaskRemoved: lambda removed: end_task(self.state, removed.task, MoveCause.USER, "removed by its user"),
             TaskSubmitted: self._submitted,
-            TimerFired: self._timer,
-            WorkerAway: self._away,
+            TimerFired: self._timer_fired,
+            WorkerAway: self._worker_away,
             WorkerExited: self._exited,
             WorkerFinished: self._finished,
             WorkerReady: self._ready,
@@ -100,40 +103,40 @@ class TransitionCore(Core):
         )
         return []
 
-    def _admitted(self, node: NodeAdmitted) -> list[Message]:
-        """A node is new, or its agent came back."""
-        out = admitted(self.state, node) + self._place_anew(node.node)
+    def _node_admitted(self, node: NodeAdmitted) -> list[Message]:
+        """Record a node that is new or whose agent has restarted, and reconcile the tasks that this concerns."""
+        out = admit_node(self.state, node) + self._adjust_to_node(node.node)
         return out + remove_strays(self.state, node.node, node.kept)
 
-    def _place_anew(self, node: str) -> list[Message]:
-        """See what a node that can keep copies now, or can't any more, changes for whom."""
+    def _adjust_to_node(self, node: str) -> list[Message]:
+        """Reconcile the tasks that are affected when a node can keep copies, or no longer can."""
         # a task without a slot waits for the plan that this node's coming brings: it may have a worker here
-        hit = {run.spec.name: None for run in self.state.on(node) if run.target}
+        hit = {run.spec.name: None for run in self.state.tasks_on(node) if run.target}
         short = {name: None for name, run in self.state.tasks.items() if run.snapshots.saves.short}
         parked = [run for run in self.state.tasks.values() if run.snapshots.parked]
-        return self._settle(hit | short) + move_snapshots(self.state, parked)
+        return self._reconcile(hit | short) + move_snapshots(self.state, parked)
 
-    def _leaving(self, fact: NodeLeaving) -> list[Message]:
-        """A node is to go; the registry drains it, and it waits until nobody needs it any more."""
+    def _node_leaving(self, fact: NodeLeaving) -> list[Message]:
+        """Record that a node will leave; its agent waits for `ReleaseNode`, sent when no task needs the node."""
         node = self.state.nodes.get(fact.node)
         if node is not None and node.alive and node.incarnation == fact.incarnation:
-            self.state.waits_to_go(fact.node, waits=True)
+            self.state.set_leaving(fact.node, waits=True)
         return []
 
-    def _drained(self, fact: NodeDrained) -> list[Message]:
-        """Nothing more is to lie on a node that is to go, and nothing only there."""
+    def _node_drained(self, fact: NodeDrained) -> list[Message]:
+        """Record that a node is drained or no longer drained, and move the states that lie only on it."""
         node = self.state.nodes.get(fact.node)
         if node is None or node.drained == fact.drain:
             return []
         node.drained = fact.drain
         if not node.drained:
-            self.state.waits_to_go(fact.node, waits=False)
-        self.state.place_copies_anew()
-        return self._place_anew(fact.node)
+            self.state.set_leaving(fact.node, waits=False)
+        self.state.invalidate_partners()
+        return self._adjust_to_node(fact.node)
 
     def _lose_node(self, name: str, at: float) -> list[Message]:
-        hit = self.state.on(name)
-        return lost(self.state, name, at) + self._settle(run.spec.name for run in hit)
+        hit = self.state.tasks_on(name)
+        return remove_node(self.state, name, at) + self._reconcile(run.spec.name for run in hit)
 
     # --- failures and plans ------------------------------------------------------------------------------------------
 
@@ -148,28 +151,30 @@ class TransitionCore(Core):
             if 0 <= failure.epoch < run.membership.epoch:
                 return []  # what broke was given up meanwhile: its members were ordered to form a new one
             run.membership.broken = True  # reattempt in place: the same members, a new epoch
-            run.recovers(failure.at, _cause(failure))
+            run.begin_recovery(failure.at, _cause(failure))
         elif failure.worker in run.workers:
             run.failed[failure.worker] = failure.node
             run.wait_s = failure.wait_s
-            run.recovers(failure.at, _cause(failure))
-            out += stop(self.state, run, run.workers[failure.worker], failure.reason)
+            run.begin_recovery(failure.at, _cause(failure))
+            out += stop_worker(self.state, run, run.workers[failure.worker], failure.reason)
         elif failure.worker not in run.membership.group:
             return []  # that process was replaced already
         run.snapshots.storage.failures += 1
-        return out + self._settle([failure.task]) + move(self.state, run, Cause.FAILURE, failure.reason)
+        return out + self._reconcile([failure.task]) + move_task(self.state, run, MoveCause.FAILURE, failure.reason)
 
     def _node_failure(self, failure: FailureDetected) -> list[Message]:
         hit = [
             run
-            for run in self.state.on(failure.node)
+            for run in self.state.tasks_on(failure.node)
             if any(worker.slot.node == failure.node for worker in run.workers.values())
         ]
         for run in hit:
             run.snapshots.storage.failures += 1
-            run.recovers(failure.at, _cause(failure))
+            run.begin_recovery(failure.at, _cause(failure))
         out = self._lose_node(failure.node, failure.at)
-        return out + [message for run in hit for message in move(self.state, run, Cause.FAILURE, failure.reason)]
+        return out + [
+            message for run in hit for message in move_task(self.state, run, MoveCause.FAILURE, failure.reason)
+        ]
 
     def _plan(self, decided: PlanDecided) -> list[Message]:
         if decided.plan.number <= self.state.plan:
@@ -183,17 +188,19 @@ class TransitionCore(Core):
             shape = share.layout if share.slots and share.layout.replicas else run.shape
             if run.target == share.slots and shape.is_like(run.shape):
                 continue
-            self.state.aim(run, share.slots)
+            self.state.set_target(run, share.slots)
             run.aimed = shape.with_workers(0)
             reason = share.reason or decided.plan.trigger
-            run.recovers(decided.at, reason if run.membership.epoch >= 0 else "")
+            run.begin_recovery(decided.at, reason if run.membership.epoch >= 0 else "")
             changed.append((run, reason))
-        out = self._settle([*self._tasks_in_the_way(run for run, _ in changed), *(run.spec.name for run, _ in changed)])
+        out = self._reconcile(
+            [*self._tasks_in_the_way(run for run, _ in changed), *(run.spec.name for run, _ in changed)]
+        )
         for run, reason in changed:
             if run.as_planned:  # an earlier plan is taken back before anybody moved
-                out += self._complete(run, decided.at)
+                out += self._report_complete(run, decided.at)
             else:
-                out += move(self.state, run, Cause.SLOTS if run.target else Cause.NO_SLOTS, reason)
+                out += move_task(self.state, run, MoveCause.SLOTS if run.target else MoveCause.NO_SLOTS, reason)
         return out
 
     def _pause(self, fact: TaskPaused) -> list[Message]:
@@ -203,8 +210,8 @@ class TransitionCore(Core):
         run.paused = fact.paused
         if not run.paused:
             return []  # a plan follows
-        self.state.aim(run, [])
-        return self._settle([fact.task]) + move(self.state, run, Cause.NO_SLOTS, "paused by a user")
+        self.state.set_target(run, [])
+        return self._reconcile([fact.task]) + move_task(self.state, run, MoveCause.NO_SLOTS, "paused by a user")
 
     def _tasks_in_the_way(self, runs: Iterable[TaskRun]) -> list[str]:
         """Return the tasks without a slot that have a worker, come back with its node, in a slot of one of `runs`."""
@@ -212,29 +219,19 @@ class TransitionCore(Core):
         found = {other.task: None for other in there if other and not self.state.tasks[other.task].target}
         return list(found)
 
-    def _end(self, task: str, cause: Cause, reason: str, traceback: str = "") -> list[Message]:
-        run = self.state.tasks.get(task)
-        if run is None or run.state.ended:
-            return []
-        out = move(self.state, run, cause, reason, traceback)
-        out += run.snapshots.release(self.state, run) + run.snapshots.drop_left(self.state, run)
-        self.state.aim(run, [])
-        out += settle(self.state, [task])  # then its workers are no more
-        return out + run.snapshots.drop_saved(self.state, run) + [Deadline(Wait.REGROUP, task).cancel()]
-
     # --- reports of workers ------------------------------------------------------------------------------------------
 
     def _ready(self, ready: WorkerReady) -> list[Message]:
         run = self.state.tasks.get(ready.task)
         if run is None or ready.worker not in run.workers:
-            return stray(self.state, run, ready)
+            return stop_if_stray(self.state, run, ready)
         run.workers[ready.worker].stage = WorkerStage.READY
         newest_first = reversed(run.workers.values())  # those get ready last
         waited_for = any(worker.stage is WorkerStage.STARTING for worker in newest_first)
         # nothing changes until the last is ready, and thousands need not each look whether it does
         idle = waited_for and (not run.membership.group or run.membership.intact(run.workers))
-        then = [] if idle else self._settle([ready.task])
-        return [Deadline(Wait.START, ready.task, ready.worker).cancel(), *then]
+        then = [] if idle else self._reconcile([ready.task])
+        return [Deadline(WaitKind.START, ready.task, ready.worker).cancel(), *then]
 
     def _regrouped(self, report: Regrouped) -> list[Message]:
         run = self.state.tasks.get(report.task)
@@ -247,42 +244,44 @@ class TransitionCore(Core):
             return []
         out: list[Message] = []
         if not membership.joined:  # by the first report all have met, and who had no state has taken one
-            out += run.snapshots.release(self.state, run)
+            out += run.snapshots.release_parked(self.state, run)
             for name in membership.group:
                 if worker := run.workers.get(name):
                     run.record_state(name, worker.place, report.iteration, worker.slot.node)
-        membership.join(report.worker)
+        membership.record_join(report.worker)
         if membership.broken or not membership.complete:
             return out
-        return out + self._complete(run, report.at) + settle(self.state, [report.task])
+        return out + self._report_complete(run, report.at) + reconcile(self.state, [report.task])
 
-    def _kept(self, kept: StateKept) -> list[Message]:
-        """A worker has left its state behind; when all have who are to, the task can go on in its new layout."""
+    def _state_kept(self, kept: StateKept) -> list[Message]:
+        """Record an exported state; when all members have exported theirs, the task continues in its new layout."""
         run = self.state.tasks.get(kept.task)
         membership = run.membership if run and not run.state.ended else None
-        due = membership is not None and kept.epoch == membership.epoch and kept.worker in membership.due()
-        if run is None or membership is None or not (due and run.snapshots.was_on(run, kept.worker, kept.node)):
-            counted_on = run.snapshots.counted_on(run, kept.node) if run else []
+        due = (
+            membership is not None and kept.epoch == membership.epoch and kept.worker in membership.exporting_members()
+        )
+        if run is None or membership is None or not (due and run.snapshots.worker_was_on(run, kept.worker, kept.node)):
+            counted_on = run.snapshots.usable_states(run, kept.node) if run else []
             twice = kept.state.location.name in {ref.location.name for ref in counted_on}
             there = self.state.is_there(kept.node) and not twice
             return [drop_order(self.state, kept.task, kept.node, [kept.state.location.name])] if there else []
         membership.left[kept.worker] = kept.state
-        return self._settle([kept.task]) if membership.left_behind() else []
+        return self._reconcile([kept.task]) if membership.exported_snapshot() else []
 
-    def _copied(self, fact: StateCopied) -> list[Message]:
-        """A node that is to go has handed a state over, or could not."""
+    def _state_copied(self, fact: StateCopied) -> list[Message]:
+        """Record that a draining node has copied a state to another node, or failed to."""
         run = self.state.tasks.get(fact.task)
-        return run.snapshots.copied(self.state, run, fact) + self._settle([fact.task]) if run else []
+        return run.snapshots.record_copy(self.state, run, fact) + self._reconcile([fact.task]) if run else []
 
-    def _about_snapshots(self, fact: SnapshotFact) -> list[Message]:
+    def _handle_snapshot_fact(self, fact: SnapshotFact) -> list[Message]:
         run = self.state.tasks.get(fact.task)
         if run is None or run.state.ended:
             return []
         out = run.snapshots.handle(self.state, run, fact)
-        return out + go_back(self.state, run) + self._settle([fact.task])
+        return out + rewind(self.state, run) + self._reconcile([fact.task])
 
-    def _unusable(self, fact: StateUnusable) -> list[Message]:
-        """What a task went on from is no good: it is to go on from something older."""
+    def _state_unusable(self, fact: StateUnusable) -> list[Message]:
+        """Rule out the snapshot that a task restored from, and look for an older one."""
         run = self.state.tasks.get(fact.task)
         if run is None or run.state.ended or fact.epoch != run.membership.epoch or fact.worker not in run.workers:
             return []
@@ -290,20 +289,22 @@ class TransitionCore(Core):
             return []  # others said so before; but a worker that missed that may have brought it in again
         run.snapshots.rule_out(run, fact)
         reason = f"iteration {fact.iteration} from {fact.copies} is no good: {fact.reason}"
-        run.recovers(fact.at, reason)
+        run.begin_recovery(fact.at, reason)
         out = list[Message]()
         if fact.uncarried and run.spec.way.fixes_ranks:
             run.uncarried, out = fact.reason[:LONGEST_CAUSE], run.snapshots.drop_saved(self.state, run)
-        return out + self._settle([fact.task]) + move(self.state, run, Cause.FAILURE, reason)
+        return out + self._reconcile([fact.task]) + move_task(self.state, run, MoveCause.FAILURE, reason)
 
-    def _complete(self, run: TaskRun, at: float) -> list[Message]:
-        """Say that the newest membership computes, and whether it is all that the plan wants."""
+    def _report_complete(self, run: TaskRun, at: float) -> list[Message]:
+        """Report that the newest membership computes; the task has recovered if it is as large as the plan wants."""
         task, epoch, size = run.spec.name, run.membership.epoch, len(run.membership.group)
-        out: list[Message] = [Deadline(Wait.REGROUP, task).cancel()]
+        out: list[Message] = [Deadline(WaitKind.REGROUP, task).cancel()]
         if run.membership.leaving:
             return out  # it computes for one iteration at most
         run.wait_s = 0.0
-        out += move(self.state, run, Cause.COMPLETE, f"{size} workers in epoch {epoch}{run.waiting_replicas()}")
+        out += move_task(
+            self.state, run, MoveCause.COMPLETE, f"{size} workers in epoch {epoch}{run.describe_waiting()}"
+        )
         if run.failed_at is not None and size >= len(run.target):
             seconds = max(0.0, at - run.failed_at)
             run.failed_at = None
@@ -316,73 +317,61 @@ class TransitionCore(Core):
             return []
         run.workers[finished.worker].stage = WorkerStage.FINISHED
         run.membership.through[finished.worker] = None
-        return self._after_the_end(run)
+        return self._reconcile_last_iteration(run)
 
-    def _after_the_end(self, run: TaskRun) -> list[Message]:
-        """A member is through, and maybe gone: who missed the end of the last iteration must finish it without."""
+    def _reconcile_last_iteration(self, run: TaskRun) -> list[Message]:
+        """Regroup the members that missed the end of the last iteration, as one that finished it never joins again."""
         membership = run.membership
-        needed = membership.broken or not membership.complete or run.over
-        return self._settle([run.spec.name]) if needed else []
-
-    def _finish(self, run: TaskRun) -> list[Message]:
-        """End the task; those that are through may still be writing their results: let them go, and stop the rest."""
-        group, through = run.membership.group, run.membership.through
-        silent = [name for name in group if name not in run.workers and name not in through]
-        for name in through.keys() & run.workers.keys():
-            self.state.drop(run, name)
-        count = f"all {run.spec.iterations} iterations are done"
-        reason = count if run.spec.way.counts_iterations else "its program is done"
-        if silent:
-            reason += f"; {', '.join(silent)} ended without saying so: what it was to write then may be missing"
-        return self._end(run.spec.name, Cause.DONE, reason)
+        needed = membership.broken or not membership.complete or run.has_ended
+        return self._reconcile([run.spec.name]) if needed else []
 
     def _exited(self, exited: WorkerExited) -> list[Message]:
-        """A process is gone. Whether that is a failure is for the detector to say; an expected end frees the slot."""
+        """Free the slot of a process that ended as expected. The detector decides which ends are failures."""
         run = self.state.tasks.get(exited.task)
         if run is not None and run.failed.get(exited.worker) == exited.node:
             del run.failed[exited.worker]
         if run is None or exited.worker not in run.workers:
             return []
         if exited.worker in run.membership.through:
-            self.state.drop(run, exited.worker)
-            return self._after_the_end(run)
+            self.state.drop_worker(run, exited.worker)
+            return self._reconcile_last_iteration(run)
         if not exited.expected:
             return []
         lose_worker(self.state, run, exited.worker, exited.at)
-        return self._settle([exited.task])
+        return self._reconcile([exited.task])
 
-    # --- what does not come back -------------------------------------------------------------------------------------
+    # --- refusals and timeouts ---------------------------------------------------------------------------------------
 
-    def _refused(self, refused: CommandRefused) -> list[Message]:
+    def _command_refused(self, refused: CommandRefused) -> list[Message]:
         run = self.state.tasks.get(refused.task)
         worker = run.workers.get(refused.worker) if run else None
         if worker is None or worker.stage is not WorkerStage.STARTING:
             return []
         return [_attempt_failed(refused.task, Cure.RESTART, worker, refused.reason)]
 
-    def _timer(self, fired: TimerFired) -> list[Message]:
+    def _timer_fired(self, fired: TimerFired) -> list[Message]:
         deadline = Deadline.read(fired.name)
         run = self.state.tasks.get(deadline.task)
         if run is None or run.state.ended:
             return []
-        if deadline.wait in {Wait.STATES, Wait.IDLE, Wait.AGAIN}:
-            return run.snapshots.expire(self.state, run, deadline.wait) + self._settle([deadline.task])
-        if deadline.wait is Wait.START:
+        if deadline.wait in {WaitKind.STATES, WaitKind.IDLE, WaitKind.AGAIN}:
+            return run.snapshots.expire(self.state, run, deadline.wait) + self._reconcile([deadline.task])
+        if deadline.wait is WaitKind.START:
             late = run.workers.get(deadline.about)
             if late is None or late.stage is not WorkerStage.STARTING:
                 return []
             return [_attempt_failed(deadline.task, Cure.RESTART, late, "its model was not built in time")]
-        return self._not_joined(run, deadline)
+        return self._join_timed_out(run, deadline)
 
-    def _away(self, away: WorkerAway) -> list[Message]:
-        """Wait for a member whose script evaluates, say, before it can notice that there is a new membership."""
+    def _worker_away(self, away: WorkerAway) -> list[Message]:
+        """Record that a member's script is busy, with an evaluation for example, and will join the membership later."""
         run = self.state.tasks.get(away.task)
         if run is not None and away.worker in run.workers and away.epoch == run.membership.epoch:
             run.membership.away[away.worker] = None
         return []
 
-    def _not_joined(self, run: TaskRun, deadline: Deadline) -> list[Message]:
-        """Tell of who did not join in time; replace it where the detector has nothing to say of it.
+    def _join_timed_out(self, run: TaskRun, deadline: Deadline) -> list[Message]:
+        """Report the members that did not join in time; replace the first of them if the detector reports no failure.
 
         That process had ended, say, before its node was admitted on an older word by which it lived.
         """
@@ -393,24 +382,28 @@ class TransitionCore(Core):
         if any(name in membership.away for name in missing):  # so the others wait for it, too
             return [deadline.set()]  # how long a script may be busy its agent knows
         first, reason = run.workers[missing[0]], f"{', '.join(missing)} did not join epoch {membership.epoch} in time"
-        verdict = Deadline(Wait.VERDICT, deadline.task, str(membership.epoch))
-        if deadline.wait is Wait.REGROUP:
+        verdict = Deadline(WaitKind.VERDICT, deadline.task, str(membership.epoch))
+        if deadline.wait is WaitKind.REGROUP:
             return [_attempt_failed(deadline.task, Cure.REGROUP, first, reason), verdict.set()]
-        return stop(self.state, run, first, reason) + self._settle([deadline.task]) if deadline == verdict else []
+        return (
+            stop_worker(self.state, run, first, reason) + self._reconcile([deadline.task])
+            if deadline == verdict
+            else []
+        )
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
-    def _settle(self, names: Iterable[str]) -> list[Message]:
-        """Return what brings these tasks nearer to their targets, or to their end."""
+    def _reconcile(self, names: Iterable[str]) -> list[Message]:
+        """Reconcile these tasks; end those that have finished, and those whose copies are all unusable."""
         runs = [run for name in names if not (run := self.state.tasks[name]).state.ended]
-        out = [message for run in runs if run.over for message in self._finish(run)]
-        out += settle(self.state, [run.spec.name for run in runs if not run.state.ended])
-        vain = [(run.spec.name, why) for run in runs if (why := run.snapshots.exhausted(run))]
-        return out + [message for name, why in vain for message in self._end(name, Cause.OWN_FAULT, why)]
+        out = [message for run in runs if run.has_ended for message in finish_task(self.state, run)]
+        out += reconcile(self.state, [run.spec.name for run in runs if not run.state.ended])
+        vain = [(run.spec.name, why) for run in runs if (why := run.snapshots.exhausted_reason(run))]
+        return out + [message for name, why in vain for message in end_task(self.state, name, MoveCause.OWN_FAULT, why)]
 
 
 def _cause(failure: FailureDetected) -> str:
-    """Return what programs that begin again read of a failure: whose it was, and what."""
+    """Return the cause of a failure in words, which restarted programs can read."""
     who = failure.node if failure.severity is Severity.SEV1 else failure.worker
     named = failure.severity is Severity.SEV3 or failure.reason.startswith(who)
     return failure.reason if named else f"{who}: {failure.reason}"

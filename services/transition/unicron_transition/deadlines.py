@@ -1,4 +1,4 @@
-"""What may not take for ever: the timers of this service, made and read in one place."""
+"""The timers of this service: what each waits for, how long, and its name."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from unicron.contracts.base import CancelTimer, SetTimer
 
 
-class Wait(StrEnum):
+class WaitKind(StrEnum):
     """What is waited for."""
 
     START = "start"
@@ -25,12 +25,12 @@ class Wait(StrEnum):
 
 
 TIMEOUT_S = {
-    Wait.START: 180.0,
-    Wait.REGROUP: 30.0,
-    Wait.VERDICT: 30.0,
-    Wait.STATES: 60.0,
-    Wait.IDLE: 600.0,
-    Wait.AGAIN: 3.0,
+    WaitKind.START: 180.0,
+    WaitKind.REGROUP: 30.0,
+    WaitKind.VERDICT: 30.0,
+    WaitKind.STATES: 60.0,
+    WaitKind.IDLE: 600.0,
+    WaitKind.AGAIN: 3.0,
 }
 """How long each may take."""
 
@@ -38,7 +38,7 @@ TIMEOUT_S = {
 class Deadline(NamedTuple):
     """The end of a wait; `about` is a worker, or empty where it is the whole task's."""
 
-    wait: Wait
+    wait: WaitKind
     task: str
     about: str = ""
 
@@ -52,11 +52,11 @@ class Deadline(NamedTuple):
         return SetTimer(name=self.name, after_s=TIMEOUT_S[self.wait] if after_s is None else after_s)
 
     def cancel(self) -> CancelTimer:
-        """Return that it is no longer waited for."""
+        """Return the request that cancels its timer."""
         return CancelTimer(name=self.name)
 
     @classmethod
     def read(cls, name: str) -> "Deadline":
         """Return the deadline whose timer has this name."""
         wait, task, about = [*name.split("."), ""][:3]
-        return cls(Wait(wait), task, about)
+        return cls(WaitKind(wait), task, about)

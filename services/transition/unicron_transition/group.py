@@ -1,4 +1,4 @@
-"""A task's workers: who lives, who has which place of its state, and which of them can compute together. Pure.
+"""A task's workers: which live, which place of the state each has, and which of them can compute together. Pure.
 
 A worker has built one place of the model. Only whole replicas compute. Those that are whole stay as they are; what is
 left of broken ones is put together where places fit, and where too many have the same place, some are to be started
@@ -13,7 +13,7 @@ import msgspec
 
 from unicron.contracts.ranges import Count, Moment
 from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskSpec, TaskState
-from unicron_transition.membership import Holding, Membership, WorkerRun, WorkerStage
+from unicron_transition.membership import HeldState, TaskMembership, WorkerRun, WorkerStage
 
 
 class WorkerGroup(msgspec.Struct, kw_only=True):
@@ -23,9 +23,9 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
         started: counts worker processes, for their names.
         before: how many of them were an earlier task's of this name.
         submitted_at: Unix seconds; what was stored before under its name is another task's.
-        target: slots that the newest plan gives it, in rank order; `TransitionState.aim` changes it.
+        target: slots that the newest plan gives it, in rank order; `TransitionState.set_target` changes it.
         aimed: the shape of a replica that the plan wants; None before the first.
-        workers: living worker processes by name; `TransitionState.add` and `drop` change it.
+        workers: living worker processes by name; `TransitionState.add_worker` and `drop_worker` change it.
         membership: the newest one ordered.
         holders: which worker has which place of its state; who is not in it has none. A worker whose node is given up
             may still live and come back with its state: it is in it until it is known to have ended.
@@ -40,29 +40,29 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
     target: list[SlotRef] = []
     aimed: ParallelLayout | None = None
     workers: dict[str, WorkerRun] = {}
-    membership: Membership = msgspec.field(default_factory=Membership)
-    holders: dict[str, Holding] = {}
+    membership: TaskMembership = msgspec.field(default_factory=TaskMembership)
+    holders: dict[str, HeldState] = {}
     uncarried: str = ""
 
     @property
     def shape(self) -> ParallelLayout:
-        """The shape of a replica that it is to have."""
+        """The shape that the newest plan gives a replica."""
         return self.aimed or self.spec.layout.with_workers(0)
 
     @property
-    def present(self) -> ParallelLayout:
-        """The shape of a replica of those who hold its state; where nobody does, the one it is to have."""
+    def present_shape(self) -> ParallelLayout:
+        """The shape of a replica among the workers that hold the task's state; the planned shape where none does."""
         holders = (self.workers[name] for name in self.holders if name in self.workers)
         return next((worker.layout for worker in holders), self.shape)
 
     @property
     def changes_layout(self) -> bool:
-        """Whether those who have its state have not the shape that it is to have, or it is to have no slots."""
-        return not (self.target and self.present.is_like(self.shape))
+        """Whether the workers that hold the state must export it: the plan changes the shape, or takes all slots."""
+        return not (self.target and self.present_shape.is_like(self.shape))
 
     @property
-    def least(self) -> int:
-        """Workers without which it can't compute in the shape that it is to have."""
+    def fewest_workers(self) -> int:
+        """The smallest number of workers that can compute in the planned shape."""
         return min(self.spec.sizes_like(self.shape), default=self.shape.replica_workers)
 
     @property
@@ -74,9 +74,9 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
         slots = [self.workers[name].slot for name in membership.group if name in self.workers]
         return len(slots) == len(membership.group) and set(slots) == set(self.target)
 
-    def ready(self) -> list[str]:
-        """Return the workers of the present layout that compute or could."""
-        shape = self.present
+    def ready_workers(self) -> list[str]:
+        """Return the workers of the present layout that are ready, in a membership or not."""
+        shape = self.present_shape
         return [
             name
             for name, worker in self.workers.items()
@@ -86,37 +86,37 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
     # --- who has which place of the state ----------------------------------------------------------------------------
 
     def record_state(self, worker: str, place: int, iteration: int, node: str) -> None:
-        """Note that `worker` has the state of `place`, unless workers of this task have none."""
+        """Record that `worker` has the state of `place`, where the task's way of healing tracks states."""
         if self.spec.way.tracks_states:
-            self.holders[worker] = Holding(place=place, iteration=iteration, node=node)
+            self.holders[worker] = HeldState(place=place, iteration=iteration, node=node)
 
     def forget_others(self, node: str, workers: Collection[str]) -> None:
-        """Note that no other workers than these live on `node`."""
+        """Drop the states held on `node` by workers other than these, which no longer live."""
         gone = [name for name, held in self.holders.items() if held.node == node and name not in workers]
         for name in gone:
             del self.holders[name]
 
-    def places(self, workers: Iterable[str]) -> set[int]:
+    def held_places(self, workers: Iterable[str]) -> set[int]:
         """Return the places of which any of `workers` has the state."""
         return {held.place for name in workers if (held := self.holders.get(name))}
 
-    def furthest(self, place: int, workers: Iterable[str]) -> str:
-        """Return who of `workers` has the newest state of `place`."""
+    def newest_holder(self, place: int, workers: Iterable[str]) -> str:
+        """Return the one of `workers` that has the newest state of `place`."""
         held = [(name, found) for name in workers if (found := self.holders.get(name)) and found.place == place]
         return max(held, key=lambda each: each[1].iteration)[0]
 
     def lost_places(self) -> set[int]:
         """Return the places whose state no worker has, where one has that of another place."""
-        held = self.places(self.ready())
-        return set(range(self.present.replica_workers)) - held if held else set()
+        held = self.held_places(self.ready_workers())
+        return set(range(self.present_shape.replica_workers)) - held if held else set()
 
     def lacks_places(self) -> bool:
         """Return whether there is a place whose state no worker has."""
-        return len(self.places(self.ready())) < self.present.replica_workers
+        return len(self.held_places(self.ready_workers())) < self.present_shape.replica_workers
 
     # --- memberships -------------------------------------------------------------------------------------------------
 
-    def better_membership(self, slots: Iterable[SlotRef], taken: Container[SlotRef]) -> Membership | None:
+    def better_membership(self, slots: Iterable[SlotRef], taken: Container[SlotRef]) -> TaskMembership | None:
         """Return the membership that is to replace the present one; None where none can, or better ones are coming.
 
         Args:
@@ -124,7 +124,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
             taken: all slots that any task has a worker in.
         """
         shape, membership = self.shape, self.membership
-        ready, awaited = self._in_slots(slots, taken)
+        ready, awaited = self._ready_in_slots(slots, taken)
         computes = membership.layout.is_like(shape)
         intact = computes and not membership.leaving and membership.intact(self.workers)
         waits = self.spec.way.waits_for_replacements
@@ -132,31 +132,31 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
             # those that compute go on until the new ones are ready; those that start wait for one another, and those
             # that each membership begins anew wait for all who are to be in it
             return None
-        chosen, computing = self._best(ready, final=not (awaited or intact))
+        chosen, computing = self._best_members(ready, final=not (awaited or intact))
         if not chosen or (intact and set(chosen) == set(membership.group)):
             return None
-        return membership.next(chosen, shape.with_workers(computing))
+        return membership.successor(chosen, shape.with_workers(computing))
 
-    def last_membership(self) -> Membership | None:
+    def last_membership(self) -> TaskMembership | None:
         """Return the membership in which those with the state leave it behind; None where they are no whole replica.
 
         They may be in slots that are no longer the task's, and fewer or more than it is allowed to have.
         """
-        names = [name for name in self.ready() if name in self.holders]
-        chosen = self._seated(names, len(names))
-        layout = self.present.with_workers(len(chosen))
-        return self.membership.next(chosen, layout, leaving=True) if chosen else None
+        names = [name for name in self.ready_workers() if name in self.holders]
+        chosen = self._arrange_replicas(names, len(names))
+        layout = self.present_shape.with_workers(len(chosen))
+        return self.membership.successor(chosen, layout, leaving=True) if chosen else None
 
-    def leaves(self, slots: Iterable[SlotRef], taken: Container[SlotRef]) -> bool:
+    def is_exporting(self, slots: Iterable[SlotRef], taken: Container[SlotRef]) -> bool:
         """Return whether members are leaving their states behind, or compute until workers of another layout are ready.
 
         Those may be starting, or about to: in slots that nobody computes in.
         """
         membership = self.membership
         computes = not membership.leaving and membership.intact(self.workers)
-        return membership.leaves(self.workers) or (computes and self._in_slots(slots, taken)[1])
+        return membership.is_exporting(self.workers) or (computes and self._ready_in_slots(slots, taken)[1])
 
-    def _in_slots(self, slots: Iterable[SlotRef], taken: Container[SlotRef]) -> tuple[list[str], bool]:
+    def _ready_in_slots(self, slots: Iterable[SlotRef], taken: Container[SlotRef]) -> tuple[list[str], bool]:
         """Return the workers in these slots that could compute, and whether others are to come there.
 
         A slot that another task still holds is not waited for: that task may be waiting for one of this task's.
@@ -173,7 +173,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
                     ready.append(worker.worker)
         return ready, awaited
 
-    def _best(self, ready: list[str], *, final: bool) -> tuple[list[str], int]:
+    def _best_members(self, ready: list[str], *, final: bool) -> tuple[list[str], int]:
         """Return the best membership that can be formed, in rank order, and how many of it compute; empty if none can.
 
         Where none of `ready` holds some place, a worker in a slot that is no longer the task's comes along to hand it
@@ -187,22 +187,22 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
         """
         ranks = {name: rank for rank, name in enumerate(self.membership.group)}
         ready = sorted(ready, key=lambda name: ranks.get(name, len(ranks)))  # stable: members keep their order
-        replica = self.present.replica_workers
-        size, givers = self._allowed(len(ready)), self._givers(ready)
+        replica = self.present_shape.replica_workers
+        size, givers = self._largest_size(len(ready)), self._state_givers(ready)
         if givers and (size or (ready and final)):
-            group = self._seated(givers + ready, max(1, (size or len(ready)) // replica) + 1)
+            group = self._arrange_replicas(givers + ready, max(1, (size or len(ready)) // replica) + 1)
             takers = [name for name in ready if name not in group and name not in self.holders] if group else []
             return [*group, *(takers if replica > 1 else [])], len(group)
-        group = self._seated(ready, len(ready))
-        group = group[: self._allowed(len(group))]
+        group = self._arrange_replicas(ready, len(ready))
+        group = group[: self._largest_size(len(group))]
         return group, len(group)
 
-    def outside(self) -> list[WorkerRun]:
-        """Return the workers that are in no membership and in no slot of the task.
+    def unneeded_workers(self) -> list[WorkerRun]:
+        """Return the workers that can be stopped: they are in no membership, and in no slot of the task.
 
         Who has its state is among them only when those that go on have met: they may be dying unseen.
         """
-        present, shape = self.present, self.shape
+        present, shape = self.present_shape, self.shape
         group = {name for name in self.membership.group if name in self.workers}
         group = {name for name in group if self.workers[name].layout.is_like(present)}
         outside = [worker for name, worker in self.workers.items() if name not in group]
@@ -212,29 +212,29 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
             return unwanted
         return [worker for worker in unwanted if worker.worker not in self.holders]
 
-    def waiting_replicas(self) -> str:
+    def describe_waiting(self) -> str:
         """Return which workers of broken replicas wait for which places, in words; empty where none do."""
-        idle = [name for name in self.ready() if name not in self.membership.group]
+        idle = [name for name in self.ready_workers() if name not in self.membership.group]
         coming = sorted({worker.place for worker in self.workers.values() if worker.stage is WorkerStage.STARTING})
-        if self.present.replica_workers == 1 or not idle or not coming:
+        if self.present_shape.replica_workers == 1 or not idle or not coming:
             return ""
         return f"; the replica of {', '.join(idle)} waits for place {', '.join(map(str, coming))}"
 
-    def _allowed(self, count: int) -> int:
+    def _largest_size(self, count: int) -> int:
         """Return the largest size of the task that `count` workers make, 0 where they are too few."""
-        sizes = self.spec.sizes_like(self.present)
+        sizes = self.spec.sizes_like(self.present_shape)
         index = bisect_right(sizes, count)
         return sizes[index - 1] if index else 0
 
-    def _givers(self, ready: list[str]) -> list[str]:
-        """Return a worker elsewhere for each place that nobody of `ready` holds."""
-        everybody = self.ready()
-        missing = self.places(everybody) - self.places(ready)
-        return [self.furthest(place, everybody) for place in sorted(missing)]
+    def _state_givers(self, ready: list[str]) -> list[str]:
+        """Return, for each place that none of `ready` holds, the worker in another slot that has its newest state."""
+        everybody = self.ready_workers()
+        missing = self.held_places(everybody) - self.held_places(ready)
+        return [self.newest_holder(place, everybody) for place in sorted(missing)]
 
-    def _seated(self, names: list[str], most: int) -> list[str]:
+    def _arrange_replicas(self, names: list[str], most: int) -> list[str]:
         """Return up to `most` whole replicas made of `names`, one after the other."""
-        there, places = set(names), self.present.replica_workers
+        there, places = set(names), self.present_shape.replica_workers
         whole = [list(replica) for replica in self._whole_replicas() if there.issuperset(replica)][:most]
         there.difference_update(*whole)
         waiting: list[deque[str]] = [deque() for _ in range(places)]
@@ -251,7 +251,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
 
     # --- places ------------------------------------------------------------------------------------------------------
 
-    def fill(self, slots: list[SlotRef], taken: Container[SlotRef]) -> tuple[list[WorkerRun], list[WorkerRun]]:
+    def fill_slots(self, slots: list[SlotRef], taken: Container[SlotRef]) -> tuple[list[WorkerRun], list[WorkerRun]]:
         """Return workers that are to make room for other places, and new ones that are to be started.
 
         Args:

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from unicron import subjects
 from unicron.errors import InvalidInputError
-from unicron.runner import run_service
-from unicron.service import Wiring
+from unicron.service.runner import run_service
+from unicron.service.service import Wiring
 from unicron.settings import PREFIX, Settings
 from unicron_transition.core import TransitionCore
-from unicron_transition.deadlines import TIMEOUT_S, Wait
+from unicron_transition.deadlines import TIMEOUT_S, WaitKind
 from unicron_transition.state import TransitionState
 
 
@@ -24,7 +24,7 @@ class TransitionSettings(Settings, kw_only=True, frozen=True):
 
     process: ClassVar[str] = "transition"
 
-    idle_s: float = TIMEOUT_S[Wait.IDLE]
+    idle_s: float = TIMEOUT_S[WaitKind.IDLE]
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Who computes together: one worker process, and the newest membership that was ordered of them."""
+"""A task's worker processes, and the newest membership that was ordered of them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -31,7 +31,7 @@ class WorkerRun(msgspec.Struct, kw_only=True, array_like=True):
     layout: ParallelLayout = ParallelLayout(replicas=0)
 
 
-class Holding(msgspec.Struct, kw_only=True, array_like=True):
+class HeldState(msgspec.Struct, kw_only=True, array_like=True):
     """What part of a task's state one worker has.
 
     Attributes:
@@ -45,7 +45,7 @@ class Holding(msgspec.Struct, kw_only=True, array_like=True):
     node: str
 
 
-class Membership(msgspec.Struct, kw_only=True):
+class TaskMembership(msgspec.Struct, kw_only=True):
     """The newest membership ordered of a task's workers.
 
     Maps stand in for sets, as they keep an order: equal states are stored as equal bytes.
@@ -79,29 +79,33 @@ class Membership(msgspec.Struct, kw_only=True):
     left: dict[str, StateRef] = {}
     taken_back: dict[str, StateRef] = {}
 
-    def next(self, group: Sequence[str], layout: ParallelLayout, *, leaving: bool = False) -> "Membership":
+    def successor(self, group: Sequence[str], layout: ParallelLayout, *, leaving: bool = False) -> "TaskMembership":
         """Return the membership of the next epoch."""
         epoch, kept = self.epoch + 1, dict(zip(self.replicas(), self.since, strict=False))
-        following = Membership(epoch=epoch, layout=layout, group=list(group), met=self.met, through=dict(self.through))
+        following = TaskMembership(
+            epoch=epoch, layout=layout, group=list(group), met=self.met, through=dict(self.through)
+        )
         following.since = [kept.get(replica, epoch) for replica in following.replicas()]
         following.leaving, following.taken_back = leaving, self.taken_back
         return following
 
-    def due(self) -> list[str]:
-        """Return who is to leave its state behind: the workers of as many replicas as there are to be copies."""
+    def exporting_members(self) -> list[str]:
+        """Return the members that must export their states: those of the first `COPIES` replicas."""
         return [name for replica in self.replicas()[:COPIES] for name in replica] if self.leaving else []
 
-    def left_behind(self) -> ParkedSnapshot | None:
-        """Return what its workers have left behind, once all have who are to, living or not; None before."""
-        due = self.due()
+    def exported_snapshot(self) -> ParkedSnapshot | None:
+        """Return the snapshot that the members have exported; None until all that must have done so."""
+        due = self.exporting_members()
         if not due or not self.left.keys() >= set(due):
             return None
         states = [self.left[name] for name in due]
         return ParkedSnapshot(layout=self.layout, iteration=states[0].iteration, states=states)
 
-    def leaves(self, workers: Mapping[str, WorkerRun]) -> bool:
-        """Return whether those who are to leave their states behind and have not yet still live, and can."""
-        there = (name in self.left or (name in workers and name not in self.through) for name in self.due())
+    def is_exporting(self, workers: Mapping[str, WorkerRun]) -> bool:
+        """Return whether the export can still complete: each member that must export has, or still lives."""
+        there = (
+            name in self.left or (name in workers and name not in self.through) for name in self.exporting_members()
+        )
         return self.leaving and not self.broken and all(there)
 
     def replicas(self) -> list[tuple[str, ...]]:
@@ -112,20 +116,20 @@ class Membership(msgspec.Struct, kw_only=True):
             for first in range(0, min(self.layout.workers, len(self.group)), size)
         ]
 
-    def since_of(self, ranks: Iterable[int]) -> list[int]:
+    def unchanged_since(self, ranks: Iterable[int]) -> list[int]:
         """Return for each rank the epoch since which its replica has been made up of the same workers."""
         size = self.layout.replica_workers
         since = [epoch for epoch in self.since for _ in range(size)]
         return [since[rank] if rank < self.layout.workers else self.epoch for rank in ranks]
 
-    def join(self, worker: str) -> None:
-        """Note that a member computes in it, so that all of them have met; nobody else joins."""
+    def record_join(self, worker: str) -> None:
+        """Record that `worker`, a member, computes in this membership; by then all members have met."""
         self.joined[worker] = None
         self.taken_back.pop(worker, None)
         self.met = self.group[: self.layout.workers]
 
-    def lose(self, worker: str) -> None:
-        """Note that a worker is gone, or going."""
+    def record_loss(self, worker: str) -> None:
+        """Record that a worker is gone or is being stopped; losing a member breaks the membership."""
         self.broken = self.broken or (worker in self.group and worker not in self.left)
 
     @property
@@ -139,7 +143,7 @@ class Membership(msgspec.Struct, kw_only=True):
         return bool(self.joined) and not self.broken
 
     def intact(self, workers: Mapping[str, WorkerRun]) -> bool:
-        """Return whether every member lives and computes in it, or can still come: who is through can't."""
+        """Return whether every member lives and has joined or still can; a member that has finished can't."""
         return (
             bool(self.group)
             and not self.broken
@@ -153,7 +157,7 @@ class Membership(msgspec.Struct, kw_only=True):
         """Return the members that live and still compute."""
         return [name for name in self.group if name in workers and workers[name].stage is WorkerStage.READY]
 
-    def over(self, workers: Mapping[str, WorkerRun], *, lost: bool) -> bool:
+    def has_ended(self, workers: Mapping[str, WorkerRun], *, lost: bool) -> bool:
         """Return whether the last iteration is done and no living member can still be busy with it.
 
         A member that is gone can't be replaced any more: those who have the state are through, and about to end.
@@ -167,10 +171,10 @@ class Membership(msgspec.Struct, kw_only=True):
         left = {name for name in self.group[: self.layout.workers] if name in workers} - self.through.keys()
         # through before they could join this membership: who was not in the one before waits there in vain
         in_vain = not self.through.keys() & self.joined.keys() and left.isdisjoint(self.met)
-        return not left or in_vain or (lost and not self._ending(workers))
+        return not left or in_vain or (lost and not self._is_ending(workers))
 
-    def _ending(self, workers: Mapping[str, WorkerRun]) -> bool:
-        """Whether a rank of a replica that is through has yet to say so; they update together."""
+    def _is_ending(self, workers: Mapping[str, WorkerRun]) -> bool:
+        """Return whether a rank has yet to report the end that another rank of its replica has reported."""
         size, through = self.layout.replica_workers, self.through.keys()
         replicas = [self.met[first : first + size] for first in range(0, len(self.met), size)]
         return any(workers.keys() & replica - through for replica in replicas if not through.isdisjoint(replica))

@@ -1,4 +1,4 @@
-"""The moves of a task's state: from which state what leads to which."""
+"""The transitions of a task's state."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from unicron.contracts.tasks import TaskState
 from unicron_transition.state import TaskRun, TransitionState
 
 
-class Cause(StrEnum):
+class MoveCause(StrEnum):
     """What moves a task."""
 
     SLOTS = "slots"
@@ -27,26 +27,28 @@ class Cause(StrEnum):
     """Its user removed it."""
 
 
-_ENDS = {Cause.DONE: TaskState.FINISHED, Cause.OWN_FAULT: TaskState.FAILED, Cause.USER: TaskState.REMOVED}
+_ENDS = {MoveCause.DONE: TaskState.FINISHED, MoveCause.OWN_FAULT: TaskState.FAILED, MoveCause.USER: TaskState.REMOVED}
 _WITH_SLOTS = {
     **_ENDS,
-    Cause.NO_SLOTS: TaskState.WAITING,
-    Cause.FAILURE: TaskState.RECOVERING,
-    Cause.COMPLETE: TaskState.RUNNING,
+    MoveCause.NO_SLOTS: TaskState.WAITING,
+    MoveCause.FAILURE: TaskState.RECOVERING,
+    MoveCause.COMPLETE: TaskState.RUNNING,
 }
 
-MOVES: dict[TaskState, dict[Cause, TaskState]] = {
-    TaskState.WAITING: {**_ENDS, Cause.SLOTS: TaskState.STARTING},
-    TaskState.STARTING: {**_WITH_SLOTS, Cause.SLOTS: TaskState.STARTING},
-    TaskState.RUNNING: {**_WITH_SLOTS, Cause.SLOTS: TaskState.RECONFIGURING},
-    TaskState.RECONFIGURING: {**_WITH_SLOTS, Cause.SLOTS: TaskState.RECONFIGURING},
+MOVES: dict[TaskState, dict[MoveCause, TaskState]] = {
+    TaskState.WAITING: {**_ENDS, MoveCause.SLOTS: TaskState.STARTING},
+    TaskState.STARTING: {**_WITH_SLOTS, MoveCause.SLOTS: TaskState.STARTING},
+    TaskState.RUNNING: {**_WITH_SLOTS, MoveCause.SLOTS: TaskState.RECONFIGURING},
+    TaskState.RECONFIGURING: {**_WITH_SLOTS, MoveCause.SLOTS: TaskState.RECONFIGURING},
     TaskState.RECOVERING: _WITH_SLOTS,  # from a failure it recovers in whatever slots
 }
 """What is not in it moves nothing, and is not published; the ends are final. A move to the same state is a move too."""
 
 
-def move(state: TransitionState, run: TaskRun, cause: Cause, reason: str, traceback: str = "") -> list[Message]:
-    """Move a task, and return the fact that it moved."""
+def move_task(
+    state: TransitionState, run: TaskRun, cause: MoveCause, reason: str, traceback: str = ""
+) -> list[Message]:
+    """Change a task's state as `cause` demands, and return the fact that it changed."""
     moved = MOVES.get(run.state, {}).get(cause)
     if moved is None:
         return []

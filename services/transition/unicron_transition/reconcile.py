@@ -10,27 +10,27 @@ from unicron.contracts.base import Message
 from unicron.contracts.commands import Regroup, StartWorker
 from unicron.contracts.events import Alert
 from unicron.contracts.tasks import SlotRef
-from unicron_transition.deadlines import Wait
-from unicron_transition.membership import Membership, WorkerRun
-from unicron_transition.moves import Cause, move
+from unicron_transition.deadlines import WaitKind
+from unicron_transition.membership import TaskMembership, WorkerRun
+from unicron_transition.moves import MoveCause, move_task
 from unicron_transition.orders import stop_order
 from unicron_transition.state import TaskRun, TransitionState
-from unicron_transition.swaps import knot, to_give_up, waits
+from unicron_transition.swaps import choose_workers_to_stop, find_wait_cycle, slots_waited_for
 
 GIVEN_UP = "its slot is no longer the task's"
 
 
-def settle(state: TransitionState, names: Iterable[str]) -> list[Message]:
+def reconcile(state: TransitionState, names: Iterable[str]) -> list[Message]:
     """Return the commands that bring the tasks `names` nearer to their targets."""
     runs = [state.tasks[name] for name in names]
     out: list[Message] = []
     for run in runs:
-        out += run.snapshots.find(state, run)  # what no worker has, and what nodes and storage may have
+        out += run.snapshots.start_search(state, run)  # what no worker has, and what nodes and storage may have
         out += _regroup(state, run)  # the best membership that can be formed, and the present one
         out += _stop_unwanted(state, run)  # workers, and slots of the plan
-    out += _untie(state, runs)  # slots that tasks hold, and that others of them wait for
+    out += _break_slot_cycle(state, runs)  # slots that tasks hold, and that others of them wait for
     for run in runs:
-        out += run.snapshots.save(state, run)  # who is to save where, and who was ordered to; what is of no use
+        out += run.snapshots.order_saves(state, run)  # who is to save where, and who was ordered to; what is of no use
     out += move_snapshots(state, runs)  # where snapshots are parked, and where they are safe
     for run in runs:
         out += _start_missing(state, run)  # slots of the plan, and workers
@@ -44,35 +44,35 @@ def settle(state: TransitionState, names: Iterable[str]) -> list[Message]:
 
 
 def move_snapshots(state: TransitionState, runs: Iterable[TaskRun]) -> list[Message]:
-    """Return the commands that take parked snapshots from where they are not to stay."""
+    """Return the commands that move parked snapshots off draining nodes, and to storage."""
     out: list[Message] = []
     for run in runs:
-        out += run.snapshots.move(state, run)
-        state.note(run, run.snapshots.nodes())
+        out += run.snapshots.order_moves(state, run)
+        state.index_nodes(run, run.snapshots.nodes())
     return out
 
 
-def stop(state: TransitionState, run: TaskRun, worker: WorkerRun, reason: str) -> list[Message]:
-    """Count on a worker no more, and have it killed if its node is there."""
-    state.drop(run, worker.worker)
-    run.membership.lose(worker.worker)
+def stop_worker(state: TransitionState, run: TaskRun, worker: WorkerRun, reason: str) -> list[Message]:
+    """Remove a worker from its task; return the command that kills it, if its node is there."""
+    state.drop_worker(run, worker.worker)
+    run.membership.record_loss(worker.worker)
     if not state.is_there(worker.slot.node):
         return []
     run.holders.pop(worker.worker, None)
     return [stop_order(state, run.spec.name, worker, reason)]
 
 
-def go_back(state: TransitionState, run: TaskRun) -> list[Message]:
-    """Give up the state that a task has, where the earlier checkpoint is there that a user wants instead."""
+def rewind(state: TransitionState, run: TaskRun) -> list[Message]:
+    """Discard a task's state for the earlier checkpoint that its user wants, once that has been found."""
     rewind, snapshots = run.snapshots.rewind, run.snapshots
     if rewind is None or rewind.stored is None:
         return []
     reason = f"a user has it go back to iteration {rewind.stored.iteration}"
-    out = snapshots.release(state, run) + snapshots.drop_left(state, run)
+    out = snapshots.release_parked(state, run) + snapshots.drop_exported(state, run)
     out += _stop_all(state, run, list(run.workers.values()), reason)
     out += snapshots.drop_saved(state, run)
-    snapshots.go_back_to(run, rewind.stored)
-    return out + move(state, run, Cause.FAILURE, reason)
+    snapshots.park_rewound(run, rewind.stored)
+    return out + move_task(state, run, MoveCause.FAILURE, reason)
 
 
 # --- memberships -----------------------------------------------------------------------------------------------------
@@ -85,19 +85,19 @@ def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
     if run.changes_layout:
         return _export_state(state, run)
     better = run.better_membership(state.usable(run.target), state.occupied)
-    if better is None or run.snapshots.searching(run):
+    if better is None or run.snapshots.is_searching(run):
         return []
     if lost := _lost_places(run):
-        return _begin_anew(state, run, lost)
-    return _form(state, run, better)
+        return _discard_partial_state(state, run, lost)
+    return _order_membership(state, run, better)
 
 
 def _lost_places(run: TaskRun) -> set[int]:
     return set() if run.snapshots.parked else run.lost_places()
 
 
-def _begin_anew(state: TransitionState, run: TaskRun, lost: set[int]) -> list[Message]:
-    """Give up what is left of a state that lacks some places."""
+def _discard_partial_state(state: TransitionState, run: TaskRun, lost: set[int]) -> list[Message]:
+    """Stop the workers that hold the rest of a state of which some places are lost; the task begins anew."""
     if run.membership.through:
         return []  # who is through had it, and the rest of that replica is about to say the same: then it is over
     reason = f"nobody has place {min(lost)} of the state any more: the task begins anew"
@@ -106,45 +106,45 @@ def _begin_anew(state: TransitionState, run: TaskRun, lost: set[int]) -> list[Me
 
 
 def _export_state(state: TransitionState, run: TaskRun) -> list[Message]:
-    """Have those with the state leave it behind: the task is to go on in another layout, or to go on later."""
-    out = run.snapshots.park(state, run)
+    """Order the workers that hold the state to export it, as the task will continue in another layout or later."""
+    out = run.snapshots.park_exported(state, run)
     if run.snapshots.parked:
-        return out + _give_way(state, run, f"its state is kept, and the task goes on with {run.shape.degrees}")
-    if run.leaves(state.usable(run.target), state.occupied):
+        return out + _stop_old_layout(state, run, f"its state is kept, and the task goes on with {run.shape.degrees}")
+    if run.is_exporting(state.usable(run.target), state.occupied):
         return []
     if last := run.last_membership():
-        return _form(state, run, last)
+        return _order_membership(state, run, last)
     if not run.target:
-        return _give_way(state, run, GIVEN_UP)  # what was saved is as good
+        return _stop_old_layout(state, run, GIVEN_UP)  # what was saved is as good
     lost = _lost_places(run)
-    return _begin_anew(state, run, lost) if lost and not run.snapshots.searching(run) else []
+    return _discard_partial_state(state, run, lost) if lost and not run.snapshots.is_searching(run) else []
 
 
-def _give_way(state: TransitionState, run: TaskRun, reason: str) -> list[Message]:
-    """Stop the workers of the old layout, and go on in the new one; or stop all, if the task is to go on later."""
+def _stop_old_layout(state: TransitionState, run: TaskRun, reason: str) -> list[Message]:
+    """Stop the workers of the old layout, and regroup in the new one; stop all if the task has no slots now."""
     if not run.target:
         return _stop_all(state, run, list(run.workers.values()), GIVEN_UP)
     old = [worker for worker in run.workers.values() if not worker.layout.is_like(run.shape)]
     return _stop_all(state, run, old, reason) + _regroup(state, run)
 
 
-def _form(state: TransitionState, run: TaskRun, membership: Membership) -> list[Message]:
-    """Order a membership, and have removed what members of the one before have left behind in vain."""
-    in_vain = run.snapshots.drop_left(state, run, membership.group)
+def _order_membership(state: TransitionState, run: TaskRun, membership: TaskMembership) -> list[Message]:
+    """Order a membership, and remove the states that members of the previous one exported in vain."""
+    in_vain = run.snapshots.drop_exported(state, run, membership.group)
     run.snapshots.search = None
     run.membership = membership
-    return in_vain + _order(state, run)
+    return in_vain + _regroup_orders(state, run)
 
 
-def _order(state: TransitionState, run: TaskRun) -> list[Message]:
+def _regroup_orders(state: TransitionState, run: TaskRun) -> list[Message]:
     members, membership = state.members(run), run.membership
-    since = membership.since_of(range(len(members)))
+    since = membership.unchanged_since(range(len(members)))
     on: dict[str, list[int]] = {}
     for rank, member in enumerate(members):
         on.setdefault(member.node, []).append(rank)
     orders: list[Message] = [
         Regroup(
-            **state.to(node),
+            **state.command_fields(node),
             task=run.spec.name,
             epoch=membership.epoch,
             rendezvous=state.nodes[members[0].node].rendezvous,
@@ -160,13 +160,13 @@ def _order(state: TransitionState, run: TaskRun) -> list[Message]:
         )
         for node, ranks in on.items()
     ]
-    return [*orders, *_alert_of_new_begin(run), *run.wait(Wait.REGROUP)]
+    return [*orders, *_alert_restart_from_scratch(run), *run.request_timer(WaitKind.REGROUP)]
 
 
-def _alert_of_new_begin(run: TaskRun) -> list[Message]:
-    """Say that a program in place begins from its beginning, as nobody has a state of it and none was saved whole."""
+def _alert_restart_from_scratch(run: TaskRun) -> list[Message]:
+    """Alert that a script healed in place restarts from its beginning, as no complete state of it exists."""
     began = run.spec.way.fixes_ranks and run.membership.epoch > 0 and bool(run.membership.met)
-    if not began or run.snapshots.saved_whole or run.places(run.membership.group):
+    if not began or run.snapshots.saved_whole or run.held_places(run.membership.group):
         return []
     text = f"of what task {run.spec.name} has computed no whole copy was saved yet: its program begins again"
     return [Alert(text=f"{text}, from a checkpoint of its own if it has one")]
@@ -177,23 +177,23 @@ def _alert_of_new_begin(run: TaskRun) -> list[Message]:
 
 def _stop_unwanted(state: TransitionState, run: TaskRun) -> list[Message]:
     """Stop the workers whose slots are no longer the task's."""
-    if run.state.ended or not (run.target or run.membership.leaves(run.workers)):
+    if run.state.ended or not (run.target or run.membership.is_exporting(run.workers)):
         run.membership.group = []
         return _stop_all(state, run, list(run.workers.values()), GIVEN_UP)
-    return _stop_all(state, run, run.outside(), GIVEN_UP)
+    return _stop_all(state, run, run.unneeded_workers(), GIVEN_UP)
 
 
 def _stop_all(state: TransitionState, run: TaskRun, workers: list[WorkerRun], reason: str) -> list[Message]:
-    return [message for worker in workers for message in stop(state, run, worker, reason)]
+    return [message for worker in workers for message in stop_worker(state, run, worker, reason)]
 
 
-def _untie(state: TransitionState, runs: Iterable[TaskRun]) -> list[Message]:
-    """Let a task give slots up where each of several waits for slots that another of them computes in."""
+def _break_slot_cycle(state: TransitionState, runs: Iterable[TaskRun]) -> list[Message]:
+    """Stop workers of a task where several tasks each wait for slots in which another of them computes."""
     out: list[Message] = []
-    if not any(waits(state, run) for run in runs):
+    if not any(slots_waited_for(state, run) for run in runs):
         return out
-    while tied := knot(state):
-        run, workers, reason = to_give_up(state, tied)
+    while tied := find_wait_cycle(state):
+        run, workers, reason = choose_workers_to_stop(state, tied)
         if not workers:
             break  # a state is being handed over; then there is more to give up
         out += _stop_all(state, run, workers, reason)
@@ -204,15 +204,15 @@ def _untie(state: TransitionState, runs: Iterable[TaskRun]) -> list[Message]:
 def _start_missing(state: TransitionState, run: TaskRun) -> list[Message]:
     """Start workers in free slots of the task; stop spare ones while replicas lack other places."""
     usable = [] if run.state.ended else state.usable(run.target)
-    spare, started = run.fill(usable, state.occupied)
+    spare, started = run.fill_slots(usable, state.occupied)
     reason = "its place of the model is there often enough, and its slot is needed for another"
     out = _stop_all(state, run, spare, reason)
     for worker in started:
-        state.add(run, worker)
+        state.add_worker(run, worker)
     slots = run.slots_by_place() if started and run.spec.way.fixes_ranks else []
     for worker in started:
         out.append(_start_order(state, run, worker, slots))
-        out += run.wait(Wait.START, worker.worker)
+        out += run.request_timer(WaitKind.START, worker.worker)
     return out
 
 
@@ -228,7 +228,7 @@ def _start_order(state: TransitionState, run: TaskRun, worker: WorkerRun, slots:
     node = worker.slot.node
     nodes = list(dict.fromkeys(slot.node for slot in slots)) or [node]
     return StartWorker(
-        **state.to(worker.slot.node),
+        **state.command_fields(worker.slot.node),
         slot=worker.slot.slot,
         worker=worker.worker,
         task=run.spec.name,

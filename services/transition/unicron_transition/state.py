@@ -11,8 +11,8 @@ from unicron.contracts.base import SetTimer
 from unicron.contracts.ranges import Moment, Number
 from unicron.contracts.tasks import Member, SlotRef
 from unicron.contracts.worker import LONGEST_CAUSE
-from unicron_transition.cluster import Cluster
-from unicron_transition.deadlines import TIMEOUT_S, Deadline, Wait
+from unicron_transition.cluster import KnownNodes
+from unicron_transition.deadlines import TIMEOUT_S, Deadline, WaitKind
 from unicron_transition.group import WorkerGroup
 from unicron_transition.membership import WorkerRun
 from unicron_transition.snapshots.snapshots import Snapshots
@@ -38,19 +38,19 @@ class TaskRun(WorkerGroup, kw_only=True):
     wait_s: float = 0.0
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the last iteration is done, and nobody is left who could be busy with it."""
         if not self.membership.through:
             return False
         lost = self.snapshots.parked is None and bool(self.lost_places())
-        return self.membership.over(self.workers, lost=lost)
+        return self.membership.has_ended(self.workers, lost=lost)
 
-    def recovers(self, at: float, cause: str) -> None:
-        """Note that a failure or a plan is being carried out, if nothing is yet, and what it is."""
+    def begin_recovery(self, at: float, cause: str) -> None:
+        """Begin a recovery, from a failure or for a plan, if none is under way."""
         if self.failed_at is None:
             self.failed_at, self.cause = at, cause[:LONGEST_CAUSE]
 
-    def wait(self, wait: Wait, about: str = "") -> list[SetTimer]:
+    def request_timer(self, wait: WaitKind, about: str = "") -> list[SetTimer]:
         """Return the request for the timer of a wait of this task.
 
         Between being started and joining its first membership, a worker that is healed in place runs all of its script
@@ -71,7 +71,7 @@ class Occupant(NamedTuple):
     worker: str
 
 
-class TransitionState(Cluster, kw_only=True, dict=True):
+class TransitionState(KnownNodes, kw_only=True, dict=True):
     """Everything that the transition service persists.
 
     Attributes:
@@ -86,7 +86,7 @@ class TransitionState(Cluster, kw_only=True, dict=True):
 
     @cached_property
     def occupied(self) -> dict[SlotRef, Occupant]:
-        """Who is in a slot; not stored, as it follows from the workers."""
+        """The worker in each occupied slot; not stored, as it follows from the workers."""
         return {
             worker.slot: Occupant(name, worker.worker)
             for name, run in self.tasks.items()
@@ -98,30 +98,30 @@ class TransitionState(Cluster, kw_only=True, dict=True):
         """Slots that workers have left since the last look for who waits for them; not stored, either."""
         return set()
 
-    def add(self, run: TaskRun, worker: WorkerRun) -> None:
-        """Take a worker process in."""
+    def add_worker(self, run: TaskRun, worker: WorkerRun) -> None:
+        """Add a worker process to its task."""
         run.workers[worker.worker] = worker
         self.occupied[worker.slot] = Occupant(run.spec.name, worker.worker)
         self._seen[worker.slot.node].add(run.spec.name)
 
-    def drop(self, run: TaskRun, name: str) -> None:
-        """Take a worker process out."""
+    def drop_worker(self, run: TaskRun, name: str) -> None:
+        """Remove a worker process from its task."""
         worker = run.workers.pop(name, None)
         if worker is not None:
             self.occupied.pop(worker.slot, None)
             self.freed.add(worker.slot)
 
-    def aim(self, run: TaskRun, target: list[SlotRef]) -> None:
-        """Give a task other slots to be in."""
+    def set_target(self, run: TaskRun, target: list[SlotRef]) -> None:
+        """Set the slots in which a task is to compute."""
         run.target = list(target)
-        self.note(run, (slot.node for slot in target))
+        self.index_nodes(run, (slot.node for slot in target))
 
-    def note(self, run: TaskRun, nodes: Iterable[str]) -> None:
-        """Note that what happens to these nodes concerns a task."""
+    def index_nodes(self, run: TaskRun, nodes: Iterable[str]) -> None:
+        """Add a task to the index of tasks by node, for these nodes."""
         for node in nodes:
             self._seen[node].add(run.spec.name)
 
-    def on(self, node: str) -> list[TaskRun]:
+    def tasks_on(self, node: str) -> list[TaskRun]:
         """Return the tasks that have or are to have a worker on `node`; those that had one may be among them."""
         return [run for name, run in self.tasks.items() if name in self._seen.get(node, ())]
 
@@ -137,8 +137,8 @@ class TransitionState(Cluster, kw_only=True, dict=True):
                 found[node].add(name)
         return found
 
-    def waits_to_go(self, node: str, *, waits: bool) -> None:
-        """Note whether a node's agent waits until nobody needs it any more."""
+    def set_leaving(self, node: str, *, waits: bool) -> None:
+        """Record whether a node's agent waits for the order that releases it."""
         self.leaving = [each for each in self.leaving if each != node] + [node] * waits
 
     def members(self, run: TaskRun) -> list[Member]:

@@ -1,4 +1,4 @@
-"""Tasks that wait for one another's slots: who of them has to give way. Pure functions on `state`.
+"""Tasks that wait in a circle for one another's slots: which workers are stopped. Pure functions on `state`.
 
 A task goes on in its old slots until it can in its new ones. Where two or more that do so wait for slots of one
 another, and none has its least number of workers without, that would never end.
@@ -14,10 +14,10 @@ Waits = Mapping[str, Mapping[SlotRef, str]]
 """For each task the slots that it waits for, and which task has a worker there."""
 
 
-def knot(state: TransitionState) -> Waits:
-    """Return tasks each of which waits for slots of the next, and the last for those of the first; or none."""
-    waiting = {name: found for name, run in state.tasks.items() if (found := waits(state, run))}
-    while going := [name for name in waiting if _can_go_on(state, name, waiting)]:
+def find_wait_cycle(state: TransitionState) -> Waits:
+    """Return tasks each of which waits for slots of the next, and the last for those of the first; empty if none."""
+    waiting = {name: found for name, run in state.tasks.items() if (found := slots_waited_for(state, run))}
+    while going := [name for name in waiting if _has_enough_without(state, name, waiting)]:
         for name in going:
             del waiting[name]
     path: list[str] = []
@@ -28,16 +28,16 @@ def knot(state: TransitionState) -> Waits:
     return {each: waiting[each] for each in path[path.index(name) :]} if name else {}
 
 
-def waits(state: TransitionState, run: TaskRun) -> dict[SlotRef, str]:
+def slots_waited_for(state: TransitionState, run: TaskRun) -> dict[SlotRef, str]:
     """Return the slots that a task waits for; one that has too few even with them waits for another plan instead."""
     usable = [] if run.state.ended else state.usable(run.target)
     there = ((slot, state.occupied.get(slot)) for slot in usable)
     found = {slot: other.task for slot, other in there if other and other.task != run.spec.name}
-    return found if found and len(usable) >= run.least else {}
+    return found if found and len(usable) >= run.fewest_workers else {}
 
 
-def to_give_up(state: TransitionState, tied: Waits) -> tuple[TaskRun, list[WorkerRun], str]:
-    """Return who of the tied tasks gives which workers up, and why; the least weighty task first.
+def choose_workers_to_stop(state: TransitionState, tied: Waits) -> tuple[TaskRun, list[WorkerRun], str]:
+    """Return which task of the cycle gives which workers up, and why; the least weighty task first.
 
     One worker for each place of its state stays, until its state is in other slots. Only if that is of no help to
     anybody, and nothing is on its way that could be, a task loses its state and begins anew.
@@ -45,25 +45,25 @@ def to_give_up(state: TransitionState, tied: Waits) -> tuple[TaskRun, list[Worke
     runs = sorted((state.tasks[name] for name in tied), key=lambda run: (run.spec.weight, run.spec.name))
     contested = {slot for slots in tied.values() for slot in slots}
     for run in runs:
-        if spare := _spare(run, contested):
+        if spare := _spare_workers(run, contested):
             return run, spare, "another task waits for its slot, and this task can't compute before that goes on"
-    if any(_moves(state, run) for run in runs):
+    if any(_is_changing(state, run) for run in runs):
         return runs[0], [], ""
     last = [worker for worker in runs[0].workers.values() if worker.slot in contested]
     return runs[0], last, "tasks wait for each other's slots, and there is none through which a state could be handed"
 
 
-def _can_go_on(state: TransitionState, name: str, waiting: Waits) -> bool:
+def _has_enough_without(state: TransitionState, name: str, waiting: Waits) -> bool:
     """Return whether a task gets its least number of workers without the slots of `waiting` tasks."""
     run = state.tasks[name]
     stuck = sum(other in waiting for other in waiting[name].values())
-    return len(state.usable(run.target)) - stuck >= run.least
+    return len(state.usable(run.target)) - stuck >= run.fewest_workers
 
 
-def _spare(run: TaskRun, contested: set[SlotRef]) -> list[WorkerRun]:
+def _spare_workers(run: TaskRun, contested: set[SlotRef]) -> list[WorkerRun]:
     """Return the workers in contested slots without which the task still has its state."""
-    ready = run.ready()
-    held = run.places(name for name in ready if run.workers[name].slot not in contested)
+    ready = run.ready_workers()
+    held = run.held_places(name for name in ready if run.workers[name].slot not in contested)
     spare = []
     for name, worker in run.workers.items():
         if worker.slot in contested:
@@ -75,7 +75,7 @@ def _spare(run: TaskRun, contested: set[SlotRef]) -> list[WorkerRun]:
     return spare
 
 
-def _moves(state: TransitionState, run: TaskRun) -> bool:
+def _is_changing(state: TransitionState, run: TaskRun) -> bool:
     """Return whether workers of a task are on their way or about to be, or its members on the way to one another."""
     starting = any(worker.stage is WorkerStage.STARTING for worker in run.workers.values())
     free = any(slot not in state.occupied for slot in state.usable(run.target))

@@ -6,7 +6,7 @@ Nothing in production asks: a service goes on as well as it can. Storms do, so t
 from collections import Counter
 from collections.abc import Iterator
 
-from unicron_transition.membership import Membership
+from unicron_transition.membership import TaskMembership
 from unicron_transition.state import TaskRun, TransitionState
 
 
@@ -14,15 +14,15 @@ def inconsistencies(state: TransitionState) -> Iterator[str]:
     """Yield what contradicts itself in a state, in words."""
     slots = Counter(worker.slot for run in state.tasks.values() for worker in run.workers.values())
     yield from (f"{slot} has {count} workers" for slot, count in slots.items() if count > 1)
-    yield from _of_lookups(state)
+    yield from _lookup_problems(state)
     for node in state.leaving:
         if not state.is_there(node):
             yield f"{node} waits to leave and is not there"
     for name, run in state.tasks.items():
-        yield from (f"{name}: {problem}" for problem in _of_task(state, run))
+        yield from (f"{name}: {problem}" for problem in _task_problems(state, run))
 
 
-def _of_lookups(state: TransitionState) -> Iterator[str]:
+def _lookup_problems(state: TransitionState) -> Iterator[str]:
     """Compare what was worked out of the tasks once, and is kept up since, with what follows from them now."""
     kept, anew = vars(state), TransitionState(tasks=state.tasks)
     if "occupied" in kept and state.occupied != anew.occupied:
@@ -30,13 +30,13 @@ def _of_lookups(state: TransitionState) -> Iterator[str]:
     if "_seen" not in kept:
         return  # it is not worked out for this: worked out later, it holds other things
     for node in state.nodes:
-        concerned = {run.spec.name for run in state.on(node)}
-        for run in anew.on(node):
+        concerned = {run.spec.name for run in state.tasks_on(node)}
+        for run in anew.tasks_on(node):
             if run.spec.name not in concerned:
                 yield f"what happens to {node} is not held to concern {run.spec.name}"
 
 
-def _of_task(state: TransitionState, run: TaskRun) -> Iterator[str]:
+def _task_problems(state: TransitionState, run: TaskRun) -> Iterator[str]:
     parked = run.snapshots.parked
     if run.state.ended and (run.workers or run.target or parked or run.snapshots.parking.copying):
         yield f"it is {run.state}, and has workers, slots or states"
@@ -53,10 +53,10 @@ def _of_task(state: TransitionState, run: TaskRun) -> Iterator[str]:
     lying = parked.states if parked else []  # none where it is to be read from storage
     if parked and lying and len({ref.place for ref in lying}) != parked.layout.replica_workers:
         yield "not all parts of its state are left of those that are to be taken"
-    yield from _of_membership(run, run.membership)
+    yield from _membership_problems(run, run.membership)
 
 
-def _of_membership(run: TaskRun, membership: Membership) -> Iterator[str]:
+def _membership_problems(run: TaskRun, membership: TaskMembership) -> Iterator[str]:
     epoch, group = membership.epoch, set(membership.group)
     if not group:
         return

@@ -69,7 +69,9 @@ class Machine(Gpus):
 async def machine(nats_world, library, tmp_path):
     bus = await nats_world.connect()
     found = Machine(bus, nats_world.settings.nats_url, tmp_path, library)
-    found.sampled = asyncio.ensure_future(anext(bus.hear(subjects.events(GpusSampled))))  # the first is unlike others
+    found.sampled = asyncio.ensure_future(
+        anext(bus.receive_telemetry(subjects.events(GpusSampled)))
+    )  # the first is unlike others
     await found.start()
     yield found
     found.sampled.cancel()
@@ -138,7 +140,7 @@ async def test_counters_come_in_one_message_a_node(machine):
 
 WATCH = """
 import logging, sys
-from unicron_agent import gpus
+from unicron_agent.hardware import gpus
 from unicron.rules import load
 logging.basicConfig(format="log %(message)s", stream=sys.stdout)
 gpus.SAMPLE_S = gpus.RETRY_S = 0.02

@@ -7,9 +7,9 @@ import pytest
 import pytest_asyncio
 from helpers.local_cluster import local_cluster
 from helpers.training import TRAIN, difference, plain_run, running_cluster, shared, task, write_script
-from unicron_agent.network import memory_dir
+from unicron_agent.hardware.network import memory_dir
 from unicron_agent.snapshots.memory import FILLER
-from unicron_chaos.script import Rank
+from unicron_chaos.script import RankTarget
 from unicron_chaos.strikes import strike
 from unicron_deploy.nats_server import PING_S
 
@@ -70,7 +70,7 @@ async def struck(scene, held, name, node, fault, value=""):
     view = await scene.view(name)
     epoch, rank = view.epoch, [member.node for member in view.members].index(node)
     before = len(scene.of(FailureDetected, worker=view.members[rank].worker))  # it may have seen another end first
-    made = await strike(scene.client, fault, Rank(task=name, rank=rank), value=value)
+    made = await strike(scene.client, fault, RankTarget(task=name, rank=rank), value=value)
     held.open()
     failure, *_ = await scene.until(lambda: scene.of(FailureDetected, worker=made.worker)[before:])
     await whole(scene, name, epoch)
@@ -111,7 +111,7 @@ async def test_a_reset_connection_is_reattempted_in_place_and_makes_no_differenc
     await scene.client.submit(task(script, name, iterations=10, env={"OUT": str(out), **held.env}))
     await held.held(WORKERS)
     before = await scene.view(name)
-    made = await strike(scene.client, "reset-connection", Rank(task=name, rank=1))
+    made = await strike(scene.client, "reset-connection", RankTarget(task=name, rank=1))
     held.open()
     [failure] = await scene.until(lambda: scene.of(FailureDetected, task=name))
     assert (failure.status, failure.severity) == ("connection_reset", Severity.SEV3)
@@ -146,11 +146,11 @@ async def test_a_slow_worker_is_named_and_recorded_closely_until_it_is_over(remo
     await remote.reached(name, 40)
     while (await remote.view(name)).slow:  # by itself, on a busy machine
         await asyncio.sleep(0.02)
-    made = await strike(remote.client, "slow-worker", Rank(task=name, rank=1), value="12")
+    made = await strike(remote.client, "slow-worker", RankTarget(task=name, rank=1), value="12")
     after = lambda kind: [m for m in remote.of(kind, task=name) if m.at > made.at]  # noqa: E731
     [told, *_] = await remote.until(lambda: after(SlowdownDetected))
     await remote.until(lambda: [m for m in after(RecordingSwitched) if m.share == 1.0])
-    await strike(remote.client, "slow-worker", Rank(task=name, rank=1), value="1")
+    await strike(remote.client, "slow-worker", RankTarget(task=name, rank=1), value="1")
     await remote.until(lambda: after(SlowdownEnded))
     await remote.until(lambda: [m for m in after(RecordingSwitched) if m.share == DEFAULT_SHARE])
     assert (told.workers[0].worker, told.workers[0].rank) == (made.worker, 1)

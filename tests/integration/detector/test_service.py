@@ -12,8 +12,8 @@ from helpers.waiting import PATIENT_S
 from helpers.worlds import LEASE_TTL_S
 from msgspec.structs import replace
 
-from unicron import codec, proofs, subjects
-from unicron.aio import insist
+from unicron import codec, fabric_proofs, subjects
+from unicron.aio import retry_until_available
 from unicron.contracts.base import AGENT
 from unicron.contracts.commands import Regroup, StartWorker
 from unicron.contracts.events import FailureDetected, IterationFinished, NodeAdmitted, TaskSubmitted, WorkerExited
@@ -48,7 +48,9 @@ class Cluster:
         source = fact.node if fact.SENDER == AGENT else fact.SENDER
         fact = replace(fact, id=f"{self.count}", source=source, at=time.time())
         if isinstance(fact, subjects.TELEMETRY):
-            await insist(lambda: self.bus.tell(subjects.of(fact), codec.encode(fact)), "telling")
+            await retry_until_available(
+                lambda: self.bus.publish_telemetry(subjects.for_message(fact), codec.encode(fact)), "telling"
+            )
         else:
             await say(self.bus, fact)
 
@@ -66,7 +68,7 @@ async def cluster(nats_world, detector):
     """A cluster of two nodes; the detector has taken both of them in."""
     cluster = Cluster(await nats_world.connect("cluster"))
     for node in ("n1", "n2"):
-        await cluster.say(NodeAdmitted(node=node, incarnation=f"{proofs.boot(node)}.1", host="h", slots=[]))
+        await cluster.say(NodeAdmitted(node=node, incarnation=f"{fabric_proofs.boot_id(node)}.1", host="h", slots=[]))
     await cluster.start_worker("other-0", "other")
     await cluster.say(WorkerExited(node="n2", slot=0, task="other", worker="other-0", signal=9))
     await cluster.first(FailureDetected)  # it has read so far

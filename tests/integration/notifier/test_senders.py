@@ -25,10 +25,10 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 from unicron_cli.main import app
 from unicron_deploy.certificates import Authority
-from unicron_notifier.channels import Command, Heartbeat, Json, Mail, Secrets
-from unicron_notifier.senders import DeliveryError, _judged, beat, deliver
+from unicron_notifier.channels import Heartbeat, Json, Mail, ProgramChannel, Secrets
+from unicron_notifier.senders import DeliveryError, _check_response, beat, deliver
 
-from unicron.processes import Started
+from unicron.processes import ProcessRecord
 
 # --- HTTP ------------------------------------------------------------------------------------------------------------
 
@@ -74,9 +74,9 @@ async def test_what_is_not_taken_says_why_and_shows_no_secret(receiver, manner, 
 def test_an_answer_counts_for_what_it_says_and_a_pause_may_be_a_date():
     said = "Webhook message delivery failed with error: Microsoft Teams endpoint returned HTTP error 429"
     with pytest.raises(DeliveryError, match="endpoint returned HTTP error 429"):
-        _judged(200, "", said)
+        _check_response(200, "", said)
     with pytest.raises(DeliveryError) as caught:
-        _judged(503, format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True), "")
+        _check_response(503, format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True), "")
     assert 0 < caught.value.after_s <= 90
 
 
@@ -213,7 +213,7 @@ def program(tmp_path, text):
 
 async def test_a_program_gets_a_notice_as_json(tmp_path):
     path = program(tmp_path, f"import sys; open({str(tmp_path / 'got')!r}, 'w').write(sys.stdin.read() + sys.argv[1])")
-    assert (await deliver(NOTICE, Command(command=[path, "--page"]), Secrets())).endswith("ended with status 0")
+    assert (await deliver(NOTICE, ProgramChannel(command=[path, "--page"]), Secrets())).endswith("ended with status 0")
     text = Path(tmp_path / "got").read_text()
     assert text.endswith("\n--page")
     assert json.loads(text.removesuffix("--page"))["incident"] == "c1"
@@ -222,10 +222,10 @@ async def test_a_program_gets_a_notice_as_json(tmp_path):
 async def test_a_program_that_fails_says_the_end_of_what_it_wrote(tmp_path):
     path = program(tmp_path, "import sys; sys.stderr.write('x' * 200_000 + 'no \\x1b[2J modem'); sys.exit(3)")
     with pytest.raises(DeliveryError, match="ended with status 3: xxx") as refused:
-        await deliver(NOTICE, Command(command=[path]), Secrets())
+        await deliver(NOTICE, ProgramChannel(command=[path]), Secrets())
     assert str(refused.value).isprintable()
     with pytest.raises(DeliveryError, match="can't be run"):
-        await deliver(NOTICE, Command(command=["/bin/none"]), Secrets())
+        await deliver(NOTICE, ProgramChannel(command=["/bin/none"]), Secrets())
 
 
 async def test_a_program_that_hangs_is_ended_with_all_that_it_started(tmp_path):
@@ -237,15 +237,15 @@ async def test_a_program_that_hangs_is_ended_with_all_that_it_started(tmp_path):
         f"os.rename({str(tmp_path / 'part')!r}, {str(tmp_path / 'pid')!r})\n"
         "signal.pause()",
     )
-    delivering = asyncio.create_task(deliver(NOTICE, Command(command=[path], timeout_s=60.0), Secrets()))
+    delivering = asyncio.create_task(deliver(NOTICE, ProgramChannel(command=[path], timeout_s=60.0), Secrets()))
     await until((tmp_path / "pid").exists)
-    child = Started.of(int((tmp_path / "pid").read_text()))
+    child = ProcessRecord.from_pid(int((tmp_path / "pid").read_text()))
     assert child.alive()
     delivering.cancel()  # as when its time is over
     await asyncio.wait({delivering})
     await until(lambda: not child.alive())  # it was sent the signal, and acts on it at its next turn
     with pytest.raises(DeliveryError, match=r"no answer within 0\.1 s"):
-        await deliver(NOTICE, Command(command=[path], timeout_s=0.1), Secrets())
+        await deliver(NOTICE, ProgramChannel(command=[path], timeout_s=0.1), Secrets())
 
 
 # --- the commands ----------------------------------------------------------------------------------------------------

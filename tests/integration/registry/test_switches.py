@@ -8,9 +8,9 @@ import pytest
 from helpers.registry import SPEC, connected, eventually, facts, registry
 from unicron_registry.switches import LEFT_S, MOST, Switches
 
-from unicron.bootstrap import own_name
 from unicron.contracts.events import OrderTaken, TaskRemoved
 from unicron.errors import BusUnavailableError
+from unicron.service.bootstrap import own_name
 
 
 async def test_the_registry_watches_a_folder_and_says_who_ordered(private_world, tmp_path, monkeypatch):
@@ -46,10 +46,10 @@ async def test_orders_wait_for_a_registry_and_of_two_that_watch_one_obeys(tmp_pa
     several = [Switches(tmp_path, client) for _ in range(4)]
     (tmp_path / "gpt.save").touch()
     (tmp_path / "gpt.stop-save").touch()
-    await several[0].look()
+    await several[0].obey_files()
     assert (client.orders, len(list(tmp_path.iterdir()))) == ([], 2)
     client.there = True
-    await asyncio.gather(*(each.look() for each in several))
+    await asyncio.gather(*(each.obey_files() for each in several))
     assert sorted(client.orders) == [("gpt", False), ("gpt", True)]
     assert not any(tmp_path.iterdir())
 
@@ -59,12 +59,12 @@ async def test_what_a_process_took_that_ended_is_not_obeyed_again_but_told(tmp_p
     switches = Switches(tmp_path, client, lambda: now)
     (tmp_path / "gpt.save.taken").touch()
     (tmp_path / "other.taken").touch()
-    await switches.look()
+    await switches.obey_files()
     now = LEFT_S - 1
-    await switches.look()
+    await switches.obey_files()
     assert (tmp_path / "gpt.save.taken").exists(), "another may be at it"
     now = LEFT_S + 1
-    await switches.look()
+    await switches.obey_files()
     assert {each.name for each in tmp_path.iterdir()} == {"gpt.save.refused", "other.taken"}
     assert "whether it was obeyed is not known" in (tmp_path / "gpt.save.refused").read_text()
     assert client.orders == []
@@ -77,8 +77,8 @@ async def test_what_is_no_order_is_told_once(tmp_path, caplog, name):
     (tmp_path / name).touch()
     client = Nobody()
     switches = Switches(tmp_path, client)
-    await switches.look()
-    await switches.look()
+    await switches.obey_files()
+    await switches.obey_files()
     assert [each.levelno for each in caplog.records] == [logging.WARNING]
     assert "no order: it is TASK.ORDER with one of pause, resume, save, stop, stop-save, rewind-N" in caplog.text
     assert (client.orders, (tmp_path / name).exists()) == ([], True)
@@ -87,12 +87,12 @@ async def test_what_is_no_order_is_told_once(tmp_path, caplog, name):
 async def test_a_folder_that_is_not_there_is_told_once_and_watched_again_when_it_is(tmp_path, caplog):
     folder, client = tmp_path / "later", Nobody()
     switches = Switches(folder, client)
-    await switches.look()
-    await switches.look()
+    await switches.obey_files()
+    await switches.obey_files()
     assert len(caplog.records) == 1
     folder.mkdir()
     (folder / "gpt.save").touch()
-    await switches.look()
+    await switches.obey_files()
     assert client.orders == [("gpt", False)]
 
 
@@ -101,8 +101,8 @@ async def test_what_can_t_be_taken_is_not_obeyed(tmp_path, caplog):
     (tmp_path / "gpt.save.taken").mkdir()  # no file can be renamed to that, as in a folder where one may not
     client = Nobody()
     switches = Switches(tmp_path, client)
-    await switches.look()
-    await switches.look()
+    await switches.obey_files()
+    await switches.obey_files()
     assert (client.orders, len(caplog.records)) == ([], 1)
 
 
@@ -110,7 +110,7 @@ async def test_one_look_is_bounded(tmp_path, caplog):
     for number in range(MOST + 1):
         (tmp_path / f".{number}").touch()
     switches = Switches(tmp_path, Nobody())
-    await switches.look()
-    await switches.look()
+    await switches.obey_files()
+    await switches.obey_files()
     assert len(caplog.records) == 1
     assert f"{MOST} entries or more" in caplog.text

@@ -1,4 +1,4 @@
-"""`python -m unicron.health OWNER` tells a service that works from one that does not; and how long nodes beat."""
+"""`python -m unicron.service.health OWNER` tells working services from others; and how long nodes beat."""
 
 import asyncio
 import sys
@@ -6,16 +6,16 @@ import sys
 from helpers.waiting import until
 
 from unicron import codec, subjects
-from unicron.bootstrap import connected
 from unicron.bus import topology
 from unicron.contracts.events import NodeHeartbeat, NodeJoined
+from unicron.service.bootstrap import connected
 from unicron.settings import Settings
 
 
 async def ask(url: str, *words: str) -> tuple[int, str]:
     patience = ("--nats-url", url, "--connect-timeout-s", "20")
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "unicron.health", words[0], *patience, *words[1:], stderr=asyncio.subprocess.PIPE
+        sys.executable, "-m", "unicron.service.health", words[0], *patience, *words[1:], stderr=asyncio.subprocess.PIPE
     )
     _, error = await process.communicate()
     return process.returncode, error.decode()
@@ -64,7 +64,7 @@ async def test_an_agent_beats_on_while_the_journal_takes_nothing(private_server,
         await bus.jetstream.delete_stream(topology.STREAM)
         await asyncio.to_thread(private_server.stop)
         await asyncio.to_thread(private_server.start)  # the agent joins again, and nobody takes that down
-        beats = bus.hear(subjects.events(NodeHeartbeat))
+        beats = bus.receive_telemetry(subjects.events(NodeHeartbeat))
         while (beat := codec.decode_message((await anext(beats)).data)).incarnation == first:
             pass
         assert beat.node == "n1"

@@ -7,8 +7,8 @@ import signal
 import msgspec
 import pytest
 from helpers.training import TRAIN, running_cluster, task, write_script
-from unicron_simulator import faults, storm
-from unicron_simulator.links import Weather
+from unicron_simulator.storms import faults, storm
+from unicron_simulator.storms.links import Weather
 
 from unicron.contracts.events import FailureDetected, NodeGone, PlanDecided, WorkerReady
 from unicron.contracts.tasks import TaskState
@@ -59,8 +59,8 @@ def in_virtual_time(tasks):
         faults.Submit(at=5, task=tasks["b"]),
         faults.LosePower(at=15, node="node-2", back_s=10, noticed=True),
         faults.Drain(at=35, node="node-1", for_s=10),
-        faults.Leave(at=55, node="node-3", back_s=10),
-        faults.Strike(at=75, pick=0, how="kill"),
+        faults.LeaveNode(at=55, node="node-3", back_s=10),
+        faults.StrikeWorker(at=75, pick=0, how="kill"),
         faults.Remove(at=85, task="a"),
     ]
     slots = {f"node-{number}": 1 for number in (1, 2, 3)}

@@ -5,7 +5,7 @@ import signal
 import socket
 import sys
 
-from unicron_agent.channels import Channels
+from unicron_agent.workers.channels import Channels
 
 from unicron.contracts.worker import Finished, Hello, Progress, WorkerPhase, frame
 
@@ -24,15 +24,15 @@ async def test_all_that_a_worker_said_is_heard_before_its_end_also_where_a_child
             await asyncio.sleep(0)
         last = [frame(Progress(iteration=1, phase=WorkerPhase.COMPUTE, done=number)) for number in range(MANY)]
         worker.sendall(b"".join([*last, frame(Finished(iterations=2))]))
-        await channels.heard("t-1")
+        await channels.drain("t-1")
         assert len(said) == MANY + 2
         assert isinstance(said[-1], Finished)
-    await channels.heard("t-1")  # the connection ends meanwhile
+    await channels.drain("t-1")  # the connection ends meanwhile
     server.close()
 
 
 async def test_one_that_never_connected_has_said_nothing(tmp_path):
-    await Channels(lambda _: True, lambda *_: None).heard("t-1")
+    await Channels(lambda _: True, lambda *_: None).drain("t-1")
 
 
 async def test_a_worker_that_is_none_of_this_agent_s_is_ended(tmp_path):

@@ -2,34 +2,34 @@
 
 import msgspec
 import pytest
-from unicron_agent import activity
 from unicron_agent.core import ADOPTION_S, AGAIN_S, AgentCore
 from unicron_agent.stimuli import (
     AbandonCopies,
     Adopted,
-    AskToken,
     CopySent,
+    DepartureNotice,
     EntryRead,
     Kill,
-    Leave,
-    Notice,
     ObtainState,
     ProcessExited,
     ProcessStarted,
     Published,
+    ReadToken,
     Reconnected,
     RemoveState,
-    Running,
     SendCopy,
     SendToWorker,
+    Shutdown,
     StartProcess,
     StoreToken,
     Tick,
     TokenRead,
     UseStorage,
-    WorkerSaid,
+    WorkerMessage,
+    WorkerRecord,
 )
-from unicron_agent.workers import StallLimits
+from unicron_agent.workers import activity
+from unicron_agent.workers.workers import StallLimits
 
 from unicron import codec, subjects
 from unicron.contracts import events
@@ -64,16 +64,16 @@ class AgentHarness:
     def read(self, message, source="transition", subject=None):
         out = self.hear(message, source, subject)
         self.lease = max(self.lease, getattr(message, "token", 0))
-        return self.feed(TokenRead(self.lease)) if AskToken() in out else out
+        return self.feed(TokenRead(self.lease)) if ReadToken() in out else out
 
     def hear(self, message, source="transition", subject=None):
         """Let a message come, and nobody read the lease."""
         self.sequence += 1
         message = msgspec.structs.replace(message, source=source, id="m1", correlation="chain")
-        return self.feed(EntryRead(self.sequence, subject or subjects.of(message), codec.encode(message), 0.0))
+        return self.feed(EntryRead(self.sequence, subject or subjects.for_message(message), codec.encode(message), 0.0))
 
     def say(self, message, name="gpt-1"):
-        return self.feed(WorkerSaid(name, message))
+        return self.feed(WorkerMessage(name, message))
 
     def run(self, name="gpt-1", slot=1):
         """Start a worker, as far as its first words."""
@@ -93,7 +93,7 @@ class AgentHarness:
 
 
 def running(name, slot=1):
-    return Running(worker=name, task="gpt", slot=slot, pid=41, correlation="before")
+    return WorkerRecord(worker=name, task="gpt", slot=slot, pid=41, correlation="before")
 
 
 def hello(name="gpt-1", **where):
@@ -146,27 +146,27 @@ def test_a_command_with_an_older_token_is_refused_and_the_newest_token_is_to_be_
 
 def test_a_forged_token_is_refused_and_every_real_command_obeyed(scene):
     assert scene.read(stop(token=5)) == [StoreToken(5), Kill("gpt-1")]
-    assert scene.hear(stop(token=2**53)) == [AskToken()]
+    assert scene.hear(stop(token=2**53)) == [ReadToken()]
     assert scene.hear(stop(token=5)) == [], "in the order in which they came"
     forged, again = scene.feed(TokenRead(5))
     # no worker is named: no attempt to start it has failed
     assert "token 9007199254740992, which nobody was given: the lease holds 5" in refusal([forged], "", "")
-    assert again == AskToken()
+    assert again == ReadToken()
     assert scene.feed(TokenRead(5)) == [Kill("gpt-1")]
     assert scene.hear(stop(token=5)) == [Kill("gpt-1")]
 
 
 def test_a_token_given_out_after_the_question_is_asked_for_again(scene):
-    assert scene.hear(stop(token=2**53)) == [AskToken()]
+    assert scene.hear(stop(token=2**53)) == [ReadToken()]
     assert scene.hear(stop(token=8)) == []
     refused, again = scene.feed(TokenRead(7))
     assert refusal([refused], "", "")
-    assert again == AskToken()
+    assert again == ReadToken()
     assert scene.feed(TokenRead(8)) == [StoreToken(8), Kill("gpt-1")]
 
 
 def test_a_command_of_a_sender_that_was_replaced_since_is_obeyed_as_it_came_first(scene):
-    assert scene.hear(stop(token=5)) == [AskToken()]
+    assert scene.hear(stop(token=5)) == [ReadToken()]
     assert scene.feed(TokenRead(9)) == [StoreToken(5), Kill("gpt-1")]
     assert scene.read(stop(token=9)) == [StoreToken(9), Kill("gpt-1")]
     assert "token 5; 9" in refusal(scene.read(stop(token=5)))
@@ -175,14 +175,14 @@ def test_a_command_of_a_sender_that_was_replaced_since_is_obeyed_as_it_came_firs
 def test_a_token_that_an_earlier_agent_stored_counts_if_it_was_given_out():
     assert "token 3; 4" in refusal(AgentHarness(token=4).read(start(token=3)))
     scene = AgentHarness(token=2**62)  # as its file says, and nobody was given it
-    assert scene.hear(start(token=7)) == [AskToken()]
+    assert scene.hear(start(token=7)) == [ReadToken()]
     stored, started = scene.feed(TokenRead(7))
     assert stored == StoreToken(7)
     assert isinstance(started, StartProcess)
 
 
 def test_a_command_for_another_node_is_refused_and_its_token_forgotten(scene):
-    assert scene.hear(stop(token=9, node="n2")) == [AskToken()]
+    assert scene.hear(stop(token=9, node="n2")) == [ReadToken()]
     [fact] = scene.feed(TokenRead(9))
     assert "'n2'" in refusal([fact])
     assert scene.read(stop(token=1)) == [StoreToken(1), Kill("gpt-1")]
@@ -362,7 +362,7 @@ def test_a_node_given_up_before_it_knows_where_it_joined_joins_again_when_it_doe
 
 def test_a_leaving_node_says_so_before_its_workers_end_and_then_does_nothing_more(scene):
     scene.read(start("gpt-2", 0))
-    left, *kills = scene.feed(Leave())
+    left, *kills = scene.feed(Shutdown())
     assert left == events.NodeLeft(node="n1", incarnation="b.1")
     assert kills == [Kill("gpt-1"), Kill("gpt-2")]
     scene.now = 9.0
@@ -376,7 +376,7 @@ def test_a_node_that_is_to_go_says_so_and_serves_on_until_it_is_told_that_it_may
     leaving = events.NodeLeaving(node="n1", incarnation="b.1", seconds=20.0)
     scene.read(ReleaseNode(node="n1", token=1, incarnation="b.1"))
     assert not scene.core.released, "it stays"
-    assert scene.feed(Notice(20.0)) == [leaving]
+    assert scene.feed(DepartureNotice(20.0)) == [leaving]
     assert scene.read(start("gpt-2", 0)) != []
     [joined, again] = scene.feed(Reconnected())
     assert again == msgspec.structs.replace(leaving, incarnation=joined.incarnation), "the others may have missed it"
@@ -680,7 +680,7 @@ def test_a_state_goes_to_storage_when_the_worker_says_so_again_and_is_not_sent_t
     assert effect.job.ref == ref
     scene.feed(CopySent(ref, "n2"))
     assert scene.feed(Tick()) is not None
-    assert scene.core.snapshots.found == {"gpt-1.0.saved": ref}
+    assert scene.core.snapshots.present == {"gpt-1.0.saved": ref}
 
 
 def test_what_a_worker_saved_that_gives_its_state_up_is_removed_and_nothing_saved_until_it_is_ordered_anew(scene):
@@ -695,7 +695,7 @@ def test_what_a_worker_saved_that_gives_its_state_up_is_removed_and_nothing_save
         SendToWorker("gpt-1", wire.Save(on=False)),
     ]
     assert fact == events.StateDiverged(**PLACE, **told)
-    assert scene.core.snapshots.found == {}
+    assert scene.core.snapshots.present == {}
     late = scene.say(wire.Saved(state=saved(1, 3), epoch=0))
     assert late == [RemoveState("gpt-1.1.saved"), SendToWorker("gpt-1", wire.Save(on=False))]
 
@@ -721,7 +721,7 @@ def test_a_new_node_whose_clock_is_off_leaves_as_it_is_admitted_and_says_why(bus
         scene.feed(Published(msgspec.structs.replace(CARD, incarnation="b.1", at=joined), 1))
     card = {"node": "n1", "incarnation": "b.1", "host": "h", "slots": CARD.slots}
     message = events.NodeAdmitted(**card, at=admitted, source="registry", id="m1")
-    out = scene.feed(EntryRead(2, subjects.of(message), codec.encode(message), read))
+    out = scene.feed(EntryRead(2, subjects.for_message(message), codec.encode(message), read))
     assert [told in fact.reason for fact in out] == [True] * bool(told)
     assert (bool(scene.core.fault), scene.core.left) == (bool(told), bool(told))
 

@@ -3,14 +3,16 @@
 from pathlib import Path
 
 from msgspec.structs import replace
-from unicron_agent.node import local_variables, own_checkpoints
+from unicron_agent.node import own_checkpoint_variables, torchrun_variables
 
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.tasks import Slot, TaskSpec
 
 
 def told(checkpoints, name="gpt"):
-    return own_checkpoints(TaskSpec(name=name, command=["x"], checkpoints=checkpoints)).get("UNICRON_CHECKPOINT_DIR")
+    return own_checkpoint_variables(TaskSpec(name=name, command=["x"], checkpoints=checkpoints)).get(
+        "UNICRON_CHECKPOINT_DIR"
+    )
 
 
 def test_a_script_is_told_where_to_keep_checkpoints_of_its_own():
@@ -26,9 +28,9 @@ def test_where_no_storage_is_shared_no_place_is_named():
 def test_ranks_of_a_node_see_the_devices_of_all_of_them_in_the_order_of_their_places():
     slots = [Slot(index=index, device=f"GPU-{index}") for index in range(4)]
     order = StartWorker(node="n1", slot=2, worker="w", task="t", spec=TaskSpec(name="t", command=["x"]))
-    assert local_variables(order, slots) == {}, "its memberships tell it"
+    assert torchrun_variables(order, slots) == {}, "its memberships tell it"
     local = replace(order, local_slots=[3, 0, 2], group=1, groups=2)
-    assert local_variables(local, slots) == {
+    assert torchrun_variables(local, slots) == {
         "LOCAL_RANK": "2",
         "LOCAL_WORLD_SIZE": "3",
         "GROUP_RANK": "1",

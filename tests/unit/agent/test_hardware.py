@@ -1,37 +1,37 @@
 """What an agent tells of faults: once, and about whom; and of counters of GPUs."""
 
 import pytest
-from unicron_agent.counters import grew
-from unicron_agent.hardware import AGAIN_S, Hardware
-from unicron_agent.stimuli import Logged, Running, Sampled
-from unicron_agent.workers import Worker
+from unicron_agent.hardware.counters import grew
+from unicron_agent.hardware.hardware import AGAIN_S, HardwareReports
+from unicron_agent.stimuli import Logged, Sampled, WorkerRecord
+from unicron_agent.workers.workers import LocalWorker
 
 from unicron.contracts.hardware import FaultLogged, Gpu, GpusSampled
 
 
 def worker(number, slot, pid):
-    return Worker.adopted(Running(worker=f"gpt-{number}", task="gpt", slot=slot, pid=pid), 0.0)
+    return LocalWorker.adopted(WorkerRecord(worker=f"gpt-{number}", task="gpt", slot=slot, pid=pid), 0.0)
 
 
 WORKERS = [worker(1, 0, 11), worker(2, 1, 12), worker(3, 2, 0)]
 
 
 def told(hardware, now=0.0, **fields):
-    return hardware.hear(Logged(text="Xid", status="ecc_error", **fields), WORKERS, now)
+    return hardware.report_new(Logged(text="Xid", status="ecc_error", **fields), WORKERS, now)
 
 
 def test_the_process_counts_more_than_the_gpu():
-    [fact] = told(Hardware("n1"), slot=0, pid=12)
+    [fact] = told(HardwareReports("n1"), slot=0, pid=12)
     assert (fact.worker, fact.task, fact.slot) == ("gpt-2", "gpt", 1)
-    [fact] = told(Hardware("n1"), slot=0, pid=99)
+    [fact] = told(HardwareReports("n1"), slot=0, pid=99)
     assert (fact.worker, fact.slot) == ("gpt-1", 0)
-    [fact] = told(Hardware("n1"), slot=2)
+    [fact] = told(HardwareReports("n1"), slot=2)
     assert (fact.worker, fact.slot) == ("", 2), "its process is not there yet"
-    assert told(Hardware("n1"), pid=0) == [FaultLogged(node="n1", text="Xid")]
+    assert told(HardwareReports("n1"), pid=0) == [FaultLogged(node="n1", text="Xid")]
 
 
 def test_a_driver_that_repeats_itself_is_heard_once():
-    hardware = Hardware("n1")
+    hardware = HardwareReports("n1")
     assert len(told(hardware, slot=0)) == 1
     assert told(hardware, slot=0, now=AGAIN_S / 2) == []
     assert len(told(hardware, slot=1, now=AGAIN_S / 2)) == 1, "another GPU"
@@ -39,10 +39,10 @@ def test_a_driver_that_repeats_itself_is_heard_once():
 
 
 def test_a_line_of_a_worker_is_told_as_its_own_once_in_a_while():
-    hardware = Hardware("n1")
+    hardware = HardwareReports("n1")
 
     def told(**fields):
-        return hardware.hear(Logged(text="CUDA", status="cuda_error", **fields), WORKERS, 0.0)
+        return hardware.report_new(Logged(text="CUDA", status="cuda_error", **fields), WORKERS, 0.0)
 
     fact = FaultLogged(node="n1", text="CUDA", slot=1, task="gpt", worker="gpt-2", printed=True)
     assert [told(author="gpt-2"), told(author="gpt-2")] == [[fact], []]
@@ -53,7 +53,7 @@ def test_a_line_of_a_worker_is_told_as_its_own_once_in_a_while():
 
 def test_what_gpus_count_is_passed_on():
     gpu = Gpu(slot=3, temperature_c=40)
-    assert Hardware("n1").hear(Sampled((gpu,)), (), 0.0) == [GpusSampled(node="n1", gpus=[gpu])]
+    assert HardwareReports("n1").report_new(Sampled((gpu,)), (), 0.0) == [GpusSampled(node="n1", gpus=[gpu])]
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.waiting import block_until
-from unicron_agent import changes, kernel_log
-from unicron_agent.changes import Changes
-from unicron_agent.kernel_log import KernelLog, append, pci
+from unicron_agent import file_changes
+from unicron_agent.file_changes import FileChanges
+from unicron_agent.hardware import kernel_log
+from unicron_agent.hardware.kernel_log import KernelLog, append, pci
 from unicron_agent.lines import LONGEST_LINE
 
 from unicron.errors import InvalidInputError
@@ -219,7 +220,7 @@ def file(tmp_path):
 
 
 def test_what_is_written_ends_the_wait_and_is_told_of_once(file):
-    waiting = Changes(file, os.eventfd(0))
+    waiting = FileChanges(file, os.eventfd(0))
     for _ in range(2):
         assert waiting._poll.poll(0) == []
         os.write(file, b"a line\n")
@@ -233,7 +234,7 @@ def test_what_is_written_ends_the_wait_and_is_told_of_once(file):
 
 def test_where_the_kernel_tells_nobody_it_is_looked_at(file, monkeypatch):
     refuses = SimpleNamespace(inotify_init1=lambda _: -1, inotify_add_watch=lambda *_: -1)
-    monkeypatch.setattr(changes.ctypes, "CDLL", lambda _: refuses)
-    waiting = Changes(file, os.eventfd(0))
+    monkeypatch.setattr(file_changes.ctypes, "CDLL", lambda _: refuses)
+    waiting = FileChanges(file, os.eventfd(0))
     waiting.wait(LONG_S)
     waiting.close()

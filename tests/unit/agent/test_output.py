@@ -3,9 +3,9 @@
 import os
 
 import pytest
-from unicron_agent import output
-from unicron_agent.output import MOST, TAIL_BYTES, Outputs, last_lines, put_aside
 from unicron_agent.stimuli import Logged
+from unicron_agent.workers import output
+from unicron_agent.workers.output import MOST, TAIL_BYTES, Outputs, last_lines, rotate
 
 from unicron.errors import InvalidInputError
 from unicron.rules import LONGEST_LINE, load
@@ -39,80 +39,80 @@ def texts(logged):
 
 
 def test_what_a_worker_writes_is_found_once_and_by_its_name(outputs, path):
-    assert outputs.look() == []
+    assert outputs.new_lines() == []
     write(path, f"{NOISE}{WATCHDOG}\n{CUDA}\nall is well\n")
     found = [(WATCHDOG, "nccl_timeout"), (CUDA, "cuda_error")]
-    assert outputs.look() == [Logged(text=text, status=status, author="gpt-1") for text, status in found]
-    assert outputs.look() == []
-    assert outputs.look_at("gpt-2") == []
+    assert outputs.new_lines() == [Logged(text=text, status=status, author="gpt-1") for text, status in found]
+    assert outputs.new_lines() == []
+    assert outputs.new_lines_of("gpt-2") == []
 
 
 def test_half_a_line_is_none_yet(outputs, path):
     write(path, CUDA[:30])
-    assert outputs.look() == []
+    assert outputs.new_lines() == []
     write(path, CUDA[30:] + "\n")
-    assert texts(outputs.look()) == [CUDA]
+    assert texts(outputs.new_lines()) == [CUDA]
 
 
 def test_a_file_that_is_cut_off_is_followed_on_and_one_that_is_gone_harmless(outputs, path):
     write(path, f"{CUDA}\n")
-    outputs.look()
+    outputs.new_lines()
     path.write_text(f"{CUDA}\n")
-    assert texts(outputs.look()) == [CUDA]
+    assert texts(outputs.new_lines()) == [CUDA]
     path.unlink()
-    assert outputs.look() == []
+    assert outputs.new_lines() == []
 
 
 def test_of_a_flood_the_end_is_looked_at(outputs, path):
     write(path, f"{WATCHDOG}\n" + "x\n" * MOST + f"{CUDA}\n")
-    assert texts(outputs.look()) == [CUDA]
+    assert texts(outputs.new_lines()) == [CUDA]
 
 
 def test_a_rule_finds_one_line_at_a_look(outputs, path):
     write(path, "".join(f"{CUDA} {n}\n" for n in range(1000)))
-    assert texts(outputs.look()) == [f"{CUDA} 0"]
+    assert texts(outputs.new_lines()) == [f"{CUDA} 0"]
 
 
 def test_bytes_that_are_no_text_and_lines_without_an_end_are_harmless(outputs, path):
     write(path, b"\xff\xfe\x00 \x80" + CUDA.encode() + b"\x00\n" + b"x" * 100_000 + b"\n")
-    [text] = texts(outputs.look())
+    [text] = texts(outputs.new_lines())
     assert CUDA in text
     assert "\x00" in text
     write(path, "CUDA error: " + "x" * 1_000_000 + "\n")
-    assert outputs.look() == [], "its beginning was passed over"
+    assert outputs.new_lines() == [], "its beginning was passed over"
     write(path, "CUDA error: " + "x" * 100_000 + "\n")
-    assert [len(text) for text in texts(outputs.look())] == [LONGEST_LINE]
+    assert [len(text) for text in texts(outputs.new_lines())] == [LONGEST_LINE]
 
 
 def test_who_is_gone_is_not_followed(outputs, path):
     outputs.forget("gpt-1")
     write(path, f"{CUDA}\n")
-    assert outputs.look() == []
+    assert outputs.new_lines() == []
 
 
 def test_a_log_that_became_too_large_is_put_aside_and_followed_on(outputs, path, monkeypatch):
     monkeypatch.setattr(output, "LOG_BYTES", 4 * MOST)
     writer = path.open("ab")  # as a worker has it open
-    assert outputs.large() == []
+    assert outputs.oversized() == []
     writer.write(b"old\n" + b"x" * (5 * MOST) + b"\nlast\n")
     writer.flush()
-    outputs.look()
-    assert outputs.large() == [str(path)]
-    put_aside(str(path))
+    outputs.new_lines()
+    assert outputs.oversized() == [str(path)]
+    rotate(str(path))
     aside = path.with_name(path.name + ".1")
     assert aside.stat().st_size == 4 * MOST
     assert aside.read_bytes().endswith(b"x\nlast\n")
     writer.write(f"{CUDA}\n".encode())
     writer.close()
     assert path.read_text() == f"{CUDA}\n"
-    assert texts(outputs.look()) == [CUDA]
-    assert outputs.large() == []
+    assert texts(outputs.new_lines()) == [CUDA]
+    assert outputs.oversized() == []
 
 
 def test_the_last_lines_are_those_of_before_it_was_put_aside_too(path):
     path.write_bytes(b"".join(b"line %d\n" % number for number in range(30)) + b"\xff\x1b[2J")
     assert last_lines(path.parent, "gpt-1", 3) == ["line 28", "line 29", "\ufffd\x1b[2J"]
-    put_aside(str(path))
+    rotate(str(path))
     assert last_lines(path.parent, "gpt-1", 1) == ["\ufffd\x1b[2J"]
     path.write_text("new\n")
     assert last_lines(path.parent, "gpt-1", 3) == ["line 29", "\ufffd\x1b[2J", "new"]
@@ -154,5 +154,5 @@ def test_only_files_in_the_folder_are_logs(path, tmp_path_factory):
 
 def test_where_there_is_no_room_a_log_is_emptied_all_the_same(path):
     path.with_name(path.name + ".1").mkdir()
-    put_aside(str(path))
+    rotate(str(path))
     assert path.read_bytes() == b""

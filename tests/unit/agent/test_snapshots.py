@@ -16,7 +16,7 @@ from unicron_agent.stimuli import (
     StorePart,
     UseStorage,
 )
-from unicron_agent.workers import Worker
+from unicron_agent.workers.workers import LocalWorker
 
 from unicron.contracts import events
 from unicron.contracts.commands import CopyState, DropStates, FindCheckpoint, FindStates, SaveStates, StoreState
@@ -39,7 +39,7 @@ class Scene:
 
     def __init__(self):
         self.snapshots = NodeSnapshots("n1", "n1:2")
-        self.workers = {"gpt-1": Worker(worker="gpt-1", task="gpt", slot=1)}
+        self.workers = {"gpt-1": LocalWorker(worker="gpt-1", task="gpt", slot=1)}
 
     def order(self, *savers, task="gpt"):
         return self.snapshots.obey(SaveStates(**TO_NODE, task=task, savers=list(savers)), self.workers.values())
@@ -55,12 +55,12 @@ class Scene:
         return answer.states
 
     def save(self, iteration=3, *, store=False, worker="gpt-1"):
-        return self.snapshots.saved(self.workers[worker], Saved(state=ref(iteration), epoch=2, store=store))
+        return self.snapshots.copy_saved(self.workers[worker], Saved(state=ref(iteration), epoch=2, store=store))
 
     def end(self):
         """Let the worker end; return what comes of that."""
         del self.workers["gpt-1"]
-        return self.snapshots.ended("gpt-1")
+        return self.snapshots.worker_ended("gpt-1")
 
     def sent(self, iteration=3, node="n2", problem="", now=0.0, *, unsound=False):
         return self.snapshots.handle(CopySent(ref(iteration), node, problem, unsound), self.workers, now)
@@ -116,16 +116,16 @@ def of(kind, out):
 
 def test_a_worker_is_told_to_save_now_and_whenever_it_connects_again(scene):
     assert scene.order(alone(store=STORE)) == [to_worker(Save(on=True, store_s=9.0))]
-    assert scene.snapshots.connected("gpt-1") == [to_worker(Save(on=True, store_s=9.0))]
+    assert scene.snapshots.resend_order("gpt-1") == [to_worker(Save(on=True, store_s=9.0))]
 
 
 def test_a_worker_that_is_in_no_order_for_its_task_is_told_to_save_no_more_once(scene):
     scene.order(alone())
     assert scene.order(task="bert") == []
-    assert scene.snapshots.connected("gpt-1") == [to_worker(Save(on=True))]
+    assert scene.snapshots.resend_order("gpt-1") == [to_worker(Save(on=True))]
     assert scene.order() == [to_worker(Save(on=False))]
     assert scene.order() == []
-    assert scene.snapshots.connected("gpt-1") == []
+    assert scene.snapshots.resend_order("gpt-1") == []
 
 
 def test_what_nobody_ordered_to_save_is_removed_and_its_saver_told_to_cease(scene):
@@ -136,7 +136,7 @@ def test_what_nobody_ordered_to_save_is_removed_and_its_saver_told_to_cease(scen
 @pytest.mark.parametrize("wrong", [ref(worker="gpt-2"), ref(task="bert")])
 def test_a_worker_can_save_in_its_own_name_only(scene, wrong):
     scene.order(alone())
-    assert scene.snapshots.saved(scene.workers["gpt-1"], Saved(state=wrong, epoch=2)) == []
+    assert scene.snapshots.copy_saved(scene.workers["gpt-1"], Saved(state=wrong, epoch=2)) == []
     assert scene.find() == []
 
 
@@ -199,7 +199,7 @@ def test_a_worker_that_has_copies_again_is_told_of_again(copying):
 def test_a_worker_that_can_save_again_is_told_of_again(scene):
     scene.order(alone())
     scene.save(3)
-    scene.snapshots.unprotected("gpt-1")
+    scene.snapshots.record_unprotected("gpt-1")
     assert of(StateSecured, scene.save(4))
     assert not of(StateSecured, scene.save(5))
 
@@ -228,7 +228,7 @@ def test_what_is_not_what_was_saved_is_named_and_saved_anew(copying):
 def test_what_a_worker_saved_outlives_it(scene):
     scene.order(alone())
     scene.save()
-    assert scene.snapshots.ended("gpt-1") == []
+    assert scene.snapshots.worker_ended("gpt-1") == []
     assert scene.find() == [ref()]
 
 
@@ -237,7 +237,7 @@ def test_of_a_worker_that_is_no_more_nothing_stays_nor_comes(copying):
     assert copying.drop(workers=["gpt-1"]) == [ABANDONED, *both]
     assert copying.find() == []
     assert copying.save(4) == [], "its last words, maybe"
-    assert copying.snapshots.ended("gpt-1") == both, "what it wrote meanwhile"
+    assert copying.snapshots.worker_ended("gpt-1") == both, "what it wrote meanwhile"
     assert copying.find() == []
 
 
@@ -297,16 +297,16 @@ def test_only_the_states_of_the_task_that_is_asked_for_are_named_and_what_is_dro
     scene.snapshots.adopt(["gpt-7.4.kept"], [mine, other])
     assert scene.find() == [mine]
     assert scene.find("bert") == [other]
-    assert set(scene.snapshots.found) == {"gpt-7.4.kept", "gpt-1.1.saved", "bert-1.1.saved"}
+    assert set(scene.snapshots.present) == {"gpt-7.4.kept", "gpt-1.1.saved", "bert-1.1.saved"}
     assert scene.drop("gpt-7.4.kept", "gpt-8.4.kept") == [RemoveState("gpt-7.4.kept")]
-    assert set(scene.snapshots.found) == {"gpt-1.1.saved", "bert-1.1.saved"}
+    assert set(scene.snapshots.present) == {"gpt-1.1.saved", "bert-1.1.saved"}
 
 
 def test_what_is_here_is_had_from_this_agent_whichever_it_was_made_under(scene):
     scene.order(alone())
     earlier = ref(4).at("n1", "n1:1")
     scene.snapshots.adopt([], [ref(3).at("n1", "n1:1")])
-    scene.snapshots.saved(scene.workers["gpt-1"], Saved(state=earlier, epoch=1))
+    scene.snapshots.copy_saved(scene.workers["gpt-1"], Saved(state=earlier, epoch=1))
     assert {each.location.address for each in scene.find()} == {"n1:2"}
     assert len(scene.find()) == 2
 
@@ -364,7 +364,7 @@ def left_behind():
 @pytest.fixture
 def leaving(scene):
     """The node is to go, and n2 to have what gpt-1 left behind."""
-    scene.snapshots.left_behind("gpt-1", Kept(epoch=2, state=left_behind()))
+    scene.snapshots.record_left_behind("gpt-1", Kept(epoch=2, state=left_behind()))
     scene.end()
     return scene
 
@@ -418,6 +418,17 @@ def test_of_a_worker_that_is_gone_only_what_others_may_need_stays(tmp_path):
         (tmp_path / name).touch()
     SnapshotMemory(tmp_path, 0).forget("t-1")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(stays)
+
+
+def test_a_file_that_cannot_be_removed_keeps_no_other_from_it(tmp_path, caplog):
+    for name in ("t-1.3.state", "t-1.5.state", "t-1.0.saved"):
+        (tmp_path / name).touch()
+    (tmp_path / "t-1.4.state").mkdir()  # no unlink() removes it, whoever asks
+    memory = SnapshotMemory(tmp_path, 0)
+    memory.forget("t-1")
+    memory.remove("t-1.4.state")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t-1.0.saved", "t-1.4.state"]
+    assert caplog.text.count("t-1.4.state can't be removed") == 2
 
 
 def test_a_full_memory_takes_no_state_more_until_it_is_freed_and_what_lies_there_stays(tmp_path):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from helpers.standby import run
-from unicron_agent import standby
-from unicron_agent.warm import WITHOUT_GPU
+from unicron_agent.workers import standby
+from unicron_agent.workers.warm import WITHOUT_GPU
 
 
 @pytest.fixture
@@ -50,4 +50,4 @@ def test_a_worker_goes_by_its_name_where_processes_are_listed(worker, comm, tmp_
 def test_what_a_worker_needs_is_imported_before_the_first_is_forked(text, in_place, ahead, tmp_path):
     (tmp_path / "script.py").write_text(text)
     request = {"argv": ["script.py"], "cwd": str(tmp_path), "module": False, "parts": False, "in_place": in_place}
-    assert standby._ahead(request) == ahead
+    assert standby._modules_needed(request) == ahead

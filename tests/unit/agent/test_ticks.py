@@ -7,7 +7,7 @@ from helpers.waiting import elapse, in_virtual_time
 from unicron_agent.agent import Agent
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
-from unicron_agent.stimuli import Adopted, Reconnected, Running, Tick, WorkerSaid
+from unicron_agent.stimuli import Adopted, Reconnected, Tick, WorkerMessage, WorkerRecord
 
 from unicron.contracts.events import NodeHeartbeat, NodeJoined
 from unicron.contracts.tasks import Slot
@@ -39,7 +39,7 @@ class Ticking:
         for _ in range(max(1, round(seconds / every_s))):
             await elapse(min(every_s, seconds))
             if say:
-                self.agent.handle(WorkerSaid("gpt-1", say))
+                self.agent.handle(WorkerMessage("gpt-1", say))
         ticking.cancel()
         return self.ticks
 
@@ -53,8 +53,8 @@ async def test_without_workers_each_tick_is_one_for_a_heartbeat(world):
 
 @in_virtual_time
 async def test_a_worker_that_says_something_all_the_time_is_looked_at_more_rarely_than_one_that_is_quiet(world):
-    node = Ticking(world, Running(worker="gpt-1", task="gpt", slot=1, pid=41, correlation="c"))
-    node.agent.handle(WorkerSaid("gpt-1", Hello(worker="gpt-1", pid=41)))
+    node = Ticking(world, WorkerRecord(worker="gpt-1", task="gpt", slot=1, pid=41, correlation="c"))
+    node.agent.handle(WorkerMessage("gpt-1", Hello(worker="gpt-1", pid=41)))
     busy = len(await node.during(3.0, Pong(), every_s=0.05))
     quiet = len(await node.during(3.0))
     assert busy <= 16

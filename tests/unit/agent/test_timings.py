@@ -4,9 +4,9 @@ import math
 
 import pytest
 from msgspec.structs import replace
-from unicron_agent.timings import SHORTEST_S, Timings
 from unicron_agent.traffic import NodeTraffic
-from unicron_agent.workers import Worker, communicating
+from unicron_agent.workers.timings import SHORTEST_S, Timings
+from unicron_agent.workers.workers import LocalWorker, communicating
 
 from unicron.contracts.slowdowns import Computed
 from unicron.contracts.traffic import Forecast, forecast_name
@@ -23,7 +23,7 @@ def timings():
 def add(timings, worker, iteration, seconds, now, epoch=0, here=HERE):
     rank = HERE.index(worker) + 4
     told = {"iteration": iteration, "epoch": epoch, "rank": rank, "world_size": 8, "seconds": 1.0, "loss": 1.0}
-    known = Worker(worker=worker, task="gpt", slot=0, place=rank % 2)
+    known = LocalWorker(worker=worker, task="gpt", slot=0, place=rank % 2)
     return timings.add(known, Iterated(**told, computed_s=seconds), here, now)
 
 
@@ -60,10 +60,10 @@ def test_a_new_membership_begins_anew(timings):
 
 def test_tasks_that_are_gone_are_forgotten(timings):
     add(timings, "gpt-1", 7, 0.2, 10.0)
-    timings.keep({"gpt"})
+    timings.keep_tasks({"gpt"})
     assert len(add(timings, "gpt-2", 7, 0.3, 10.1)) == 1
     add(timings, "gpt-1", 8, 0.2, 20.0)
-    timings.keep(set())
+    timings.keep_tasks(set())
     assert add(timings, "gpt-2", 8, 0.3, 20.1) == []
 
 
@@ -72,7 +72,7 @@ def test_tasks_that_are_gone_are_forgotten(timings):
 
 def worker(name, slot, world_size, task="a", epoch=3, **fields):
     membership = replace(NOWHERE, epoch=epoch, world_size=world_size)
-    return Worker(worker=name, task=task, slot=slot, membership=membership, **fields)
+    return LocalWorker(worker=name, task=task, slot=slot, membership=membership, **fields)
 
 
 def test_workers_whose_membership_is_all_here_send_nothing_to_other_nodes():
@@ -84,7 +84,7 @@ def test_workers_whose_membership_is_all_here_send_nothing_to_other_nodes():
 
 def test_who_is_through_sends_nothing_and_who_was_adopted_may():
     assert communicating([worker("a-1", 0, 2, finished=True)]) == []
-    assert communicating([Worker(worker="a-1", task="a", slot=5)]) == [5]
+    assert communicating([LocalWorker(worker="a-1", task="a", slot=5)]) == [5]
 
 
 def test_the_network_is_idle_as_long_as_all_workers_leave_it_so(tmp_path):

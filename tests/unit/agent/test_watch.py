@@ -9,13 +9,13 @@ import time
 
 import pytest
 from helpers.waiting import PATIENT_S, block_until
-from unicron_agent import stacks
-from unicron_agent.activity import asleep, is_stopped, use_of
-from unicron_agent.silence import Silence, Use
-from unicron_agent.stacks import stacks_of, told
+from unicron_agent.life_signs import LifeSigns, ProcessUse
 from unicron_agent.stimuli import SendToWorker, TakeStacks, Tick
-from unicron_agent.watch import Watch
-from unicron_agent.workers import StallLimits, Worker
+from unicron_agent.workers import stacks
+from unicron_agent.workers.activity import cpu_s_if_asleep, is_stopped, use_of
+from unicron_agent.workers.stacks import describe_threads, stacks_of
+from unicron_agent.workers.watch import Watch
+from unicron_agent.workers.workers import LocalWorker, StallLimits
 
 from unicron.contracts.events import WorkerAsleep, WorkerStalled
 from unicron.contracts.tasks import WorkerPhase
@@ -29,7 +29,7 @@ class Node:
 
     def __init__(self, *names, microbatch_s=1.0, watch=None):
         self.watch = watch or Watch("n1", StallLimits())
-        self.workers = {name: Worker(worker=name, task="gpt", slot=0, pid=7, ready=True) for name in names}
+        self.workers = {name: LocalWorker(worker=name, task="gpt", slot=0, pid=7, ready=True) for name in names}
         self.now, self.used, self.awake, self.looks, self.asked = 100.0, dict.fromkeys(names, 0.0), set(), [], []
         for done in range(4):
             self.now += microbatch_s
@@ -37,7 +37,7 @@ class Node:
 
     def progress(self, *names, done, phase=WorkerPhase.COMPUTE):
         for name in names:
-            self.workers[name].note(Progress(iteration=3, phase=phase, done=done), self.now)
+            self.workers[name].record_message(Progress(iteration=3, phase=phase, done=done), self.now)
 
     def wait(self, seconds, *, cpu=0.0, early=None):
         """Let time pass in which processes use that share of a core; return what was told, with when."""
@@ -47,7 +47,7 @@ class Node:
             late = [name for name, worker in self.workers.items() if worker.is_late(self.now)]
             for name in self.workers:
                 self.used[name] += cpu * STEP_S
-                self.workers[name].note(Pong(), self.now)
+                self.workers[name].record_message(Pong(), self.now)
             tick = Tick((), {name: self.used[name] for name in late if name not in self.awake})
             out = self.watch.tick(self.workers, tick, self.now)
             told += [(self.now, fact) for fact in out if isinstance(fact, WorkerStalled)]
@@ -83,14 +83,14 @@ def test_half_way_is_looked_where_it_is_once_an_iteration_and_the_stall_tells_th
 
 def test_half_way_all_of_its_task_are_asked_in_which_collectives_they_are_and_the_stall_tells_that():
     node = Node("gpt-1", "gpt-2")
-    node.workers["x-1"] = Worker(worker="x-1", task="x", slot=2, pid=7)
+    node.workers["x-1"] = LocalWorker(worker="x-1", task="x", slot=2, pid=7)
     node.used["x-1"] = 0.0
     node.progress("gpt-1", done=4, phase=WorkerPhase.REDUCE)
-    node.workers["gpt-1"].note(Pong(collectives=["send #1"]), node.now)  # of an earlier look
+    node.workers["gpt-1"].record_message(Pong(collectives=["send #1"]), node.now)  # of an earlier look
     assert node.wait(2.9) == []
     assert node.asked == ["gpt-1", "gpt-2"]
-    node.workers["gpt-2"].note(Pong(collectives=["none; the last that was done: all_reduce #2"]), node.now)
-    node.workers["gpt-1"].note(Pong(collectives=["all_reduce #3"]), node.now)
+    node.workers["gpt-2"].record_message(Pong(collectives=["none; the last that was done: all_reduce #2"]), node.now)
+    node.workers["gpt-1"].record_message(Pong(collectives=["all_reduce #3"]), node.now)
     [(_, fact)] = node.wait(3.0)
     assert fact.worker == "gpt-2"
     assert fact.collectives == ["gpt-1: all_reduce #3", "gpt-2: none; the last that was done: all_reduce #2"]
@@ -164,7 +164,7 @@ def test_and_one_that_was_ended_for_it_leaves_more_time_to_the_next():
     node.wait(0.5)
     [(_, later)] = Node("gpt-2", watch=node.watch).wait(15.0)
     assert later.limit_s > 1.5 * fact.limit_s
-    node.watch.keep([])
+    node.watch.keep_tasks([])
     [(_, forgotten)] = Node("gpt-3", watch=node.watch).wait(15.0)
     assert forgotten.limit_s == pytest.approx(3.0)
 
@@ -195,7 +195,7 @@ def in_a_row(pid, wanted, count=20):
     """Look again and again until so many looks, one after another, saw what is wanted; return what they saw."""
     found = []
     while len(found) < count:
-        seen = asleep(pid)
+        seen = cpu_s_if_asleep(pid)
         found = [*found, seen] if wanted(seen) else []
         time.sleep(0.02)
     return found
@@ -226,7 +226,7 @@ def test_one_whose_thread_or_child_computes_does_not(start, where):
 def test_one_that_is_gone_sleeps_for_ever():
     process = subprocess.Popen(["true"])
     process.wait()
-    assert asleep(process.pid) == 0.0
+    assert cpu_s_if_asleep(process.pid) == 0.0
 
 
 # --- workers that nobody watches, of which nothing is heard -----------------------------------------------------------
@@ -241,8 +241,10 @@ class Unwatched:
     def __init__(self, *names, spins=False):
         self.watch, self.now = Watch("n1", StallLimits()), 100.0
         fields = {"task": "t", "slot": 0, "pid": 7, "ready": True, "epoch": 0}
-        self.workers = {name: Worker(worker=name, **fields, silence=Silence(LIMIT_S, spins, 100.0)) for name in names}
-        self.use, self.looks, self.seen = dict.fromkeys(names, Use()), [], ("7 MainThread: read (train.py:3)",)
+        self.workers = {
+            name: LocalWorker(worker=name, **fields, life_signs=LifeSigns(LIMIT_S, spins, 100.0)) for name in names
+        }
+        self.use, self.looks, self.seen = dict.fromkeys(names, ProcessUse()), [], ("7 MainThread: read (train.py:3)",)
 
     def wait(self, seconds, **does):
         """Let time pass, in each second of which a worker (named by its last digit) uses what `does` says."""
@@ -252,7 +254,7 @@ class Unwatched:
             for name, worker in self.workers.items():
                 if change := does.get(f"w{name[-1]}"):
                     self.use[name] = change(self.use[name])
-                worker.note(Pong(), self.now)
+                worker.record_message(Pong(), self.now)
             due = {name: self.use[name] for name, worker in self.workers.items() if worker.may_be_silent(self.now)}
             out = self.watch.tick(self.workers, Tick(used=due), self.now)
             told += [(self.now - 100.0, fact) for fact in out if isinstance(fact, WorkerStalled)]
@@ -260,7 +262,7 @@ class Unwatched:
                 if isinstance(effect, TakeStacks):
                     self.looks.append(self.now - 100.0)
                     if self.seen is not None:
-                        self.workers[effect.worker].saw(self.seen, self.now)
+                        self.workers[effect.worker].record_stacks(self.seen, self.now)
         return told
 
 
@@ -292,9 +294,9 @@ def test_nothing_is_told_before_somebody_has_seen_where_it_is():
     node.seen = None
     assert node.wait(40) == []
     assert node.looks == [15.0], "nobody else is sent before that one is back"
-    node.workers["t-1"].saw((), node.now)
+    node.workers["t-1"].record_stacks((), node.now)
     assert len(node.wait(5)) == 1
-    node.workers["t-1"].note(Progress(iteration=0, phase=WorkerPhase.WAITING, done=0), node.now)
+    node.workers["t-1"].record_message(Progress(iteration=0, phase=WorkerPhase.WAITING, done=0), node.now)
     assert node.wait(40) == [], "what was seen before it was heard again tells nothing of where it is now"
 
 
@@ -318,7 +320,7 @@ def test_one_that_stops_working_is_told_when_its_time_is_over():
 def test_what_it_says_is_a_sign_of_life_and_that_it_answers_is_none():
     node = Unwatched("t-1")
     node.wait(18)
-    node.workers["t-1"].note(Progress(iteration=0, phase=WorkerPhase.WAITING, done=0), node.now)
+    node.workers["t-1"].record_message(Progress(iteration=0, phase=WorkerPhase.WAITING, done=0), node.now)
     assert node.wait(19) == []
     assert len(node.wait(3)) == 1
 
@@ -329,9 +331,9 @@ def test_nothing_is_told_of_one_whose_loop_is_watched_that_is_through_or_has_no_
     worker = node.workers["t-1"]
     if state == "watched":
         fields = {"iteration": 3, "epoch": 0, "rank": 0, "world_size": 1, "seconds": 1.0, "loss": 0.0}
-        worker.note(Iterated(**fields), node.now)
+        worker.record_message(Iterated(**fields), node.now)
     elif state == "without a limit":
-        worker.silence.limit_s = 0.0
+        worker.life_signs.limit_s = 0.0
     else:
         setattr(worker, state, True)
     assert node.wait(200) == []
@@ -375,7 +377,7 @@ def test_what_a_process_and_its_children_have_used_and_that_one_is_stopped(waits
     finally:
         process.kill()
         process.communicate()
-    assert use_of(process.pid) == Use()
+    assert use_of(process.pid) == ProcessUse()
 
 
 # --- where the threads of real processes are, seen from outside -------------------------------------------------------
@@ -405,7 +407,7 @@ def process(tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     started = subprocess.Popen([sys.executable, script], **pipes, start_new_session=True)
     assert sorted(started.stdout.read(3)) == sorted(b"cio")
-    block_until(lambda: asleep(started.pid) is not None)  # all three are about to
+    block_until(lambda: cpu_s_if_asleep(started.pid) is not None)  # all three are about to
     yield started
     os.killpg(started.pid, signal.SIGKILL)
     started.communicate()
@@ -434,4 +436,4 @@ NAMELESS = b'[{"pid": 1, "os_thread_id": 1, "thread_name": null, "frames": [' + 
 
 @pytest.mark.parametrize("noise", [b"", b"Error: failed", b"{}", b"[1]", b'[{"pid": 1}]', NAMELESS])
 def test_what_is_no_stack_is_none(noise):
-    assert told(noise) == []
+    assert describe_threads(noise) == []

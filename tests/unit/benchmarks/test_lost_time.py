@@ -4,8 +4,8 @@ import itertools
 import math
 
 import pytest
-from unicron_simulator import traces
-from unicron_simulator.traces import Failure, Trace
+from unicron_simulator.policies import traces
+from unicron_simulator.policies.traces import FailureTrace, TracedFailure
 
 from benchmarks.lost_time import COPIES, HOUR, OURS, RACK, Saving, Scheme, compared, lost, reduction, report, schemes
 
@@ -16,7 +16,9 @@ NODES = tuple(f"node-{number}" for number in range(4))
 
 
 def trace(*faults, duration_s=1000.0):
-    return Trace("hand-made", NODES, duration_s, tuple(Failure(at, node, kind, 500.0) for at, node, kind in faults))
+    return FailureTrace(
+        "hand-made", NODES, duration_s, tuple(TracedFailure(at, node, kind, 500.0) for at, node, kind in faults)
+    )
 
 
 def test_a_save_that_blocks_counts_when_it_is_written():

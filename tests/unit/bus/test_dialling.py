@@ -73,7 +73,7 @@ async def test_of_several_the_most_telling_reason_is_told(telling):
     errors = [ConnectionRefusedError("closed"), ConnectionRefusedError("closed")]
     errors[telling] = NatsError("nats: 'Authorization Violation'")
     for server, error in zip("ab", errors, strict=True):
-        tried.note(server, error, 2)
+        tried.record_attempt(server, error, 2)
     assert tried.in_vain.done()
     assert str(tried.failure()).startswith(f"the NATS server at {'ab'[telling]} turns us away")
 

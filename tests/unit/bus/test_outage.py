@@ -49,7 +49,7 @@ async def test_whoever_insists_says_so_once(lines):
             raise error
         return "there"
 
-    assert await aio.insist(call, "asking") == "there"
+    assert await aio.retry_until_available(call, "asking") == "there"
     assert lines() == ["asking, again and again until the bus answers: it is away"]
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from unicron_chaos.script import Fault, Rank, load, parse, parse_target
+from unicron_chaos.script import RankTarget, ScriptedFault, load, parse, parse_target
 from unicron_chaos.storm import AWAY_FAULTS, WORKER_FAULTS, Choice, Storm
 from unicron_chaos.strikes import find_member
 
@@ -32,8 +32,8 @@ def error_of(text):
 
 def test_faults_come_in_the_order_of_the_script():
     assert parse(GOOD, HERE) == [
-        Fault(task="gpt", iteration=3, fault="kill-worker", target=Rank(task="bert", rank=1)),
-        Fault(task="gpt", iteration=0, fault="restart-node", target="node-3"),
+        ScriptedFault(task="gpt", iteration=3, fault="kill-worker", target=RankTarget(task="bert", rank=1)),
+        ScriptedFault(task="gpt", iteration=0, fault="restart-node", target="node-3"),
     ]
 
 
@@ -98,7 +98,7 @@ def test_what_strikes_either_takes_either():
     text = "- {at: {task: gpt, iteration: 3}, fault: ecc, target: {TARGET}}"
     [worker] = parse(text.replace("TARGET", "task: gpt, rank: 1"), HERE)
     [node] = parse(text.replace("TARGET", "node: node-1"), HERE)
-    assert (worker.target, node.target) == (Rank(task="gpt", rank=1), "node-1")
+    assert (worker.target, node.target) == (RankTarget(task="gpt", rank=1), "node-1")
     assert "target.task: is required" in error_of(text.replace("TARGET", "rank: 1"))
 
 
@@ -108,7 +108,7 @@ def test_an_unreadable_script_says_which(tmp_path):
 
 
 def test_targets_of_a_person():
-    assert parse_target("gpt:12") == Rank(task="gpt", rank=12)
+    assert parse_target("gpt:12") == RankTarget(task="gpt", rank=12)
     assert parse_target("node-3") == "node-3"
     for wrong in ("gpt:", "gpt:-1", "gpt:x", ":1", "", "a b"):
         with pytest.raises(InvalidInputError, match="expected TASK:RANK" if "gpt:" in wrong else "use 1 to 64"):
@@ -119,11 +119,11 @@ def test_a_rank_is_found_in_the_membership_of_now():
     members = [Member(worker="w1", node="node-1", slot=0), Member(worker="w2", node="node-2", slot=1)]
     spec = TaskSpec(name="gpt", command=["x"])
     status = Status(tasks=[TaskView(spec=spec, state=TaskState.RUNNING, members=members)])
-    assert find_member(status, Rank(task="gpt", rank=1)) == members[1]
+    assert find_member(status, RankTarget(task="gpt", rank=1)) == members[1]
     with pytest.raises(InvalidInputError, match=r"no rank 2 .* running; it has ranks 0 to 1"):
-        find_member(status, Rank(task="gpt", rank=2))
+        find_member(status, RankTarget(task="gpt", rank=2))
     with pytest.raises(InvalidInputError, match="no task 'bert'; the known ones are gpt"):
-        find_member(status, Rank(task="bert", rank=0))
+        find_member(status, RankTarget(task="bert", rank=0))
 
 
 # --- storms -----------------------------------------------------------------------------------------------------------
@@ -156,8 +156,8 @@ def test_every_fault_comes_up():
     kinds = {name: FAULTS[name] for name in {choice.fault for choice in found}}
     assert not [name for name, kind in kinds.items() if kind.value and kind.value.default is None]
     for choice in found:
-        assert (WORKER if isinstance(choice.target, Rank) else NODE) in kinds[choice.fault].strikes
-    ranks = {Rank(task="gpt", rank=rank) for rank in range(3)}
+        assert (WORKER if isinstance(choice.target, RankTarget) else NODE) in kinds[choice.fault].strikes
+    ranks = {RankTarget(task="gpt", rank=rank) for rank in range(3)}
     assert {choice.target for choice in found if choice.fault == "raise"} == ranks
 
 
@@ -187,7 +187,7 @@ def test_nodes_are_spared_where_nobody_can_bring_them_back_or_none_would_be_left
 @pytest.mark.parametrize("fault", ["raise", "exit-worker"])
 def test_no_second_exception_and_no_second_exit_in_an_iteration(fault):
     storm = Storm(1, nodes=False)
-    storm.struck(Choice(fault, Rank(task="gpt", rank=0)), cluster(iteration=5))
+    storm.struck(Choice(fault, RankTarget(task="gpt", rank=0)), cluster(iteration=5))
     assert not {"raise", "exit-worker"} & {choice.fault for choice in choices(storm, cluster(iteration=6))}
     assert {choice.fault for choice in choices(storm, cluster(iteration=7))} >= {"raise", "exit-worker"}
 
@@ -199,7 +199,7 @@ def test_no_task_suffers_more_than_it_is_healed_of(fault, spared):
     status = cluster(members=members)
     for _ in range(3):
         assert fault in {choice.fault for choice in choices(storm, status)}
-        storm.struck(Choice(fault, Rank(task="gpt", rank=0)), status)
+        storm.struck(Choice(fault, RankTarget(task="gpt", rank=0)), status)
     found = {(choice.fault, members[choice.target.rank].node) for choice in choices(storm, status)}
     others = {each for each in WORKER_FAULTS if each != "reset-connection"}
     if spared:

@@ -13,7 +13,7 @@ from helpers.accounts import finished
 from helpers.waiting import elapse, in_virtual_time, insist, until
 from helpers.worlds import LEASE_TTL_S
 from unicron_chaos import strikes
-from unicron_chaos.script import Rank, parse
+from unicron_chaos.script import RankTarget, parse
 from unicron_chaos.storm import Storm, rage, troubles
 from unicron_chaos.strikes import run_script, strike
 from unicron_registry.main import RegistrySettings, wiring
@@ -24,7 +24,7 @@ from unicron.contracts.events import TaskStateChanged
 from unicron.contracts.queries import Reply
 from unicron.contracts.tasks import Member, TaskSpec, TaskState
 from unicron.errors import InvalidInputError
-from unicron.service import Service
+from unicron.service.service import Service
 
 SPEC = TaskSpec(name="gpt", command=["train.py"], max_workers=2, iterations=50)
 
@@ -45,7 +45,7 @@ class ScriptedTask:
         members = [Member(worker=worker, node="node-1", slot=slot) for slot, worker in enumerate(workers)]
         said = {"id": f"c{self._count}", "at": time.time(), "source": "transition"}
         change = TaskStateChanged(**said, task="gpt", state=state, epoch=0, members=members)
-        await self.client.bus.append(subjects.of(change), codec.encode(change), change.id)
+        await self.client.bus.append(subjects.for_message(change), codec.encode(change), change.id)
         await self.shows(lambda view: view.state == state)
 
     def plays(self, *faults, start_node=None, say=lambda _: None):
@@ -61,7 +61,7 @@ class ScriptedTask:
 
     async def finishes(self, iteration):
         done = finished(iteration, "w0", "node-1", source="node-1")
-        await self.client.bus.tell(subjects.of(done), codec.encode(done))
+        await self.client.bus.publish_telemetry(subjects.for_message(done), codec.encode(done))
 
     async def inject(self, data):
         query = codec.decode_query(data)
@@ -237,4 +237,4 @@ async def test_a_refusal_of_the_agent_is_told(scene):
     with pytest.raises(InvalidInputError, match=r"no node .node2.; the known ones are none"):
         await strike(scene.client, "kill-node", "node2")
     with pytest.raises(InvalidInputError, match="takes NODE"):
-        await strike(scene.client, "kill-node", Rank(task="gpt", rank=0))
+        await strike(scene.client, "kill-node", RankTarget(task="gpt", rank=0))

@@ -6,7 +6,7 @@ import sys
 import pytest
 from helpers.cli import invoke
 from helpers.traces import write_trace
-from unicron_simulator.planting import SlowWorker
+from unicron_simulator.planting import SlowedWorker
 
 from unicron.errors import InvalidInputError, UnicronError
 
@@ -16,7 +16,7 @@ def folder(tmp_path_factory):
     """A folder with two runs of a job: before.parquet is healthy, after.parquet has a slow worker."""
     folder = tmp_path_factory.mktemp("traces")
     write_trace(folder, "before")
-    write_trace(folder, "after", SlowWorker(1, 1, 1.8))
+    write_trace(folder, "after", SlowedWorker(1, 1, 1.8))
     return folder
 
 

@@ -15,7 +15,7 @@ from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.queries import NodeView, Status, TaskView
 from unicron.contracts.tasks import UNCOUNTED, Member, NodeState, Slot, SlotRef, TaskSpec, TaskState
-from unicron.observe.cluster import Cluster
+from unicron.observe.cluster import ClusterPicture
 
 NOW = 1_000_000.0
 EVIL = "\x1b[2J\x07\u202e\tx"
@@ -45,7 +45,7 @@ def back(chain="c1", task="gpt"):
 
 def cluster(status, messages=()):
     """Return a cluster of which these messages and then a status were read."""
-    found = Cluster()
+    found = ClusterPicture()
     for position, message in enumerate(messages, 1):
         found.handle(position, message)
     found.fill(status)
@@ -100,7 +100,7 @@ def drawn(seen, width, height, error=""):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "height"), [*itertools.product((20, 40, 80, 132, 300), (5, 12, 24, 60))])
-@pytest.mark.parametrize("seen", [Cluster, small, large, hostile], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("seen", [ClusterPicture, small, large, hostile], ids=lambda each: each.__name__)
 def test_it_fits_into_any_terminal_and_nothing_steers_it(seen, width, height):
     lines = drawn(seen(), width, height, ERRORS.get(seen, ""))
     assert len(lines) <= height
@@ -150,4 +150,4 @@ def test_without_an_answer_it_says_so_and_keeps_what_it_knew():
     text = "\n".join(drawn(small(), 80, 24, "no answer from registry within 5 s: is registry running?"))
     assert "is registry running?" in text
     assert "gpt-2 on node-2" in text
-    assert "no plan yet" in "\n".join(drawn(Cluster(), 80, 24))
+    assert "no plan yet" in "\n".join(drawn(ClusterPicture(), 80, 24))

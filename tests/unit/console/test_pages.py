@@ -16,7 +16,7 @@ from unicron_console.live import CLUSTER, GROWS_S, WAITING, Hub
 from unicron_console.main import ConsoleSettings, export_recoveries
 from unicron_console.main import read as read_journal
 from unicron_console.pages import Pages
-from unicron_simulator.bus import MemoryWorld
+from unicron_simulator.storms.bus import MemoryWorld
 
 from unicron import codec, subjects
 from unicron.client import Client
@@ -25,16 +25,16 @@ from unicron.contracts.plans import Plan
 from unicron.contracts.queries import NodeView, Reply, Status, TaskView
 from unicron.contracts.tasks import Member, NodeState, Slot, TaskState
 from unicron.observe.accounts import otel
-from unicron.observe.cluster import Cluster
+from unicron.observe.cluster import ClusterPicture
 from unicron.observe.incidents import FAILURES
-from unicron.observe.state import POINTS, STORIES, STORY, Course
+from unicron.observe.state import POINTS, STORIES, STORY, ThinnedSeries
 from unicron.observe.stories import SEEN
 
 NOW = 2e9
 
 
 def read(messages, picture=None):
-    picture = picture or Cluster()
+    picture = picture or ClusterPicture()
     for position, message in enumerate(messages, 1):
         picture.handle(position, message)
     return picture
@@ -101,7 +101,7 @@ def test_a_healed_failure_adds_up_and_shows_what_was_seen(name):
 @settings(max_examples=20, deadline=None)
 def test_read_again_from_anywhere_it_is_the_picture_made_afresh(data):
     messages = replayer.read("storm")
-    picture = Cluster()
+    picture = ClusterPicture()
     at = 0
     while at < len(messages):
         until = data.draw(st.integers(at, len(messages)), "until where it is read")
@@ -190,14 +190,14 @@ def test_marks_say_who_did_what_once_for_all_who_did_the_same():
 
 
 def test_telemetry_of_what_nobody_knows_changes_nothing():
-    picture = Cluster()
+    picture = ClusterPicture()
     for message in (
         finished(1, task="t"),
         hardware.GpusSampled(node="n", gpus=[]),
         slowdowns.ComputeTimed(node="n", task="t", epoch=0, iteration=1, workers=[]),
     ):
         picture.handle_telemetry(message)
-    assert everything(picture) == everything(Cluster())
+    assert everything(picture) == everything(ClusterPicture())
 
 
 def test_progress_gives_loss_and_waf_while_the_task_runs():
@@ -259,7 +259,7 @@ def test_what_the_registry_tells_late_is_put_where_it_belongs():
 async def test_of_a_cluster_older_than_its_journal_failures_name_their_tasks():
     young, status = older_than_its_journal()
     world = MemoryWorld(time.time)
-    bus, hub = world.connect(), Hub(Cluster(), time.time)
+    bus, hub = world.connect(), Hub(ClusterPicture(), time.time)
 
     async def registry(_):
         return codec.encode(Reply(status=status))
@@ -268,7 +268,7 @@ async def test_of_a_cluster_older_than_its_journal_failures_name_their_tasks():
     for number, message in enumerate(young):
         source = "detector" if isinstance(message, events.FailureDetected) else message.source
         made = replace(message, id=f"m{number}", source=source or getattr(message, "node", "") or "planner")
-        await bus.append(subjects.of(made), codec.encode(made), made.id)
+        await bus.append(subjects.for_message(made), codec.encode(made), made.id)
     hub.behind = 1
     job = asyncio.create_task(read_journal(Client(bus), hub))
     await until(lambda: not hub.behind)
@@ -302,7 +302,7 @@ def test_a_recovery_is_told_to_a_collector_once_and_only_by_who_saw_it(monkeypat
     messages = replayer.read("demo")
     settings = ConsoleSettings(traces="http://127.0.0.1:4318")
     traces = otel.Traces(settings)
-    late, picture = read(messages), Cluster()
+    late, picture = read(messages), ClusterPicture()
     export_recoveries(late, None)
     for position, message in enumerate(messages, 1):
         picture.handle(position, message)
@@ -318,7 +318,7 @@ def test_a_recovery_is_told_to_a_collector_once_and_only_by_who_saw_it(monkeypat
 
 @given(st.integers(0, 3000))
 def test_a_course_spans_all_of_its_time(points):
-    course = Course(2)
+    course = ThinnedSeries(2)
     for number in range(points):
         course.add(number, 2 * number)
     found = list(course.points())
@@ -342,7 +342,7 @@ class Clock:
 
 
 def hub(messages=()):
-    picture = Cluster()
+    picture = ClusterPicture()
     for position, message in enumerate(messages, 1):
         picture.handle(position, message)
     return Hub(picture, Clock())
@@ -382,7 +382,7 @@ def test_whoever_merges_all_changes_has_the_page_as_it_is(data):
     for position, message in enumerate(messages, 1):
         made.picture.handle(position, message)
         if position == at + 1:
-            reader = made.open(CLUSTER)
+            reader = made.subscribe(CLUSTER)
             browser.take(frames(reader)[0])
         elif reader and data.draw(st.integers(0, 40), "a look") == 0:
             made._tick()
@@ -401,7 +401,7 @@ def test_whoever_merges_all_changes_has_the_page_as_it_is(data):
 
 def test_a_page_of_something_is_sent_when_that_changes_and_nothing_else():
     made = hub(journal(began()))
-    gpt, node = made.open(("task", "gpt")), made.open(("node", "n1"))
+    gpt, node = made.subscribe(("task", "gpt")), made.subscribe(("node", "n1"))
     made._tick()
     frames(gpt), frames(node)
     made._clock.now += GROWS_S / 2
@@ -416,8 +416,8 @@ def test_a_page_of_something_is_sent_when_that_changes_and_nothing_else():
 
 def test_of_what_there_is_none_no_page_opens_and_what_goes_is_told():
     made = hub(journal(began()))
-    assert made.open(("task", "bert")) is None
-    reader = made.open(("task", "gpt"))
+    assert made.subscribe(("task", "bert")) is None
+    reader = made.subscribe(("task", "gpt"))
     made.picture.handle(900, replace(events.TaskRemoved(task="gpt"), id="r", at=500.0, source="registry"))
     made._tick()
     assert "no such task" in frames(reader)[-1]["gone"]
@@ -425,7 +425,7 @@ def test_of_what_there_is_none_no_page_opens_and_what_goes_is_told():
 
 def test_who_does_not_read_is_let_go_and_all_others_read_on():
     made = hub(journal(began()))
-    slow, good = made.open(CLUSTER), made.open(CLUSTER)
+    slow, good = made.subscribe(CLUSTER), made.subscribe(CLUSTER)
     for number in range(2 * WAITING):
         made.picture.handle(900 + number, replace(failure(), id=f"f{number}", at=500.0 + number, source="detector"))
         made._tick()
@@ -438,10 +438,10 @@ def test_the_whole_cluster_is_made_once_for_all_who_come_at_the_same_time(monkey
     made, asked = hub(journal(began())), []
     page = made.page
     monkeypatch.setattr(made, "page", lambda topic: asked.append(topic) or page(topic))
-    readers = [made.open(CLUSTER) for _ in range(5)]
+    readers = [made.subscribe(CLUSTER) for _ in range(5)]
     assert asked == [CLUSTER]
     made.picture.handle(900, replace(failure(), id="f", at=500.0, source="detector"))
-    late = made.open(CLUSTER)
+    late = made.subscribe(CLUSTER)
     assert len(asked) == 2
     assert frames(late)[0]["whole"]["failures"], "it is as new as what the others were sent"
     assert all(len(frames(reader)) == 2 for reader in readers)
@@ -452,7 +452,7 @@ async def test_the_first_change_after_a_pause_is_told_at_once():
     made = hub(journal(began()))
     job = asyncio.create_task(made.run())
     try:
-        reader = made.open(CLUSTER)
+        reader = made.subscribe(CLUSTER)
         await reader.frames.get()
         await elapse(60.0)
         made.picture.handle(900, replace(failure(), id="f", at=500.0, source="detector"))
@@ -469,7 +469,7 @@ async def test_the_first_change_after_a_pause_is_told_at_once():
 def test_while_the_journal_is_read_pages_say_so_and_then_get_the_whole():
     made = hub()
     made.behind = 5
-    reader = made.open(CLUSTER)
+    reader = made.subscribe(CLUSTER)
     assert frames(reader)[0]["whole"]["behind"] == 5
     for position, message in enumerate(journal(began()), 1):
         made.picture.handle(position, message)

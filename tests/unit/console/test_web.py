@@ -17,17 +17,18 @@ from unicron_console.orders import ORDERS
 from unicron_console.tokens import Tokens
 from unicron_console.web import MOST_BODY, Web
 from unicron_deploy.nats_server import is_free
-from unicron_simulator.bus import MemoryWorld
+from unicron_simulator.storms.bus import MemoryWorld
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from unicron import codec, health, subjects
+from unicron import codec, subjects
 from unicron.client import Client
 from unicron.contracts.plans import Plan
 from unicron.contracts.queries import DrainNode, InjectFault, PlanView, Reply, RewindTask, TableRow
 from unicron.errors import BusUnavailableError, InvalidInputError
-from unicron.observe.cluster import Cluster
-from unicron.observe.state import Node
+from unicron.observe.cluster import ClusterPicture
+from unicron.observe.state import NodePicture
+from unicron.service import health
 
 TOKEN = "ada-has-a-long-enough-token"
 MINE = {"Authorization": f"Bearer {TOKEN}"}
@@ -117,7 +118,7 @@ def site(tokens):
     opened = []
 
     def make(answers=None, tokens=tokens, hosts=("*",), chaos=False):
-        picture = Cluster()
+        picture = ClusterPicture()
         killed = exited("w4", "n2", 1, iteration=10, signal=9)
         failed = [(121, "killed", killed), (122, "killed", failure(reason=NASTY))]
         for position, message in enumerate(journal([*began(), *failed]), 1):
@@ -221,12 +222,12 @@ def test_live_pages_begin_with_the_whole_or_say_that_there_is_none(site):
 
 def test_while_the_bus_does_not_answer_pages_say_since_when_and_time_stands_still():
     now = [100.0]
-    hub = Hub(Cluster(), lambda: now[0])
+    hub = Hub(ClusterPicture(), lambda: now[0])
     hub.set_available(available=True)
-    before = hub.open(CLUSTER)
+    before = hub.subscribe(CLUSTER)
     now[0] = 110.0
     hub.set_available(available=False)
-    later = hub.open(CLUSTER)
+    later = hub.subscribe(CLUSTER)
     assert (hub.now(), hub.silent_s) == (100.0, 10.0)
     hub.set_available(available=True)
     assert (hub.now(), hub.silent_s) == (110.0, 0.0)
@@ -241,7 +242,7 @@ def test_a_browser_that_never_reads_is_let_go_and_another_reads_on(site):
     hub = client.hub
     names = [f"big-{number}" for number in range(3000)]
     for name in names:
-        hub.picture.nodes[name] = Node(slots=8, tasks=dict.fromkeys(range(8), "gpt"))
+        hub.picture.nodes[name] = NodePicture(slots=8, tasks=dict.fromkeys(range(8), "gpt"))
 
     def change():
         hub.picture.changed.update(("node", name) for name in names)

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from unicron_cli.samples import sample
 
 from unicron import codec, subjects
+from unicron.authentication import authenticate
 from unicron.contracts.base import AGENT, LOCAL, Started
 from unicron.contracts.commands import StopWorker
 from unicron.contracts.events import (
@@ -35,7 +36,6 @@ from unicron.contracts.queries import GetStatus
 from unicron.contracts.ranges import AHEAD_S, BEHIND_S, MOST_NUMBER
 from unicron.contracts.tasks import WorkerStatus
 from unicron.errors import InvalidInputError
-from unicron.said import received
 from unicron.services import NAMED
 
 GOOD = st.from_regex(re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII), fullmatch=True)
@@ -51,7 +51,7 @@ def exited(source, task):
 
 
 def heard(message):
-    return received(subjects.of(message), codec.encode(message))
+    return authenticate(subjects.for_message(message), codec.encode(message))
 
 
 # --- subjects --------------------------------------------------------------------------------------------------------
@@ -59,9 +59,9 @@ def heard(message):
 
 def test_subjects_of_facts_commands_telemetry_and_queries():
     beat = NodeHeartbeat(node="n1", incarnation="i", source="n1")
-    assert subjects.of(exited("n1", "gpt")) == "unicron.v1.evt.n1.WorkerExited.gpt"
-    assert subjects.of(stop("n2", "gpt")) == "unicron.v1.cmd.n2.StopWorker.gpt"
-    assert subjects.of(beat) == "unicron.v1.tel.n1.NodeHeartbeat.n1"
+    assert subjects.for_message(exited("n1", "gpt")) == "unicron.v1.evt.n1.WorkerExited.gpt"
+    assert subjects.for_message(stop("n2", "gpt")) == "unicron.v1.cmd.n2.StopWorker.gpt"
+    assert subjects.for_message(beat) == "unicron.v1.tel.n1.NodeHeartbeat.n1"
     assert subjects.rpc("registry") == "unicron.v1.rpc.registry"
     assert subjects.commands("n2") == "unicron.v1.cmd.n2.>"
     fact, telemetry = "unicron.v1.evt.*.WorkerExited.*", "unicron.v1.tel.*.IterationFinished.*"
@@ -82,7 +82,7 @@ def test_nobody_can_say_what_another_says():
     with pytest.raises(InvalidInputError, match="n1 can't say what the transition says"):
         heard(replace(stop("n1", "gpt"), source="n1"))
     with pytest.raises(InvalidInputError, match=r"belongs on unicron\.v1\.evt\.n1"):
-        received("unicron.v1.evt.n2.WorkerExited.gpt", codec.encode(exited("n1", "gpt")))
+        authenticate("unicron.v1.evt.n2.WorkerExited.gpt", codec.encode(exited("n1", "gpt")))
 
 
 def test_a_node_can_tell_of_no_order_but_of_faults_of_its_own():
@@ -103,7 +103,7 @@ def test_each_message_type_names_its_sender_and_what_an_agent_sends_its_node():
 
 @given(GOOD, GOOD)
 def test_what_is_made_of_good_tokens_has_six_tokens_and_is_found_by_its_filter(one, two):
-    fact, command = subjects.of(exited(one, two)), subjects.of(stop(one, two))
+    fact, command = subjects.for_message(exited(one, two)), subjects.for_message(stop(one, two))
     assert len(fact.split(".")) == len(command.split(".")) == 6
     assert subjects.matches(subjects.events(WorkerExited), fact)
     assert not subjects.matches(subjects.events(NodeJoined), fact)
@@ -118,14 +118,14 @@ def test_bad_tokens_are_refused_wherever_they_stand(text):
         lambda: subjects.token(text),
         lambda: subjects.rpc(text),
         lambda: subjects.commands(text),
-        lambda: subjects.of(exited(text, "gpt")),
-        lambda: subjects.of(stop(text, "gpt")),
+        lambda: subjects.for_message(exited(text, "gpt")),
+        lambda: subjects.for_message(stop(text, "gpt")),
     ):
         with pytest.raises(InvalidInputError, match="use 1 to 64 letters, digits"):
             make()
     if text:  # without a task the node is the key
         with pytest.raises(InvalidInputError, match="key"):
-            subjects.of(exited("n1", text))
+            subjects.for_message(exited("n1", text))
 
 
 @pytest.mark.parametrize("text", ["", " ", "a.b", "*", ">", "a b", "a\n", "a\r\nPUB x", "é", "٣", "a" * 65, "\x00"])

@@ -13,7 +13,7 @@ from unicron_deploy.embedded import Cluster, several
 from unicron_deploy.nats_server import NatsServer
 
 from unicron.errors import BusUnavailableError, InvalidInputError
-from unicron.processes import Started, wait_until_gone
+from unicron.processes import ProcessRecord, wait_until_gone
 from unicron.services import SERVICES
 
 PARENT = """
@@ -30,8 +30,8 @@ def family():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     process = subprocess.Popen([sys.executable, "-c", PARENT], text=True, start_new_session=True, **pipes)
     child = int(process.stdout.readline())
-    yield process, Started.of(process.pid), Started.of(child)
-    Started.of(process.pid).kill_session()
+    yield process, ProcessRecord.from_pid(process.pid), ProcessRecord.from_pid(child)
+    ProcessRecord.from_pid(process.pid).kill_session()
     process.communicate()
 
 
@@ -39,7 +39,7 @@ def test_a_process_is_known_by_its_start_too(family):
     process, started, child = family
     assert started.alive()
     assert {process.pid, child.pid} == set(started.session())
-    later = Started(pid=started.pid, ticks=started.ticks + 1)
+    later = ProcessRecord(pid=started.pid, ticks=started.ticks + 1)
     assert not later.alive()
     assert later.session() == []
     later.kill_session()
@@ -70,11 +70,11 @@ def test_the_living_are_returned_after_the_wait(family):
 
 
 def test_a_process_that_never_was_is_not_alive():
-    assert not Started.of(2**22 + 5).alive()
+    assert not ProcessRecord.from_pid(2**22 + 5).alive()
 
 
 def test_no_process_has_the_whole_container_for_its_session():
-    assert Started.of(0).session() == []
+    assert ProcessRecord.from_pid(0).session() == []
 
 
 def test_a_server_is_not_taken_for_another_that_was_quicker_at_its_port(tmp_path, monkeypatch):

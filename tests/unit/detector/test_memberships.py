@@ -3,7 +3,7 @@
 import pytest
 from helpers.detector import brief, scene_of
 from unicron_detector.ladder import Ladder
-from unicron_detector.state import Limits
+from unicron_detector.state import DetectorLimits
 
 from unicron.contracts import events
 from unicron.contracts.base import BusReconnected
@@ -192,12 +192,12 @@ def test_deaths_are_counted_for_each_node_and_task(scene):
 
 
 def test_the_number_of_attempts_is_a_setting():
-    scene = scene_of("n1", limits=Limits(attempts=1))
+    scene = scene_of("n1", limits=DetectorLimits(attempts=1))
     assert [int(each.severity) for each in kill(scene, 2)] == [2, 1]
 
 
 def test_that_a_rank_is_replaced_in_a_drill_counts_once_for_nothing():
-    scene, severities = scene_of("n1", limits=Limits(attempts=1)), []
+    scene, severities = scene_of("n1", limits=DetectorLimits(attempts=1)), []
     for number in range(3):
         scene.run(epoch=number, **{f"gpt-{number}": "n1"})
         severities += [int(each.severity) for each in scene.throw(f"gpt-{number}", "DrillError")]
@@ -299,7 +299,9 @@ def test_who_was_restarted_may_diverge_once_more_itself(scene):
 def test_what_the_transition_service_has_ordered_or_told_of_is_an_epoch_and_nothing_else(scene):
     def doubted(epoch):
         place = {"node": "n1", "slot": 0, "task": "new", "worker": "new-1"}
-        return scene.detector.doubt(events.Regrouped(**place, epoch=epoch, rank=0, world_size=1, iteration=0))
+        return scene.detector.find_contradiction(
+            events.Regrouped(**place, epoch=epoch, rank=0, world_size=1, iteration=0)
+        )
 
     assert not doubted(5000), "nothing is known of that task"
     scene.feed(events.TaskSubmitted(task="new", spec=TaskSpec(name="new", command=["x"])))
@@ -369,15 +371,15 @@ def test_restarts_count_for_each_node():
 
 def test_a_second_node_is_one_too_many_within_the_window_and_not_after_it():
     ladder, later = Ladder(), Ladder()
-    assert [ladder.climb(node, at, 10) for node, at in (("a", 0), ("a", 5), ("b", 9))] == [False, False, True]
-    assert [later.climb(node, at, 10) for node, at in (("a", 0), ("b", 11))] == [False, False]
+    assert [ladder.give_up_node(node, at, 10) for node, at in (("a", 0), ("a", 5), ("b", 9))] == [False, False, True]
+    assert [later.give_up_node(node, at, 10) for node, at in (("a", 0), ("b", 11))] == [False, False]
 
 
 def test_forgetting_leaves_nothing_behind():
     ladder = Ladder()
     ladder.reattempt(0, 10)
     ladder.restart("a", 0, 10)
-    ladder.climb("b", 0, 10)
+    ladder.give_up_node("b", 0, 10)
     ladder.forget(5, 10)
     assert ladder != Ladder()
     ladder.forget(11, 10)

@@ -2,7 +2,7 @@
 
 import pytest
 from helpers.detector import brief, scene_of
-from unicron_detector.state import Limits
+from unicron_detector.state import DetectorLimits
 
 from unicron.contracts import events
 from unicron.contracts.base import BusReconnected, TelemetryDropped, TimerFired
@@ -35,7 +35,7 @@ def test_a_node_whose_connection_ends_is_lost_after_the_grace(scene):
 
 
 def test_the_grace_is_a_setting():
-    scene = scene_of("n1", limits=Limits(grace_s=0.2))
+    scene = scene_of("n1", limits=DetectorLimits(grace_s=0.2))
     cut_off(scene)
     assert brief(scene.wait(0.3)) == lost("n1")
 
@@ -98,7 +98,7 @@ def test_workers_that_died_with_an_agent_that_came_back_are_missed(scene):
 
 
 def test_a_node_may_be_given_up_for_the_workers_that_it_lost_by_coming_back():
-    scene = scene_of("n1", "n2", limits=Limits(attempts=1))
+    scene = scene_of("n1", "n2", limits=DetectorLimits(attempts=1))
     scene.run(epoch=1, w1="n1", w2="n2")
     scene.start("w1b", "n1")
     out = scene.exit("w1b", exit_code=None)  # the last attempt

@@ -4,9 +4,9 @@ import signal
 
 import pytest
 from helpers.detector import brief, scene_of
-from unicron_detector.books import Books
+from unicron_detector.books import RecordIndex
 from unicron_detector.processes import SIGNATURES, script_line
-from unicron_detector.state import Limits
+from unicron_detector.state import DetectorLimits
 
 from unicron.contracts.events import FailureDetected, TaskStateChanged, TaskSubmitted, WorkerFinished, WorkerReady
 from unicron.contracts.failures import Severity
@@ -132,7 +132,7 @@ def test_the_same_exception_on_another_node_breaks_the_task_whatever_its_numbers
 
 @pytest.mark.parametrize("how", [{"text": "CUDA out of memory"}, {"exception": "RuntimeError", "text": "Error 802:"}])
 def test_what_a_program_does_by_itself_again_and_again_costs_it_and_no_node(how):
-    scene = scene_of("n1", limits=Limits(attempts=3, no_progress=9))
+    scene = scene_of("n1", limits=DetectorLimits(attempts=3, no_progress=9))
     out = []
     for number in range(4):
         scene.run(epoch=number, **{f"v{number}": "n1"})
@@ -262,12 +262,12 @@ def test_records_of_processes_that_are_gone_are_dropped_in_time_and_no_others():
     scene.exit("w1", signal=9)
     scene.wait(scene.limits.window_s / 2 + 1)
     assert list(scene.detector.state.workers) == ["w1", "w3"]
-    assert Books(scene.detector.state).watched_on("n1") == []
-    assert Books(scene.detector.state).watched_on("n2") == ["w3"]
+    assert RecordIndex(scene.detector.state).watched_on("n1") == []
+    assert RecordIndex(scene.detector.state).watched_on("n2") == ["w3"]
 
 
 def test_possible_user_errors_are_remembered_in_bounded_number():
-    scene = scene_of("n1", limits=Limits(attempts=1000, no_progress=1000))
+    scene = scene_of("n1", limits=DetectorLimits(attempts=1000, no_progress=1000))
     scene.submit()
     for number in range(200):
         scene.start(f"x{number}", "n1")

@@ -4,7 +4,7 @@ import pytest
 from helpers.detector import brief, scene_of
 from unicron_detector import report
 from unicron_detector.memberships import NOT_FINITE
-from unicron_detector.state import Limits
+from unicron_detector.state import DetectorLimits
 
 from unicron.contracts.commands import Regroup
 from unicron.contracts.events import IterationFinished, Regrouped, TaskBroken, TaskSubmitted
@@ -17,7 +17,7 @@ NODES = [f"n{number}" for number in range(12)]
 
 @pytest.fixture
 def scene():
-    return scene_of(*NODES, limits=Limits(no_progress=TIMES, attempts=3))
+    return scene_of(*NODES, limits=DetectorLimits(no_progress=TIMES, attempts=3))
 
 
 def fall(scene, epoch, iteration=3, kept=0):

@@ -5,9 +5,9 @@ import pytest
 from helpers.detector import RULES, scene_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unicron_detector.books import Books
+from unicron_detector.books import RecordIndex
 from unicron_detector.core import DetectorCore
-from unicron_detector.state import Lost, State
+from unicron_detector.state import DetectorState, LostNode
 
 from unicron.contracts import events
 from unicron.contracts.base import BusReconnected, CancelTimer, ConnectionLost, SetTimer, Started, TimerFired
@@ -101,7 +101,7 @@ class World:
             fact = TimerFired(name=name, at=self.now)
         elif fact == "restart":
             data = msgspec.msgpack.encode(self.detector.state)
-            state = msgspec.msgpack.decode(data, type=State)
+            state = msgspec.msgpack.decode(data, type=DetectorState)
             assert state == self.detector.state
             self.detector = DetectorCore(state, RULES)
             fact = Started(token=2, at=self.now)
@@ -142,7 +142,7 @@ class World:
         waits |= {task.pending.timer for task in state.tasks.values() if task.pending}
         assert waits | {"tick"} == set(self.timers), "a wait without an end, or a timer for nothing"
         assert not set(state.nodes) & set(state.lost)
-        books, anew = self.detector._reporter.books, Books(state)
+        books, anew = self.detector._reporter.books, RecordIndex(state)
         assert {**vars(books), "_gone": set(books._gone)} == {**vars(anew), "_gone": set(anew._gone)}
 
 
@@ -179,7 +179,7 @@ def scene():
 
 
 def up_and_lost(state):
-    state.lost["n2"] = Lost(at=state.now)
+    state.lost["n2"] = LostNode(at=state.now)
 
 
 def ahead(state):

@@ -16,11 +16,11 @@ LINES = [line.split("\t") for line in Path(__file__).with_name("lines.tsv").read
 
 @pytest.mark.parametrize(("kind", "severity", "status", "line"), LINES)
 def test_a_line_is_told_for_what_it_is(kind, severity, status, line):
-    of = {"kernel": RULES.of_hardware, "exception": RULES.of_exception, "output": RULES.of_output}
+    of = {"kernel": RULES.rule_for_hardware, "exception": RULES.rule_for_exception, "output": RULES.rule_for_output}
     found = of[kind](line)
     told = ("-", "-") if found is None else (f"{int(found.verdict.severity)}", found.verdict.status)
     assert told == (severity, status)
-    telling = {"kernel": RULES.telling, "output": RULES.telling_of_output}.get(kind)
+    telling = {"kernel": RULES.match_hardware_lines, "output": RULES.match_output_lines}.get(kind)
     if telling is not None:
         assert [each for each, _ in telling(f"a line\n{line}\nanother")] == [line] * (severity != "-")
 
@@ -70,4 +70,4 @@ def test_bad_rules_are_named(text, says):
 
 def test_an_anchor_holds_for_each_line():
     rules = Rules(f"{DEFAULT}\n[[kernel]]\nstatus = 'io_error'\nseverity = 3\nmatch = '^weka: .*lost$'")
-    assert [line for line, _ in rules.telling("a\nweka: 1 lost\nb weka: 2 lost\nc")] == ["weka: 1 lost"]
+    assert [line for line, _ in rules.match_hardware_lines("a\nweka: 1 lost\nb weka: 2 lost\nc")] == ["weka: 1 lost"]

@@ -10,7 +10,7 @@ from helpers.worlds import LocalWorld
 from unicron_detector import pace, statistics, window
 from unicron_detector.pace import NAMED
 from unicron_detector.statistics import KEY, Statistics
-from unicron_detector.window import RECENT, SERIES, WINDOW, Known, Windows
+from unicron_detector.window import RECENT, SERIES, WINDOW, StoredSeries, Windows
 
 from unicron import codec, subjects
 from unicron.clock import SystemClock
@@ -33,11 +33,11 @@ class Run:
         said = []
         for _ in range(times):
             for node in range(0, self.world_size, 2) if computing else ():
-                self.windows.timed(self.timed(node, computing))
+                self.windows.add_timings(self.timed(node, computing))
             at = {"node": "n0", "slot": 0, "task": self.task, "worker": self.names[0], "world_size": self.world_size}
             done = {"epoch": self.epoch, "iteration": self.iteration, "seconds": seconds, "loss": 1.0}
             self.iteration += 1
-            said += self.windows.finished(IterationFinished(**at, **done))
+            said += self.windows.add_iteration(IterationFinished(**at, **done))
         return said
 
     def timed(self, first, computing):
@@ -156,7 +156,7 @@ def test_tasks_are_apart_and_one_under_a_name_used_before_starts_afresh(run, tas
 def test_what_is_known_survives_a_restart(run):
     run.go(1.5, 20)
     stored = msgspec.msgpack.encode(run.windows.known)
-    run.windows = Windows(msgspec.msgpack.decode(stored, type=Known))
+    run.windows = Windows(msgspec.msgpack.decode(stored, type=StoredSeries))
     assert run.go(1.5, 20) == []
     [ended] = run.go(1.0, 20)
     assert ended.usual_s == pytest.approx(1.0)
@@ -347,7 +347,7 @@ async def written(bus, holds):
 
     async def found():
         stored = await bus.bucket("state").get(KEY)
-        if stored and holds(known := msgspec.msgpack.decode(stored.value, type=Known)):
+        if stored and holds(known := msgspec.msgpack.decode(stored.value, type=StoredSeries)):
             return known, stored.revision
         return None
 
@@ -411,7 +411,7 @@ async def test_an_instance_that_was_replaced_writes_over_nothing(bus, monkeypatc
     async with watching(bus, Active(token=1)) as tell:
         tell(finished(1, 1.0))
         own, revision = await written(bus, lambda known: "gpt" in known.tasks)
-        other = Known(tasks={"bert": own.tasks["gpt"]})
+        other = StoredSeries(tasks={"bert": own.tasks["gpt"]})
         await bus.bucket("state").update(KEY, msgspec.msgpack.encode(other), revision)
         telling = asyncio.create_task(tell_on(tell, 2))
         # it goes on from what the other has written: that was not written over, then or before
@@ -429,7 +429,7 @@ async def tell_on(tell, iteration):
 
 async def test_an_error_in_the_app_is_survived(bus, monkeypatch):
     monkeypatch.setattr(statistics, "RESTART_S", 0.05)
-    real, broken = Windows.finished, []
+    real, broken = Windows.add_iteration, []
 
     def poisoned(self, message):
         if message.task == "poison":
@@ -437,7 +437,7 @@ async def test_an_error_in_the_app_is_survived(bus, monkeypatch):
             raise RuntimeError("a fault in the statistics")
         return real(self, message)
 
-    monkeypatch.setattr(Windows, "finished", poisoned)
+    monkeypatch.setattr(Windows, "add_iteration", poisoned)
     async with watching(bus, Active()) as tell:
         tell(finished(0, 1.0, task="poison"))
         await until(lambda: broken)

@@ -20,7 +20,7 @@ from helpers.pages import FENCED, MARK, PAGES, Line, prose, typed
 from helpers.ports import free_port
 from rich.console import Console
 from unicron_cli.main import app
-from unicron_cli.report import FaultReport, Report, TaskReport, report_view
+from unicron_cli.report import DemoReport, FaultReport, TaskReport, report_view
 
 from unicron import taskfile
 
@@ -260,7 +260,7 @@ def test_the_page_of_the_demo_explains_the_columns_of_its_report():
     fault = FaultReport(kind="raise", target="gpt:1")
     losses = {"first_loss": 1, "final_loss": 1, "max_rel_diff": 0.0}
     task = TaskReport(name="gpt", weight=1, state="finished", iterations=1, **losses)
-    screen.print(report_view(Report(ok=True, faults=[fault], tasks=[task], seconds=1.0, machine="one")))
+    screen.print(report_view(DemoReport(ok=True, faults=[fault], tasks=[task], seconds=1.0, machine="one")))
     columns = header(screen.file.getvalue())
     assert header(text) == columns, "the report in docs/demo.md is one of this version"
     explained = re.findall(r"^\| ([^|]+?) \|", text, re.MULTILINE)
@@ -270,7 +270,7 @@ def test_the_page_of_the_demo_explains_the_columns_of_its_report():
 def test_the_page_on_training_names_each_field_and_each_call():
     text = TRAINING.read_text()
     assert [field for field in taskfile.FIELDS if f"| `{field}` |" not in text] == []
-    module = ast.parse((ROOT / "unicron" / "train" / "session.py").read_text())
+    module = ast.parse((ROOT / "unicron" / "train" / "session" / "session.py").read_text())
     [session] = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Session"]
     methods = [node for node in session.body if isinstance(node, ast.FunctionDef)]
     public = {node.name for node in methods if not node.name.startswith("_")}

@@ -10,9 +10,9 @@ from helpers import ROOT
 from helpers.ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 from unicron_agent.core import AgentCore
-from unicron_agent.measured import Measured
-from unicron_agent.stimuli import Adopted, Running, Sampled
-from unicron_agent.workers import StallLimits
+from unicron_agent.metrics import AgentMetrics
+from unicron_agent.stimuli import Adopted, Sampled, WorkerRecord
+from unicron_agent.workers.workers import StallLimits
 from unicron_registry.core import RegistryCore
 
 from unicron.contracts import events
@@ -25,8 +25,8 @@ from unicron.contracts.plans import Plan
 from unicron.contracts.queries import GetStatus, Load, SubmitTask
 from unicron.contracts.tasks import Slot, TaskSpec, TaskState
 from unicron.errors import InvalidInputError
-from unicron.families import FAMILIES
-from unicron.metrics import KEEP_S, OTHER, Metrics, of_load, of_status
+from unicron.metric_definitions import FAMILIES
+from unicron.service.metrics import KEEP_S, OTHER, Metrics, load_samples, status_samples
 from unicron.settings import Settings
 
 OWN = ("process_",)
@@ -48,9 +48,9 @@ def count(metrics):
 
 
 def take(metrics, cause, said=(), lag_s=None):
-    metrics.hear(cause, lag_s)
+    metrics.count_received(cause, lag_s)
     for message in said:
-        metrics.tell(cause, message)
+        metrics.count_sent(cause, message)
 
 
 def failure(**fields):
@@ -158,7 +158,7 @@ def test_the_series_of_a_task_go_a_while_after_it_ended_and_stay_where_it_was_la
 
 
 def test_beyond_so_many_names_the_rest_is_other(monkeypatch):
-    monkeypatch.setattr("unicron.metrics.MOST_NAMES", 3)
+    monkeypatch.setattr("unicron.service.metrics.MOST_NAMES", 3)
     metrics = Metrics("detector")
     for number in range(9):
         take(metrics, fact(), [failure(task=f"t{number}", node=f"n{number}")])
@@ -175,7 +175,7 @@ def test_an_agent_that_names_tasks_that_there_are_not_makes_no_series_of_them():
 
 
 def test_chains_without_an_end_are_forgotten(monkeypatch):
-    monkeypatch.setattr("unicron.metrics.MOST_CHAINS", 5)
+    monkeypatch.setattr("unicron.service.metrics.MOST_CHAINS", 5)
     metrics = Metrics("transition")
     for number in range(100):
         take(metrics, failure(correlation=f"c{number}"), [])
@@ -199,7 +199,7 @@ def test_how_many_series_16384_nodes_give():
     core = registry_of(NODES)
     status = core.answer(GetStatus())[0].status
     assert len(status.nodes) == NODES
-    registry = Metrics("registry", lambda: [*of_load("registry", LOAD), *of_status(status)])
+    registry = Metrics("registry", lambda: [*load_samples("registry", LOAD), *status_samples(status)])
     found = series(registry)
     assert found["unicron_nodes", "up"] == NODES
     assert found["unicron_tasks", "waiting"] == 1
@@ -234,8 +234,10 @@ def an_agent(gpus=0):
     slots = [Slot(index=0), Slot(index=1)]
     card = events.NodeJoined(node="n1", incarnation="", host="h", slots=slots, rendezvous="h:1", pid=7)
     core = AgentCore(card, "b", 0, StallLimits())
-    found = [Running(worker=name, task="gpt", slot=slot, pid=slot + 1) for slot, name in enumerate(("gpt-1", "gpt-2"))]
-    measured = Measured(core, Quiet(), lambda: 77.0)
+    found = [
+        WorkerRecord(worker=name, task="gpt", slot=slot, pid=slot + 1) for slot, name in enumerate(("gpt-1", "gpt-2"))
+    ]
+    measured = AgentMetrics(core, Quiet(), lambda: 77.0)
     for message in [*core.handle(Adopted(found), 0.0), events.NodeHeartbeat(node="n1", incarnation="a")]:
         if isinstance(message, Message):
             measured.observe(message)
@@ -252,7 +254,7 @@ def test_an_agent_tells_its_workers_its_heartbeat_its_gpus_and_what_went_wrong()
     measured = an_agent(gpus=1)
     measured.observe(fact(events.WorkerExited, signal=9))
     measured.observe(events.CommandRefused(node="n1", command="c", reason="stale"))
-    measured.fetched(0.25)
+    measured.record_fetch(0.25)
     found = series(measured.metrics)
     assert found["unicron_agent_workers", "n1", "gpt"] == 2
     assert found["unicron_agent_iteration", "n1", "gpt"] == 1
@@ -268,8 +270,8 @@ def test_an_agent_tells_its_workers_its_heartbeat_its_gpus_and_what_went_wrong()
 
 
 def test_a_service_that_waits_tells_that_and_an_active_one_its_load():
-    assert list(of_load("planner", None)) == [("unicron_active", ("planner",), 0.0)]
-    found = {sample.family: sample.value for sample in of_load("planner", LOAD)}
+    assert list(load_samples("planner", None)) == [("unicron_active", ("planner",), 0.0)]
+    found = {sample.family: sample.value for sample in load_samples("planner", LOAD)}
     dropped = {"unicron_telemetry_dropped_total": 2, "unicron_telemetry_disbelieved_total": 1}
     assert found == {"unicron_active": 1.0, "unicron_queue_depth": 3, "unicron_journal_position": 70, **dropped}
 
@@ -287,7 +289,7 @@ async def test_a_scrape_gets_all_of_it_read_on_the_loop_and_a_taken_port_is_refu
 
     def read():
         threads.append(asyncio.current_task() is not None)
-        return of_load("planner", LOAD)
+        return load_samples("planner", LOAD)
 
     metrics = Metrics("planner", read)
     take(metrics, Started(token=1), [])
@@ -302,7 +304,7 @@ async def test_a_scrape_gets_all_of_it_read_on_the_loop_and_a_taken_port_is_refu
 
 
 async def test_a_process_that_hangs_is_not_told_to_be_well_and_who_connects_and_says_nothing_is_shown_out(monkeypatch):
-    monkeypatch.setattr("unicron.metrics.SCRAPE_S", 0.1)
+    monkeypatch.setattr("unicron.service.metrics.SCRAPE_S", 0.1)
     port = free_port()
     Metrics("planner").serve(("127.0.0.1", port))
     with ThreadPoolExecutor() as threads, pytest.raises((urllib.error.URLError, ConnectionError)):

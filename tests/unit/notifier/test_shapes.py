@@ -7,7 +7,7 @@ import pytest
 from helpers import notifier
 from msgspec.structs import replace
 from unicron_notifier.channels import Mail
-from unicron_notifier.senders import letter
+from unicron_notifier.senders import build_mail
 from unicron_notifier.shapes import SHAPES, alertmanager, pagerduty, slack, teams
 
 from unicron.contracts.notices import IncidentKind, Notice, Phase
@@ -80,7 +80,7 @@ def test_alertmanager_gets_the_same_labels_to_the_end():
 def test_a_mail_has_one_header_of_each_and_a_thread_for_each_incident():
     given = Mail(host="h", sender="unicron@example.org", to=["a@example.org", "b@example.org"])
     notice = replace(NOTICE, title="bad\r\nBcc: x@evil\r\n\r\nbody\x00 é")
-    raw = bytes(letter(notice, given))
+    raw = bytes(build_mail(notice, given))
     read = email.message_from_bytes(raw, policy=policy.default)
     assert read["Subject"] == r"[SEV1] bad\u000d Bcc: x@evil\u000d \u000d body\u0000 é"
     assert read["Bcc"] is None

@@ -5,7 +5,7 @@ import pytest
 from helpers.planner import CONCAVE, STEEPER, TWO, admitted, cluster, feed, lost, measure, sizes, spec, submitted
 from msgspec.structs import replace
 from unicron_planner.core import PlannerCore
-from unicron_planner.estimates import Options
+from unicron_planner.estimates import PlannerOptions
 
 from unicron.contracts.events import NodeDrained, TaskSubmitted
 from unicron.contracts.queries import GetCurve, GetPlan, WhatIf
@@ -99,7 +99,7 @@ def test_a_curve_tells_where_each_point_comes_from():
 
 
 def test_a_spare_node_takes_the_place_of_a_lost_one():
-    planner = PlannerCore(options=Options(spare_nodes=1))
+    planner = PlannerCore(options=PlannerOptions(spare_nodes=1))
     feed(planner, *(admitted(f"n{number}") for number in (1, 2, 3, 4)))
     feed(planner, submitted("a", most=8, throughput={}))
     whole = planner.state.plan
@@ -115,7 +115,7 @@ def test_a_spare_node_takes_the_place_of_a_lost_one():
 
 
 def test_a_drained_node_is_no_spare():
-    planner = PlannerCore(options=Options(spare_nodes=1))
+    planner = PlannerCore(options=PlannerOptions(spare_nodes=1))
     feed(planner, *(admitted(f"n{number}") for number in (1, 2, 3)), submitted("a", most=8, throughput={}))
     assert planner.state.plan.workers == 4
     feed(planner, NodeDrained(node="n3", drain=True))

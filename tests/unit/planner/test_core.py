@@ -26,11 +26,10 @@ from helpers.planner import (
 )
 from msgspec import structs
 from unicron_planner.core import ADMISSIONS, REFRESH, PlannerCore
-from unicron_planner.estimates import LONGEST_S, Options
+from unicron_planner.estimates import LONGEST_S, PlannerOptions
 from unicron_planner.main import PlannerSettings, wiring
 from unicron_planner.state import LEARNT, PlannerState
 
-from unicron.commit import Commit
 from unicron.contracts import events
 from unicron.contracts.base import SetTimer, Started, TimerFired
 from unicron.contracts.events import FailureDetected, NodeDrained, TaskRecovered
@@ -38,6 +37,7 @@ from unicron.contracts.failures import Severity
 from unicron.contracts.queries import GetPlan
 from unicron.contracts.tasks import ParallelLayout, Slot, TaskState
 from unicron.errors import InvalidInputError
+from unicron.service.commit import Commit
 
 # --- the example: three nodes of two slots, weights 1.0 and 2.0 ------------------------------------------------------
 
@@ -430,14 +430,14 @@ def test_a_plan_that_it_never_made_is_overruled_with_all_of_its_own():
 def test_plans_and_nodes_that_can_t_be_are_doubted():
     planner = cluster(submitted("a"))
     mine = planner.state.plan
-    assert planner.doubt(events.PlanDecided(plan=mine)) is None
-    assert planner.doubt(events.PlanDecided(plan=msgspec.structs.replace(mine, number=10**8))) == (
+    assert planner.find_contradiction(events.PlanDecided(plan=mine)) is None
+    assert planner.find_contradiction(events.PlanDecided(plan=msgspec.structs.replace(mine, number=10**8))) == (
         f"plan 100000000 can't come after plan {mine.number}"
     )
-    assert planner.doubt(admitted("n1")) is None
-    assert "n1 can't have the slots []" in planner.doubt(admitted("n1", slots=0))
+    assert planner.find_contradiction(admitted("n1")) is None
+    assert "n1 can't have the slots []" in planner.find_contradiction(admitted("n1", slots=0))
     twice = msgspec.structs.replace(admitted("n1"), slots=[Slot(index=0), Slot(index=0)])
-    assert "[0, 0]" in planner.doubt(twice)
+    assert "[0, 0]" in planner.find_contradiction(twice)
 
 
 # --- what it learns --------------------------------------------------------------------------------------------------
@@ -510,7 +510,7 @@ def test_an_ended_task_is_forgotten():
 
 
 def test_the_failure_rate_is_learned_from_failures_and_time():
-    planner = PlannerCore(options=Options(prior_failures=1.0, prior_worker_s=1000.0))
+    planner = PlannerCore(options=PlannerOptions(prior_failures=1.0, prior_worker_s=1000.0))
     assert planner._situate().failure_rate == pytest.approx(1 / 1000)
     feed(planner, admitted("n1", at=100.0), admitted("n2", at=100.0))
     feed(planner, NodeDrained(node="n9", at=350.0), admitted("n2", at=200.0))
@@ -525,7 +525,7 @@ def test_the_failure_rate_is_learned_from_failures_and_time():
 
 def test_a_longer_transition_keeps_more_tasks_undisturbed():
     def grown(transition_s):
-        planner = PlannerCore(options=Options(transition_s=transition_s, prior_failures=1.0, prior_worker_s=1e4))
+        planner = PlannerCore(options=PlannerOptions(transition_s=transition_s, prior_failures=1.0, prior_worker_s=1e4))
         feed(planner, admitted("n1"), submitted("a", most=4, throughput=CONCAVE), admitted("n2"))
         return sizes(planner.state.plan)["a"]
 
@@ -589,7 +589,7 @@ def test_a_planner_whose_stored_state_is_poisoned_learns_anew_and_plans_on(poiso
     before = cluster(submitted("a"))
     stored = msgspec.msgpack.decode(msgspec.msgpack.encode(before.state)) | poison
     commit = Commit(state=msgspec.msgpack.encode(stored))
-    planner = PlannerCore(commit.restored("planner", PlannerState, learnt=LEARNT))
+    planner = PlannerCore(commit.decode_state("planner", PlannerState, learnt=LEARNT))
     planner.handle(Started(token=7, at=1.8e9))
     planner.handle(TimerFired(name="refresh", at=1.8e9))
     [plan] = feed(planner, lost("n1", at=1.8e9 + 5))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from unicron_planner import placement, situation, throughput
 from unicron_planner.core import PlannerCore
-from unicron_planner.estimates import Options
-from unicron_planner.holdings import Holdings
+from unicron_planner.estimates import PlannerOptions
+from unicron_planner.holdings import PlannedSlots
 
 from unicron.contracts.events import FailureDetected, TaskRecovered, TaskSubmitted
 from unicron.contracts.failures import Severity
@@ -81,12 +81,12 @@ def test_only_where_a_task_declares_nothing_the_groups_of_its_model_are_placed()
     model = gpt("175B", accelerator="H200")
     free = TaskSubmitted(task="free", spec=replace(spec("free", most=48, throughput={}), model=model))
     planner = cluster(free, laid_out("bound", {48: ParallelLayout(tensor=4, pipeline=12)}, most=48))
-    tasks = situation.situate(planner.state, planner._held, Options()).tasks
+    tasks = situation.situate(planner.state, planner._held, PlannerOptions()).tasks
     assert tasks["free"].tensor is not None
     bound = replace(planner.state.tasks["bound"], model=model, throughput={})
     planner.state.tasks["bound"] = bound
     planner.state.nodes |= {f"big-{n}": replace(planner.state.nodes["n1"], slots=list(range(8))) for n in range(6)}
-    tasks = situation.situate(planner.state, planner._held, Options()).tasks
+    tasks = situation.situate(planner.state, planner._held, PlannerOptions()).tasks
     assert tasks["bound"].tensor is None
     assert tasks["bound"].sizes.tolist() == [0, 48]
 
@@ -150,7 +150,7 @@ def test_a_task_that_stops_or_starts_hands_no_state_over():
 
 @pytest.mark.parametrize(("layouts", "after"), [(LAYOUTS, 2), ({3: PLAIN, 2: PLAIN}, 3)])
 def test_where_failures_are_frequent_a_layout_is_not_changed_for_a_little_more(layouts, after):
-    planner = PlannerCore(options=Options(transition_s=5.0, prior_failures=1.0, prior_worker_s=300.0))
+    planner = PlannerCore(options=PlannerOptions(transition_s=5.0, prior_failures=1.0, prior_worker_s=300.0))
     feed(planner, admitted("n1"), laid_out(layouts=layouts, throughput=CONCAVE))
     dear(planner, 200.0)
     feed(planner, admitted("n2", slots=1))
@@ -224,7 +224,7 @@ def test_the_curve_names_the_layout_of_each_size():
 
 
 def place(usable, held, size, shape, others=None):
-    holdings = Holdings({"a": held, **(others or {})})
+    holdings = PlannedSlots({"a": held, **(others or {})})
     sizes = {"a": size, **{name: len(slots) for name, slots in (others or {}).items()}}
     return placement.place(usable, holdings, sizes, {"a": shape})["a"]
 

@@ -5,7 +5,7 @@ from helpers.planner import grouped, inside, refs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unicron_planner import placement
-from unicron_planner.holdings import Holdings
+from unicron_planner.holdings import PlannedSlots
 
 from unicron.contracts.tasks import ParallelLayout, SlotRef
 
@@ -17,7 +17,7 @@ def place(usable, held, sizes, groups=None):
 
 
 def place_shapes(usable, held, sizes, shapes):
-    holdings = Holdings(held)
+    holdings = PlannedSlots(held)
     for task in held.keys() - sizes.keys():
         holdings.drop(task)
     return placement.place(usable, holdings, sizes, shapes)
@@ -296,10 +296,10 @@ def plans(draw):
 
 @given(plans())
 def test_what_is_followed_is_what_stands_in_the_last_plan(plans):
-    held = Holdings()
+    held = PlannedSlots()
     for slots in plans:
-        held.follow(slots)
-    fresh = Holdings(plans[-1])
+        held.replace(slots)
+    fresh = PlannedSlots(plans[-1])
     assert (held.slots, held.on) == (fresh.slots, fresh.on)
     usable = {"n0": [0, 1], "n1": [1]}
     taken = {str(slot) for slots in plans[-1].values() for slot in slots}

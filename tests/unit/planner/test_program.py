@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 from unicron_planner import lookup, nodes
-from unicron_planner.holdings import Holdings
-from unicron_planner.lookup import Event, Situation, Standing, effect
-from unicron_planner.state import Node, PlannerState
+from unicron_planner.holdings import PlannedSlots
+from unicron_planner.lookup import Event, Situation, TaskStanding, effect
+from unicron_planner.state import AdmittedNode, PlannerState
 
 from unicron.contracts.plans import Trigger, TriggerKind
 from unicron.contracts.tasks import SlotRef, TaskSpec
@@ -24,7 +24,7 @@ def standing(sizes, waf, held, relaid=None):
     sizes = np.array([0, *sizes], np.int64)
     waf = np.array([0.0, *waf], np.float64)
     relaid = None if relaid is None else np.isin(sizes, relaid)
-    return Standing(sizes=sizes, waf=waf, held=held, held_waf=float(waf[sizes == held][0]), relaid=relaid)
+    return TaskStanding(sizes=sizes, waf=waf, held=held, held_waf=float(waf[sizes == held][0]), relaid=relaid)
 
 
 def situation(tasks, failure_rate=1e-6, resize_s=5.0, failure_s=5.0, relayout_s=0.0):
@@ -102,7 +102,7 @@ def every_assignment(given: Situation, event: Event) -> tuple[list[str], np.ndar
     return names, sizes[allowed], values[allowed]
 
 
-def check(given: Situation, event: Event, row: lookup.Row | None, *, exact: bool) -> None:
+def check(given: Situation, event: Event, row: lookup.LookupRow | None, *, exact: bool) -> None:
     names, sizes, values = every_assignment(given, event)
     if not len(values):
         assert row is None
@@ -279,7 +279,7 @@ def test_a_table_that_is_made_again_is_that_of_a_new_planner_whatever_changed():
             task = given.tasks[name]
             waf = task.waf * rng.choice([1.0, 1.1])
             held_waf = float(waf[task.sizes == task.held][0])
-            changed = Standing(task.sizes, waf, task.held, held_waf)
+            changed = TaskStanding(task.sizes, waf, task.held, held_waf)
             given = situation({**given.tasks, name: changed}, given.failure_rate, given.resize_s, given.failure_s)
 
 
@@ -330,7 +330,7 @@ def test_a_size_that_needs_no_new_layout_stays_in_the_running_though_a_smaller_o
 
 
 def test_what_a_change_of_layout_costs_is_nothing_to_tasks_without_one():
-    tasks = {name: Standing(np.arange(4), np.array([0.0, 1.0, 1.7, 2.2]), 2, 1.7) for name in "ab"}
+    tasks = {name: TaskStanding(np.arange(4), np.array([0.0, 1.0, 1.7, 2.2]), 2, 1.7) for name in "ab"}
     events = [Event(NONE, 5), Event(NONE, 3, {"a": 1})]
     cheap, dear = (lookup.table(situation(tasks, 0.01, relayout_s=cost), events) for cost in (0.0, 1e9))
     assert cheap == dear
@@ -341,13 +341,13 @@ def test_what_a_change_of_layout_costs_is_nothing_to_tasks_without_one():
 
 def cluster(holders):
     """Return nodes of two slots, each with workers of the two tasks named."""
-    state = PlannerState(nodes={name: Node(slots=[0, 1]) for name in holders})
+    state = PlannerState(nodes={name: AdmittedNode(slots=[0, 1]) for name in holders})
     held = {}
     for name, tasks in holders.items():
         for slot, task in enumerate(tasks):
             held.setdefault(task, []).append(SlotRef(node=name, slot=slot))
     state.tasks = {task: TaskSpec(name=task, command=["x"]) for task in sorted(held)}
-    return state, {name: [0, 1] for name in holders}, Holdings(held)
+    return state, {name: [0, 1] for name in holders}, PlannedSlots(held)
 
 
 def named(events, kind):
@@ -370,6 +370,6 @@ def test_of_many_mixed_kinds_the_most_frequent_have_a_line_and_of_pure_ones_all(
 
 def test_spare_nodes_take_the_places_of_lost_ones():
     state, there, held = cluster({"n1": "aa", "n2": "aa"})
-    state.nodes["spare"] = Node(slots=[0, 1])
+    state.nodes["spare"] = AdmittedNode(slots=[0, 1])
     by_name = {str(event.trigger): event.workers for event in nodes.next_events(state, there, held, 1, 256)}
     assert (by_name["node_lost:n1,n2"], by_name["two_nodes_lost:n1,n2"]) == (4, 2)

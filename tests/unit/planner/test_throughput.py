@@ -3,7 +3,7 @@
 import pytest
 from helpers.planner import spec
 from msgspec.structs import replace
-from unicron_planner.throughput import ENOUGH, MEMORY, Measured, added, check, estimate, known, least
+from unicron_planner.throughput import ENOUGH, MEMORY, MeasuredSize, added, check, estimate, known, least
 
 from unicron.contracts.tasks import ModelSpec
 from unicron.errors import InvalidInputError
@@ -12,7 +12,7 @@ LINE = {2: 2.0, 4: 3.0}
 
 
 def measured(*seconds):
-    total = Measured()
+    total = MeasuredSize()
     for one in seconds:
         total = added(total, one)
     return total

@@ -29,7 +29,7 @@ from unicron.contracts.states import Saver
 from unicron.contracts.storage import StoredState
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import Member, NodeState, ParallelLayout, Slot, SlotRef, TaskSpec, TaskState, WorkerStatus
-from unicron.health import SILENT_S
+from unicron.service.health import SILENT_S
 
 SLOTS = [Slot(index=0), Slot(index=1)]
 SIZES = {"max_workers": 4, "microbatches": 8, "iterations": 10, "flops_per_iteration": 6e9}
@@ -451,9 +451,9 @@ def test_telemetry_of_an_older_epoch_is_ignored(running):
 
 
 def test_iterations_are_believed_of_tasks_that_there_are(running):
-    assert running.believes(finished())
-    assert not RegistryCore().believes(finished())
-    assert RegistryCore().believes(events.NodeHeartbeat(node="n1", incarnation="a"))
+    assert running.is_credible(finished())
+    assert not RegistryCore().is_credible(finished())
+    assert RegistryCore().is_credible(events.NodeHeartbeat(node="n1", incarnation="a"))
 
 
 def test_a_finished_task_shows_its_last_iteration_even_if_telemetry_was_lost(running):

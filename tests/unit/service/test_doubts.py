@@ -1,19 +1,19 @@
 """What contradicts the state of a service is doubted, and what may be late, twice or of an ended task is not."""
 
 from msgspec.structs import replace
-from unicron_detector.doubts import doubt as of_detector
-from unicron_detector.state import State, Task, Worker
-from unicron_registry.doubts import doubt as of_registry
+from unicron_detector.doubts import find_contradiction as of_detector
+from unicron_detector.state import DetectorState, TaskRecord, WorkerRecord
+from unicron_registry.doubts import find_contradiction as of_registry
 from unicron_registry.state import RegistryState
-from unicron_transition.doubts import doubt as of_transition
-from unicron_transition.membership import Membership, WorkerRun
+from unicron_transition.doubts import find_contradiction as of_transition
+from unicron_transition.membership import TaskMembership, WorkerRun
 from unicron_transition.state import TaskRun, TransitionState
 
 from unicron.contracts.events import CollectiveFailed, PlanDecided, Regrouped, TaskStateChanged, WorkerExited
 from unicron.contracts.plans import Plan
 from unicron.contracts.queries import TaskView
 from unicron.contracts.tasks import SlotRef, TaskSpec, TaskState
-from unicron.core import FAR
+from unicron.service.core import FAR
 
 PLACE = {"node": "n1", "slot": 0, "task": "gpt", "worker": "gpt-1"}
 SPEC = TaskSpec(name="gpt", command=["x"], iterations=50)
@@ -24,7 +24,7 @@ FAR_PLAN = PlanDecided(plan=Plan(number=10**8, trigger="", workers=1))
 
 def transition():
     worker = WorkerRun(worker="gpt-1", slot=SlotRef(node="n1", slot=0))
-    run = TaskRun(spec=SPEC, started=1, workers={"gpt-1": worker}, membership=Membership(epoch=7))
+    run = TaskRun(spec=SPEC, started=1, workers={"gpt-1": worker}, membership=TaskMembership(epoch=7))
     return TransitionState(plan=4, tasks={"gpt": run})
 
 
@@ -43,7 +43,9 @@ def test_the_transition_service_knows_where_its_workers_are_and_how_far_they_can
 
 
 def test_the_detector_doubts_what_it_knows_otherwise_and_nothing_that_is_new_to_it():
-    state = State(tasks={"gpt": Task(epoch=7)}, workers={"gpt-1": Worker(task="gpt", node="n1", slot=0)})
+    state = DetectorState(
+        tasks={"gpt": TaskRecord(epoch=7)}, workers={"gpt-1": WorkerRecord(task="gpt", node="n1", slot=0)}
+    )
     broken = CollectiveFailed(**PLACE, epoch=8, iteration=3, error="")
     others = (replace(EXITED, worker="gpt-5", node="n3"), replace(EXITED, worker="b-1", task="b"))
     for true in (REGROUPED, EXITED, broken, *others):
@@ -57,14 +59,14 @@ def test_the_detector_doubts_what_it_knows_otherwise_and_nothing_that_is_new_to_
 
 
 def test_the_detector_believes_no_epoch_that_was_not_ordered():
-    state = State(tasks={"gpt": Task(epoch=7, ordered=8)})
+    state = DetectorState(tasks={"gpt": TaskRecord(epoch=7, ordered=8)})
     assert of_detector(state, replace(REGROUPED, epoch=8)) is None
     for worker in ("gpt-1", "gpt-99"):  # of any node: who runs where is not always known
         ahead = replace(REGROUPED, worker=worker, epoch=9)
         assert of_detector(state, ahead) == "epoch 9 of gpt was never ordered: the newest is 8"
-    state.tasks["gpt"] = Task(ordered=-1)
+    state.tasks["gpt"] = TaskRecord(ordered=-1)
     assert of_detector(state, replace(REGROUPED, epoch=0)) == "epoch 0 of gpt was never ordered: it has none yet"
-    state.workers["gpt-1"] = Worker(task="gpt", node="n1", slot=0, gone_at=1.0)
+    state.workers["gpt-1"] = WorkerRecord(task="gpt", node="n1", slot=0, gone_at=1.0)
     assert of_detector(state, REGROUPED) is None, "of an earlier task of this name, maybe"
 
 

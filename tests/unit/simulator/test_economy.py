@@ -2,11 +2,11 @@
 
 import msgspec
 import pytest
-from unicron_simulator import comparison, experiments, parameters, traces
-from unicron_simulator.economy import tariffs
-from unicron_simulator.economy_policies import Unicron
-from unicron_simulator.parameters import Costs
-from unicron_simulator.traces import DAY, Failure, Trace, node_names
+from unicron_simulator.policies import comparison, experiments, parameters, traces
+from unicron_simulator.policies.economy import tariffs
+from unicron_simulator.policies.parameters import Costs
+from unicron_simulator.policies.policies import Unicron
+from unicron_simulator.policies.traces import DAY, FailureTrace, TracedFailure, node_names
 
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError
@@ -26,7 +26,7 @@ def costs(detect=10.0, recover=90.0, efficiency=1.0, *, shrinks=True):
 
 
 def run(faults, tasks, policy="unicron", nodes=2, gpus=4, seconds=10_000.0, **given):
-    trace = Trace("made", node_names(nodes), seconds, tuple(faults))
+    trace = FailureTrace("made", node_names(nodes), seconds, tuple(faults))
     known = {"unicron": costs(), policy: costs(**given)}
     return comparison.compare(trace, tasks, [policy], gpus=gpus, costs=known)[policy]
 
@@ -39,7 +39,7 @@ def test_without_failures_nothing_is_lost():
 
 @pytest.mark.parametrize("policy", ["unicron", "megatron"])
 def test_a_restart_costs_detection_and_transition(policy):
-    result = run([Failure(1000, "node-0", "sev2")], [task("a")], policy, shrinks=False)
+    result = run([TracedFailure(1000, "node-0", "sev2")], [task("a")], policy, shrinks=False)
     assert result.detection == pytest.approx(8e12 * 10)
     assert result.transition == pytest.approx(8e12 * 90)
     assert result.sub_healthy == pytest.approx(0, abs=1)
@@ -47,7 +47,7 @@ def test_a_restart_costs_detection_and_transition(policy):
 
 
 def test_a_lost_node_leaves_half_until_it_is_back():
-    result = run([Failure(1000, "node-0", "sev1", 2000)], [task("a")])
+    result = run([TracedFailure(1000, "node-0", "sev1", 2000)], [task("a")])
     assert result.detection == pytest.approx(8e12 * 10)
     assert result.transition == pytest.approx(4e12 * 90 + 8e12 * 90)
     assert result.sub_healthy == pytest.approx(4e12 * (2000 - 10))
@@ -56,7 +56,7 @@ def test_a_lost_node_leaves_half_until_it_is_back():
 
 
 def test_megatron_waits_for_the_node():
-    result = run([Failure(1000, "node-0", "sev1", 2000)], [task("a")], "megatron", shrinks=False)
+    result = run([TracedFailure(1000, "node-0", "sev1", 2000)], [task("a")], "megatron", shrinks=False)
     assert result.sub_healthy == pytest.approx(8e12 * (2000 - 10))
     assert result.transition == pytest.approx(8e12 * 90)
     assert result.earned == pytest.approx(result.ideal - 8e12 * 2090)
@@ -65,7 +65,7 @@ def test_megatron_waits_for_the_node():
 def test_unicron_gives_a_hit_task_the_workers_of_another():
     """On four GPUs two of two are best; the heavier task keeps its two when it loses them."""
     tasks = [task("light", 2, weight=1.0), task("heavy", 2, weight=2.0)]
-    struck = [Failure(1000, f"node-{number}", "sev1", 9000) for number in (0, 1)]
+    struck = [TracedFailure(1000, f"node-{number}", "sev1", 9000) for number in (0, 1)]
     unicron = [run([fault], tasks, gpus=2).samples[-1].waf for fault in struck]
     others = [run([fault], tasks, "oobleck", gpus=2).samples[-1].waf for fault in struck]
     assert unicron == pytest.approx([4e12, 4e12])
@@ -74,7 +74,7 @@ def test_unicron_gives_a_hit_task_the_workers_of_another():
 
 def test_a_returning_node_goes_to_whom_was_hit_first():
     tasks = [task("a", 4), task("b", 4)]
-    faults = [Failure(1000, "node-1", "sev1", 8999), Failure(2000, "node-0", "sev1", 3000)]
+    faults = [TracedFailure(1000, "node-1", "sev1", 8999), TracedFailure(2000, "node-0", "sev1", 3000)]
     result = run(faults, tasks, "megatron", shrinks=False)
     trace_end = result.samples[-1]
     assert trace_end.waf == pytest.approx(4e12)
@@ -84,17 +84,17 @@ def test_a_returning_node_goes_to_whom_was_hit_first():
 
 
 def test_a_second_failure_during_recovery_begins_it_anew():
-    result = run([Failure(1000, "node-0", "sev2"), Failure(1050, "node-1", "sev2")], [task("a")])
+    result = run([TracedFailure(1000, "node-0", "sev2"), TracedFailure(1050, "node-1", "sev2")], [task("a")])
     assert result.detection + result.transition == pytest.approx(8e12 * (50 + 100))
 
 
 def test_a_failed_node_that_fails_again_changes_nothing():
-    once = [Failure(1000, "node-0", "sev1", 3000)]
-    assert run([*once, Failure(1500, "node-0", "sev2")], [task("a")]).earned == run(once, [task("a")]).earned
+    once = [TracedFailure(1000, "node-0", "sev1", 3000)]
+    assert run([*once, TracedFailure(1500, "node-0", "sev2")], [task("a")]).earned == run(once, [task("a")]).earned
 
 
 def test_efficiency_is_no_loss_by_failures():
-    result = run([Failure(1000, "node-0", "sev2")], [task("a")], "varuna", efficiency=0.5)
+    result = run([TracedFailure(1000, "node-0", "sev2")], [task("a")], "varuna", efficiency=0.5)
     assert result.ideal == pytest.approx(4e12 * 10_000)
     assert result.transition == pytest.approx(4e12 * 90)
 
@@ -163,7 +163,7 @@ def test_circular_figures_are_marked_and_kept_out():
 )
 def test_what_can_not_be_compared_is_said(tasks, policies, said):
     with pytest.raises(InvalidInputError, match=said):
-        comparison.compare(Trace("made", node_names(2), DAY, ()), tasks, policies)
+        comparison.compare(FailureTrace("made", node_names(2), DAY, ()), tasks, policies)
 
 
 @pytest.mark.parametrize(

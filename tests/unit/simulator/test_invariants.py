@@ -1,7 +1,7 @@
 """What a storm looks for in the journal, on journals that are written for it."""
 
-from unicron_simulator.invariants import Invariants
-from unicron_simulator.liars import Liars
+from unicron_simulator.storms.invariants import Invariants
+from unicron_simulator.storms.liars import Liars
 
 from unicron import codec, subjects
 from unicron.contracts.commands import StartWorker, StopWorker
@@ -41,7 +41,7 @@ def test_a_plan_gives_no_slots_to_a_task_that_ended():
 
 
 def said(hearsay, message, name, speaker):
-    return hearsay.take(subjects.of(message), codec.encode(message), name, speaker, 1_000.0)
+    return hearsay.take(subjects.for_message(message), codec.encode(message), name, speaker, 1_000.0)
 
 
 def start(worker, node="n1"):

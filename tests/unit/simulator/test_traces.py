@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from unicron_simulator import traces
-from unicron_simulator.traces import DAY, Failure, Trace
+from unicron_simulator.policies import traces
+from unicron_simulator.policies.traces import DAY, FailureTrace, TracedFailure
 
 from unicron.errors import InvalidInputError
 
@@ -66,7 +66,9 @@ def test_a_file_comes_back_as_it_was(tmp_path):
 def test_columns_may_stand_in_any_order_and_a_repair_be_left_out():
     text = "node,note,time_s,repair_s,kind\nn1,fan,5,,sev2\n\nn2, switch ,5.5,60,sev1\n"
     trace = traces.parse(text, Path("log.csv"), ["n1", "n2"])
-    assert trace == Trace("log", ("n1", "n2"), 5.5, (Failure(5, "n1", "sev2"), Failure(5.5, "n2", "sev1", 60)))
+    assert trace == FailureTrace(
+        "log", ("n1", "n2"), 5.5, (TracedFailure(5, "n1", "sev2"), TracedFailure(5.5, "n2", "sev1", 60))
+    )
 
 
 @pytest.mark.parametrize(

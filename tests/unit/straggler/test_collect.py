@@ -56,7 +56,7 @@ def test_what_is_held_has_a_limit(monkeypatch):
     collector = fed(records(10), records(20))
     assert not collector.full
     assert fed(records(10), records(20), records(30)).full, "a window ends early"
-    assert len(collector.take()) == 2
+    assert len(collector.take_window()) == 2
     assert fed(records(10, microbatches=20), records(20)).dropped == {TOO_LARGE: 1}
 
 

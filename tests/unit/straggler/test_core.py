@@ -6,7 +6,7 @@ from helpers.straggler import FORWARD, REDUCE, records
 from unicron_straggler.collect import MISSING, REGROUPED
 from unicron_straggler.core import MISSED, StragglerCore
 from unicron_straggler.main import StragglerSettings
-from unicron_straggler.state import ENDED, HISTORY, Limits, State
+from unicron_straggler.state import ENDED, HISTORY, StragglerLimits, StragglerState
 
 from unicron.contracts.events import Alert, NodeAdmitted, TaskRemoved, TaskStateChanged, TaskSubmitted
 from unicron.contracts.queries import GetStatus, GetStraggler, SwitchRecording
@@ -32,7 +32,7 @@ class Job:
     """A task whose iterations are fed to a core, one after the other."""
 
     def __init__(self, **limits):
-        self.core = StragglerCore(limits=Limits(**{"window": 5, "windows": 2, **limits}))
+        self.core = StragglerCore(limits=StragglerLimits(**{"window": 5, "windows": 2, **limits}))
         self.begin()
         self.iteration = 0
 
@@ -316,7 +316,7 @@ def test_the_state_has_its_bounds_and_survives_a_restart(job):
     assert len(job.view.history) == HISTORY
     data = msgspec.msgpack.encode(job.core.state)
     assert len(data) < 30_000
-    again = StragglerCore(msgspec.msgpack.decode(data, type=State), Limits(window=5))
+    again = StragglerCore(msgspec.msgpack.decode(data, type=StragglerState), StragglerLimits(window=5))
     assert again.answer(GetStraggler(task="gpt"))[0].straggler == msgspec.structs.replace(job.view, waiting=0)
     job.core = again
     assert job.windows(3, **SLOW) == [], "told before the restart"

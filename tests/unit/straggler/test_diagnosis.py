@@ -13,7 +13,7 @@ from unicron_simulator.planting import (
     GarbageCollection,
     SequenceLengths,
     Shape,
-    SlowWorker,
+    SlowedWorker,
     StageImbalance,
 )
 from unicron_straggler.analysis import reader
@@ -48,17 +48,19 @@ def test_nothing_is_said_of_healthy_jobs():
 
 
 def test_a_slow_worker_is_named_with_its_slowness():
-    (found,) = diagnosed(JOB, SlowWorker(2, 1, 1.4))
+    (found,) = diagnosed(JOB, SlowedWorker(2, 1, 1.4))
     assert (found.cause, found.ranks) == (SLOW, (10,))
     assert found.evidence["workers"][0]["slower"] == pytest.approx(1.4, rel=0.03)
     without = synthetic.step_times(JOB, 1).mean()
-    assert found.gain == pytest.approx(synthetic.step_times(JOB, 1, [SlowWorker(2, 1, 1.4)]).mean() / without, rel=0.01)
+    assert found.gain == pytest.approx(
+        synthetic.step_times(JOB, 1, [SlowedWorker(2, 1, 1.4)]).mean() / without, rel=0.01
+    )
     assert "Drain the node of rank 10 (data-parallel rank 2, stage 1, 1.38 times as long)" in found.cure
 
 
 def test_a_slow_worker_is_seen_without_stages_and_among_two():
-    assert diagnosed(FLAT, SlowWorker(3, 0, 1.2))[0].ranks == (3,)
-    assert diagnosed(Shape(2, 1, 4, 5), SlowWorker(1, 0, 1.2))[0].ranks == (1,)
+    assert diagnosed(FLAT, SlowedWorker(3, 0, 1.2))[0].ranks == (3,)
+    assert diagnosed(Shape(2, 1, 4, 5), SlowedWorker(1, 0, 1.2))[0].ranks == (1,)
 
 
 def test_a_worker_slow_in_forward_alone_among_two_with_two_microbatches_is_seen():
@@ -77,14 +79,14 @@ def test_a_worker_slow_in_forward_alone_among_two_with_two_microbatches_is_seen(
 
 def test_taking_nothing_away_leaves_the_job_as_it_is():
     for shape in (JOB, FLAT):
-        analysis = analyze(synthetic.make(shape, 1, [SequenceLengths(0.5), SlowWorker(1, 0, 1.5)]))
+        analysis = analyze(synthetic.make(shape, 1, [SequenceLengths(0.5), SlowedWorker(1, 0, 1.5)]))
         same = without(analysis, parts(analysis), [])
         for op in COMPUTES:
             assert np.allclose(same[op], analysis.durations[op])
 
 
 def test_a_worker_that_is_slow_in_half_of_the_steps_does_not_pass_for_one_that_pauses():
-    assert [one.cause for one in diagnosed(JOB, SlowWorker(2, 1, 1.8, share=0.5))] == [SLOW]
+    assert [one.cause for one in diagnosed(JOB, SlowedWorker(2, 1, 1.8, share=0.5))] == [SLOW]
 
 
 def test_the_last_stage_is_told_how_many_layers_to_give_away():
@@ -169,7 +171,7 @@ def test_healthy_jobs_and_unexplained_ones_differ_in_words():
 
 
 def test_diagnoses_can_be_told_as_json():
-    for plant in (SlowWorker(2, 1, 1.4), StageImbalance(1.4), SequenceLengths(0.5), GarbageCollection(0.3, 1), LINK):
+    for plant in (SlowedWorker(2, 1, 1.4), StageImbalance(1.4), SequenceLengths(0.5), GarbageCollection(0.3, 1), LINK):
         for found in diagnosed(JOB, plant):
             json.dumps(dict(found.evidence), allow_nan=False)
 
@@ -194,7 +196,7 @@ def test_the_benchmark_counts_what_was_named_for_what():
 
 
 def test_what_a_cause_costs_is_shared_out_over_both_of_a_pair():
-    plants = [SlowWorker(2, 1, 1.5), StageImbalance(1.5, 3)]  # each hides behind the other
+    plants = [SlowedWorker(2, 1, 1.5), StageImbalance(1.5, 3)]  # each hides behind the other
     together = benchmark.costs(JOB, 1, plants)
     alone = [benchmark.costs(JOB, 1, [plant])[0] for plant in plants]
     assert max(together) < max(alone)

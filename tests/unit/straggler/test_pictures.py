@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 import pytest
 from helpers.cli import printed
 from unicron_simulator import synthetic
-from unicron_simulator.planting import Shape, SlowWorker
+from unicron_simulator.planting import Shape, SlowedWorker
 from unicron_straggler.analysis import compare, pictures, report
 from unicron_straggler.analysis.diagnosis import diagnose
 from unicron_straggler.analysis.measures import analyze
-from unicron_straggler.analysis.trace import Meta, Problem
+from unicron_straggler.analysis.trace import Meta, TraceProblem
 
 from unicron.errors import InvalidInputError
 
@@ -29,7 +29,7 @@ def run(name, *plants):
 
 @pytest.fixture(scope="module")
 def slow():
-    return run("slow <b>", SlowWorker(3, 1, 1.5))
+    return run("slow <b>", SlowedWorker(3, 1, 1.5))
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_the_report_tells_cause_cure_and_measures(slow, page):
 @pytest.mark.slow
 def test_the_report_tells_problems_and_doubt(slow):
     trace, analysis, diagnoses = slow
-    problem = Problem("missing-ranks", "rank 3 is not there", 12, stands=False)
+    problem = TraceProblem("missing-ranks", "rank 3 is not there", 12, stands=False)
     text = report.page(trace, replace(analysis, problems=(problem,)), diagnoses)
     assert "Not to be trusted: see the problems" in text
     assert "rank 3 is not there" in text

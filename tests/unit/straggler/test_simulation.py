@@ -10,7 +10,7 @@ from unicron_simulator.planting import (
     GarbageCollection,
     SequenceLengths,
     Shape,
-    SlowWorker,
+    SlowedWorker,
     StageImbalance,
 )
 from unicron_straggler.analysis import measures, simulate, tensors
@@ -144,7 +144,7 @@ SHAPE = Shape(dp=3, pp=3, microbatches=4, steps=5)
 
 @pytest.fixture(scope="module")
 def job():
-    return tensors.job(synthetic.make(SHAPE, seed=3, plants=[SlowWorker(1, 2, 1.7)]))
+    return tensors.job(synthetic.make(SHAPE, seed=3, plants=[SlowedWorker(1, 2, 1.7)]))
 
 
 @pytest.mark.parametrize("dp", [1, 3])
@@ -194,7 +194,7 @@ def test_blocks_of_steps_change_nothing(job, monkeypatch):
 
 SMALL = Shape(dp=3, pp=4, microbatches=6, steps=3)
 PLANTS = [
-    SlowWorker(2, 1, 1.5),
+    SlowedWorker(2, 1, 1.5),
     StageImbalance(1.4),
     SequenceLengths(0.5),
     GarbageCollection(0.5, 0.5),

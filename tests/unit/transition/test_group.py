@@ -30,9 +30,9 @@ def test_the_whole_replica_goes_on_alone_and_the_broken_one_joins_again_when_it_
     assert cluster.group("a") == ["a-3", "a-4"]
     assert {order.layout.replicas for order in of(Regroup, out)} == {1}
     assert [order.worker for order in of(StopWorker, out)] == ["a-2"], "a-1 is a spare"
-    assert cluster.run("a").waiting_replicas() == "; the replica of a-1 waits for place 1"
+    assert cluster.run("a").describe_waiting() == "; the replica of a-1 waits for place 1"
     cluster.rest()
-    assert cluster.run("a").waiting_replicas() == ""
+    assert cluster.run("a").describe_waiting() == ""
     assert cluster.group("a") == ["a-3", "a-4", "a-1", "a-5"]
     assert cluster.processes["a-5"].place == 1
 

@@ -3,7 +3,7 @@
 from helpers.transition import Cluster, spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unicron_transition.moves import MOVES, Cause, move
+from unicron_transition.moves import MOVES, MoveCause, move_task
 from unicron_transition.state import TaskRun, TransitionState
 
 from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskState
@@ -135,17 +135,17 @@ def test_a_second_look_finds_nothing_more_to_do(events):
         assert not [message for message in cluster.plan(**target) if hasattr(message, "token")]
 
 
-@given(st.sampled_from(TaskState), st.sampled_from(Cause))
+@given(st.sampled_from(TaskState), st.sampled_from(MoveCause))
 def test_a_task_moves_as_the_table_says_and_tells_it(before, cause):
     run, state = TaskRun(spec=spec("a"), state=before), TransitionState()
-    told = move(state, run, cause, "why", "traceback")
+    told = move_task(state, run, cause, "why", "traceback")
     wanted = MOVES.get(before, {}).get(cause)
     assert run.state is (wanted or before)
     assert [(change.state, change.reason) for change in told] == [(wanted, "why")] * (wanted is not None)
     if before.ended:
         assert told == [], "an end is final"
-    elif cause in {Cause.DONE, Cause.OWN_FAULT, Cause.USER}:
+    elif cause in {MoveCause.DONE, MoveCause.OWN_FAULT, MoveCause.USER}:
         assert run.state.ended, "whatever it is doing, it can end"
     else:
         assert not run.state.ended
-    assert run.state is not TaskState.WAITING or cause is Cause.NO_SLOTS or before is TaskState.WAITING
+    assert run.state is not TaskState.WAITING or cause is MoveCause.NO_SLOTS or before is TaskState.WAITING

@@ -4,9 +4,9 @@ import pytest
 from helpers.transition import slot
 from unicron_transition.cluster import NodeRun
 from unicron_transition.core import TransitionCore
-from unicron_transition.deadlines import TIMEOUT_S, Deadline, Wait
+from unicron_transition.deadlines import TIMEOUT_S, Deadline, WaitKind
 from unicron_transition.group import WorkerGroup
-from unicron_transition.membership import Membership, WorkerRun, WorkerStage
+from unicron_transition.membership import TaskMembership, WorkerRun, WorkerStage
 from unicron_transition.state import TaskRun, TransitionState
 
 from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskSpec, TaskState
@@ -22,25 +22,27 @@ def group():
 
 
 def test_who_has_a_place_is_the_furthest_of_those_that_count():
-    assert group().furthest(0, "abcd") == "b"
-    assert group().furthest(0, "ac") == "a"
+    assert group().newest_holder(0, "abcd") == "b"
+    assert group().newest_holder(0, "ac") == "a"
 
 
 def test_places_are_those_that_somebody_has():
-    assert group().places("abcd") == {0, 1}
-    assert group().places("ad") == {0}
+    assert group().held_places("abcd") == {0, 1}
+    assert group().held_places("ad") == {0}
 
 
 def test_who_ended_with_its_node_has_nothing_and_who_is_away_still_does():
     found = group()
     found.forget_others("n2", ["c"])
-    assert found.places("abc") == {0, 1}
-    assert found.places("bc") == {1}
+    assert found.held_places("abc") == {0, 1}
+    assert found.held_places("bc") == {1}
     found.forget_others("n1", [])
     assert list(found.holders) == ["c"]
 
 
-@pytest.mark.parametrize("deadline", [Deadline(Wait.START, "my-task_1", "my-task_1-3"), Deadline(Wait.REGROUP, "gpt")])
+@pytest.mark.parametrize(
+    "deadline", [Deadline(WaitKind.START, "my-task_1", "my-task_1-3"), Deadline(WaitKind.REGROUP, "gpt")]
+)
 def test_a_deadline_is_read_from_the_name_of_its_timer(deadline):
     assert Deadline.read(deadline.name) == deadline
     assert (deadline.set().name, deadline.set().after_s) == (deadline.name, TIMEOUT_S[deadline.wait])
@@ -53,26 +55,26 @@ def workers(*names, through=()):
 
 
 def test_a_membership_is_met_by_the_first_and_complete_with_the_last():
-    found = Membership().next(["a", "b"], ParallelLayout(replicas=2))
+    found = TaskMembership().successor(["a", "b"], ParallelLayout(replicas=2))
     assert (found.epoch, found.has_met, found.complete, found.met) == (0, False, False, [])
-    found.join("b")
+    found.record_join("b")
     assert (found.has_met, found.complete, found.met) == (True, False, ["a", "b"])
-    found.join("a")
+    found.record_join("a")
     assert found.complete
-    later = found.next(["a"], ParallelLayout(replicas=1))
+    later = found.successor(["a"], ParallelLayout(replicas=1))
     assert (later.epoch, later.joined, later.met) == (1, {}, ["a", "b"])
 
 
 def test_a_membership_is_intact_while_all_live_and_none_was_lost():
-    found = Membership().next(["a", "b"], ParallelLayout(replicas=2))
+    found = TaskMembership().successor(["a", "b"], ParallelLayout(replicas=2))
     assert found.intact(workers("a", "b"))
     assert not found.intact(workers("a"))
     assert not found.intact(workers("a", "b", through="b")), "who is through can't come any more"
-    found.join("b")
+    found.record_join("b")
     assert found.intact(workers("a", "b", through="b"))
-    found.lose("c")
+    found.record_loss("c")
     assert found.intact(workers("a", "b"))
-    found.lose("a")
+    found.record_loss("a")
     assert not found.intact(workers("a", "b"))
     assert not found.has_met
     assert found.survivors(workers("b")) == ["b"]
@@ -81,10 +83,10 @@ def test_a_membership_is_intact_while_all_live_and_none_was_lost():
 @pytest.mark.parametrize("lost", [True, False])
 def test_who_only_takes_a_state_does_not_keep_a_task_alive_whose_computing_members_are_through(lost):
     layout = ParallelLayout(tensor=2, replicas=1)
-    found = Membership(epoch=1, layout=layout, group=["a", "b", "c"], through={"a": None, "b": None})
-    found.join("c")
+    found = TaskMembership(epoch=1, layout=layout, group=["a", "b", "c"], through={"a": None, "b": None})
+    found.record_join("c")
     assert found.met == ["a", "b"]
-    assert found.over(workers("c"), lost=lost)
+    assert found.has_ended(workers("c"), lost=lost)
 
 
 # --- what contradicts itself ------------------------------------------------------------------------------------------
@@ -94,11 +96,11 @@ def test_who_only_takes_a_state_does_not_keep_a_task_alive_whose_computing_membe
 def core():
     state = TransitionState(nodes={"n1": NodeRun(), "n2": NodeRun()})
     run = TaskRun(spec=TaskSpec(name="t", command=["x"]), started=2)
-    run.membership = Membership(epoch=3, layout=ParallelLayout(replicas=2), group=["t-1", "t-2"], since=[0, 3])
+    run.membership = TaskMembership(epoch=3, layout=ParallelLayout(replicas=2), group=["t-1", "t-2"], since=[0, 3])
     state.tasks["t"] = run
     for name, node in (("t-1", "n1"), ("t-2", "n2")):
-        state.add(run, WorkerRun(worker=name, slot=slot(f"{node}:0")))
-    state.aim(run, [slot("n1:0"), slot("n2:0")])
+        state.add_worker(run, WorkerRun(worker=name, slot=slot(f"{node}:0")))
+    state.set_target(run, [slot("n1:0"), slot("n2:0")])
     assert state.occupied
     return TransitionCore(state)
 
@@ -142,7 +144,7 @@ def leaving_node(state, run):
     ("plant", "words"),
     [
         (other_slot, "n1:0 has 2 workers"),
-        (lambda state, run: state.drop(run, "t-2"), "t-2 of the membership of epoch 3 are no workers"),
+        (lambda state, run: state.drop_worker(run, "t-2"), "t-2 of the membership of epoch 3 are no workers"),
         (gone_behind_the_lookups, "are held to be in slots"),
         (lambda state, _: state.nodes.pop("n2"), "t-2 lives on n2, which is not there"),
         (unheeded_node, "what happens to n3 is not held to concern t"),

@@ -3,7 +3,7 @@
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
-from unicron.observe.accounts.spans import Accounts, Key, PhaseSpan, Piece
+from unicron.observe.accounts.spans import Accounts, Key, PhaseSpan, SpanPiece
 
 NO_CHAIN = ""
 """What belongs to no chain, or to one that is no longer tracked."""
@@ -44,7 +44,7 @@ class Book:
         self._kept -= len(self.spans.pop(chain, ()))
         self.more.pop(chain, None)
 
-    def enter(self, task: str, pieces: Iterable[Piece], node: str = "", slot: int = -1, worker: str = "") -> None:
+    def enter(self, task: str, pieces: Iterable[SpanPiece], node: str = "", slot: int = -1, worker: str = "") -> None:
         """Add pieces of a slot, or of a task as a whole, to a task's accounts."""
         for phase, cause, begun, end, share in pieces:
             begin = max(begun, self.since)

@@ -6,7 +6,7 @@ from unicron.contracts.base import Record
 from unicron.observe.accounts.spans import PhaseSpan
 
 
-class Course(Record, kw_only=True, frozen=True):
+class TaskCourse(Record, kw_only=True, frozen=True):
     """How a chain went for one task as a whole, which trains as long as any of its workers do.
 
     Attributes:
@@ -57,7 +57,7 @@ class ChainCost(Record, kw_only=True, frozen=True):
     whole_s: float
     spans: list[PhaseSpan]
     more: int
-    courses: list[Course]
+    courses: list[TaskCourse]
 
     def record(self) -> dict[str, Any]:
         """Return a row: what it was and when, its tasks with blanks between, slot-seconds in all and by phase."""

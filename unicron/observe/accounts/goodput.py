@@ -6,15 +6,14 @@ from collections.abc import Collection, Iterable
 from unicron.contracts import commands, events, slowdowns
 from unicron.contracts.base import Message
 from unicron.contracts.failures import Severity
-from unicron.contracts.tasks import Slot as SlotOfNode
-from unicron.contracts.tasks import TaskState
+from unicron.contracts.tasks import Slot, TaskState
 from unicron.observe.accounts.book import Book
 from unicron.observe.accounts.chains import ChainCost
-from unicron.observe.accounts.holdings import NOBODY, Holdings, Slot, Task
+from unicron.observe.accounts.holdings import NOBODY, SlotAccount, SlotHoldings, TaskAccount
 from unicron.observe.accounts.phases import INTERRUPTED, Phase
 from unicron.observe.accounts.report import Report, cost, make
-from unicron.observe.accounts.spans import Key, Pace, Span
-from unicron.observe.incidents import NONE, Cause, Hit, Incident, Incidents, chain_of
+from unicron.observe.accounts.spans import Key, Span, TaskPace
+from unicron.observe.incidents import NONE, Hit, Incident, IncidentCause, Incidents, chain_of
 
 CHAINS = 4096
 """Chains that are tracked; what older ones cost is kept in sum, and nothing new is put down to one."""
@@ -48,7 +47,7 @@ class Goodput:
             chains: that are tracked, the newest, at least one.
             spans: of a chain that are kept, of slots and of tasks each.
         """
-        self._all = Holdings(since, spans)
+        self._all = SlotHoldings(since, spans)
         self.incidents = Incidents(chains, self._all.forget)
         self._failures: Counter[Key] = Counter()
         self._began: float | None = None
@@ -142,7 +141,7 @@ class Goodput:
             case events.NodeLeft() | events.NodeGone():
                 self._gone(message.node)
 
-    def _admit(self, node: str, slots: list[SlotOfNode], workers: dict[int, str]) -> None:
+    def _admit(self, node: str, slots: list[Slot], workers: dict[int, str]) -> None:
         for index in {each.index for each in slots} | set(self._all.node(node).slots):
             slot = self._all.slot(node, index)
             slot.worker = workers.get(index, "")
@@ -171,7 +170,7 @@ class Goodput:
             task.planned = given
             self._move(task, {Phase.DECISION}, Phase.WAITING)
 
-    def _unplan(self, task: Task, kept: Collection[int] = ()) -> None:
+    def _unplan(self, task: TaskAccount, kept: Collection[int] = ()) -> None:
         for slot in [each for key, each in task.planned.items() if key not in kept and each.planned == task.name]:
             slot.planned = NOBODY
             self._all.hand_over(slot)
@@ -188,7 +187,7 @@ class Goodput:
                 self._all.enter_task(task, Phase.TRAINING)
         elif isinstance(message, events.TaskSubmitted):
             self._all.close_all(task)
-            fresh = Task(task.name, task.slots, task.planned, Span(self._all.now, Phase.START_UP))
+            fresh = TaskAccount(task.name, task.slots, task.planned, Span(self._all.now, Phase.START_UP))
             fresh.microbatches = message.spec.microbatches
             self._all.tasks[task.name] = fresh
         elif message.state.ended:
@@ -217,7 +216,7 @@ class Goodput:
             incident.tasks[task.name] = Hit()
             if message.recent_s > message.usual_s:
                 task.pace.slow = 1 - message.usual_s / message.recent_s
-            task.pace.slow_for = Cause(SLOWDOWN, node, incident.cause.chain)
+            task.pace.slow_for = IncidentCause(SLOWDOWN, node, incident.cause.chain)
 
     # --- failures ----------------------------------------------------------------------------------------------------
 
@@ -257,7 +256,7 @@ class Goodput:
         if gives_up:
             self._gone(message.node)
 
-    def _interrupt(self, task: Task, named: set[int], *, whole: bool, incident: Incident) -> None:
+    def _interrupt(self, task: TaskAccount, named: set[int], *, whole: bool, incident: Incident) -> None:
         """Nobody computes any more where a member failed, since the first sign of it."""
         engaged = list(task.engaged())
         struck = [slot for slot in engaged if id(slot) in named]
@@ -315,7 +314,7 @@ class Goodput:
             self._all.enter(slot, Phase.START_UP, None, cause)
         self._move(task, {Phase.DECISION}, Phase.WAITING)
 
-    def _move(self, task: Task, before: set[Phase], after: Phase) -> None:
+    def _move(self, task: TaskAccount, before: set[Phase], after: Phase) -> None:
         """Let all that is in one of some phases be in another one from now on, for the same reason.
 
         Slots are in such phases only while their task is, which spares a look at all of them for each command.
@@ -341,7 +340,7 @@ class Goodput:
                 self._reached(self._all.task(message.task), getattr(message, "iteration", -1), at)
                 self._change_slot(slot, message, at)
 
-    def _change_slot(self, slot: Slot, message: events.WorkerFact, at: float) -> None:
+    def _change_slot(self, slot: SlotAccount, message: events.WorkerFact, at: float) -> None:
         match message:
             case events.WorkerReady():
                 slot.worker = message.worker
@@ -377,7 +376,7 @@ class Goodput:
         self._all.enter(slot, Phase.TRAINING)
         slot.broke = slot.stalled = None
 
-    def _met(self, task: Task, message: events.Regrouped, began: float, cause: Cause) -> None:
+    def _met(self, task: TaskAccount, message: events.Regrouped, began: float, cause: IncidentCause) -> None:
         """The first of a new membership computes: so the old one is over, and what is to be computed again is known."""
         for slot in task.slots.values():
             if slot.span.phase is Phase.TRAINING:  # what is closed with it is at the old pace
@@ -395,11 +394,11 @@ class Goodput:
         if task.microbatches:
             iterations += min(1.0, message.recomputed / task.microbatches)
         seconds = iterations * task.iteration_slot_s / max(message.world_size, 1)
-        task.pace = Pace(self._all.now + seconds, cause, task.pace.slow, task.pace.slow_for)
+        task.pace = TaskPace(self._all.now + seconds, cause, task.pace.slow, task.pace.slow_for)
         task.again_to = task.reached
         task.mark = (message.iteration, self._all.now, message.world_size)
 
-    def _reached(self, task: Task, iteration: int, at: float) -> None:
+    def _reached(self, task: TaskAccount, iteration: int, at: float) -> None:
         """Somebody was in an iteration: how far the task is, and how long one takes."""
         task.reached = max(task.reached, iteration)
         if task.mark is None or task.span is None or task.span.phase is not Phase.TRAINING:

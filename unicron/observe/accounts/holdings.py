@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 
 from unicron.observe.accounts.book import NO_CHAIN, Book
 from unicron.observe.accounts.phases import Phase
-from unicron.observe.accounts.spans import Pace, Span
-from unicron.observe.incidents import NONE, Cause
+from unicron.observe.accounts.spans import Span, TaskPace
+from unicron.observe.incidents import NONE, IncidentCause
 
 NOBODY = ""
 """The holder of slots that no task has."""
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class SlotAccount:
     """A slot of a node.
 
     Attributes:
@@ -38,7 +38,7 @@ class Slot:
 
 
 @dataclass(slots=True)
-class Node:
+class NodeAccount:
     """A node.
 
     Attributes:
@@ -47,7 +47,7 @@ class Node:
 
     up: bool = True
     suspected: float | None = None
-    slots: dict[int, Slot] = field(default_factory=dict)
+    slots: dict[int, SlotAccount] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class Task:
+class TaskAccount:
     """A task.
 
     Attributes:
@@ -88,8 +88,8 @@ class Task:
     """
 
     name: str
-    slots: dict[int, Slot] = field(default_factory=dict)
-    planned: dict[int, Slot] = field(default_factory=dict)
+    slots: dict[int, SlotAccount] = field(default_factory=dict)
+    planned: dict[int, SlotAccount] = field(default_factory=dict)
     span: Span | None = None
     epoch: int = -1
     met: int = -1
@@ -99,14 +99,14 @@ class Task:
     mark: tuple[int, float, int] | None = None
     iteration_slot_s: float = 0.0
     again_to: int = 0
-    pace: Pace = field(default_factory=Pace)
+    pace: TaskPace = field(default_factory=TaskPace)
 
-    def engaged(self) -> Iterator[Slot]:
+    def engaged(self) -> Iterator[SlotAccount]:
         """Yield the slots whose workers are in the newest membership, or are to be."""
         return (slot for slot in list(self.slots.values()) if slot.epoch == self.epoch >= 0)
 
 
-class Holdings:
+class SlotHoldings:
     """Slots, their holders, and the accounts.
 
     Attributes:
@@ -117,8 +117,8 @@ class Holdings:
     def __init__(self, since: float, spans: int) -> None:
         self.now = 0.0
         self.book, self.wall = Book(since, spans), Book(since, spans)
-        self.nodes: dict[str, Node] = {}
-        self.tasks: dict[str, Task] = {}
+        self.nodes: dict[str, NodeAccount] = {}
+        self.tasks: dict[str, TaskAccount] = {}
         self.held: dict[str, Held] = {}
 
     def track(self, chain: str) -> None:
@@ -131,28 +131,28 @@ class Holdings:
         self.book.fold(chain)
         self.wall.fold(chain)
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> NodeAccount:
         """Return a node; one that is not known yet is up."""
         node = self.nodes.get(name)
         if node is None:
-            node = self.nodes[name] = Node()
+            node = self.nodes[name] = NodeAccount()
         return node
 
-    def task(self, name: str) -> Task:
+    def task(self, name: str) -> TaskAccount:
         """Return a task; its wall time begins when it is first heard of."""
         if name not in self.tasks:
-            self.tasks[name] = Task(name, span=Span(self.now, Phase.START_UP))
+            self.tasks[name] = TaskAccount(name, span=Span(self.now, Phase.START_UP))
         return self.tasks[name]
 
-    def slot(self, node: str, index: int) -> Slot:
+    def slot(self, node: str, index: int) -> SlotAccount:
         """Return a slot; one that is not known yet is free from now on."""
         slots = self.node(node).slots
         if index not in slots:
-            slots[index] = Slot(node, index, Span(self.now))
+            slots[index] = SlotAccount(node, index, Span(self.now))
             self._count(NOBODY, 1)
         return slots[index]
 
-    def hold(self, slot: Slot, task: str, phase: Phase, cause: Cause = NONE) -> None:
+    def hold(self, slot: SlotAccount, task: str, phase: Phase, cause: IncidentCause = NONE) -> None:
         """Let a task, or nobody, have a slot from now on; nothing changes where it has it already."""
         if slot.task == task:
             return
@@ -166,7 +166,7 @@ class Holdings:
         if task:
             self.task(task).slots[id(slot)] = slot
 
-    def hand_over(self, slot: Slot) -> None:
+    def hand_over(self, slot: SlotAccount) -> None:
         """Let a slot without a worker go to whom it is planned for; it ends with its node if that is nobody."""
         if slot.worker:
             return
@@ -179,25 +179,25 @@ class Holdings:
             self._count(NOBODY, -1)
             node.slots = {index: each for index, each in node.slots.items() if each is not slot}
 
-    def enter(self, slot: Slot, phase: Phase, at: float | None = None, cause: Cause = NONE) -> None:
+    def enter(self, slot: SlotAccount, phase: Phase, at: float | None = None, cause: IncidentCause = NONE) -> None:
         """Let a slot be in a phase since `at`, or as early as is still open; None: now."""
         self._close(slot, self.now if at is None else at)
         span = slot.span
         span.phase, span.cause, span.worker = phase, cause, slot.worker or span.worker
 
-    def enter_task(self, task: Task, phase: Phase, at: float | None = None, cause: Cause = NONE) -> None:
+    def enter_task(self, task: TaskAccount, phase: Phase, at: float | None = None, cause: IncidentCause = NONE) -> None:
         """Let a task as a whole be in a phase since then."""
         if task.span is not None:
             self._close_task(task, self.now if at is None else at)
             task.span.phase, task.span.cause = phase, cause
 
-    def close_all(self, task: Task) -> None:
+    def close_all(self, task: TaskAccount) -> None:
         """Put into the accounts what is open of a task, since its pace is about to change."""
         for slot in task.slots.values():
             self._close(slot, self.now)
         self._close_task(task, self.now)
 
-    def end(self, task: Task) -> None:
+    def end(self, task: TaskAccount) -> None:
         """A task's wall time is over."""
         self._close_task(task, self.now)
         task.span = None
@@ -226,20 +226,20 @@ class Holdings:
                 wall.enter(task.name, task.span.pieces(at, task.pace))
         return book, wall
 
-    def _pace(self, task: str) -> Pace:
-        return self.tasks[task].pace if task else Pace()
+    def _pace(self, task: str) -> TaskPace:
+        return self.tasks[task].pace if task else TaskPace()
 
-    def _enter(self, book: Book, slot: Slot, at: float) -> None:
+    def _enter(self, book: Book, slot: SlotAccount, at: float) -> None:
         span = slot.span
         book.enter(slot.task, span.pieces(at, self._pace(slot.task)), slot.node, slot.index, span.worker)
 
-    def _close(self, slot: Slot, at: float) -> None:
+    def _close(self, slot: SlotAccount, at: float) -> None:
         span = slot.span
         if at > span.since:
             self._enter(self.book, slot, at)
             span.since = at
 
-    def _close_task(self, task: Task, at: float) -> None:
+    def _close_task(self, task: TaskAccount, at: float) -> None:
         if task.span is not None:
             self.wall.enter(task.name, task.span.pieces(at, task.pace))
             task.span.since = max(task.span.since, at)

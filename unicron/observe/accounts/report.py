@@ -6,7 +6,7 @@ from typing import Any
 
 from unicron.contracts.base import Record
 from unicron.observe.accounts.book import Book
-from unicron.observe.accounts.chains import ChainCost, Course
+from unicron.observe.accounts.chains import ChainCost, TaskCourse
 from unicron.observe.accounts.phases import ESTIMATES, Phase
 from unicron.observe.accounts.spans import Accounts, Key
 from unicron.observe.incidents import Incident
@@ -15,7 +15,7 @@ USED = {Phase.TRAINING, Phase.IDLE}
 """What is no cost of any cause."""
 
 
-class Row(Record, kw_only=True, frozen=True):
+class CostRow(Record, kw_only=True, frozen=True):
     """Slot-seconds of one task, cause or node.
 
     Attributes:
@@ -38,7 +38,7 @@ class Row(Record, kw_only=True, frozen=True):
         return self.seconds[phase] / self.total_s if self.total_s else 0.0
 
 
-class TaskRow(Row, kw_only=True, frozen=True):
+class TaskRow(CostRow, kw_only=True, frozen=True):
     """Where a task's time went.
 
     Attributes:
@@ -68,8 +68,8 @@ class Report(Record, kw_only=True, frozen=True):
     since: float
     until: float
     tasks: list[TaskRow]
-    causes: list[Row]
-    nodes: list[Row]
+    causes: list[CostRow]
+    nodes: list[CostRow]
     estimates: tuple[str, ...] = ESTIMATES
 
     def row(self, task: str) -> TaskRow | None:
@@ -144,7 +144,7 @@ def cost(incident: Incident, slots: Book, wall: Book) -> ChainCost:
     for task in concerned:
         seconds = times.get(task, _nothing())
         courses.append(
-            Course(
+            TaskCourse(
                 task=task,
                 recovered_at=incident.tasks[task].over_at if task in incident.tasks else None,
                 seconds=seconds,
@@ -171,10 +171,10 @@ def cost(incident: Incident, slots: Book, wall: Book) -> ChainCost:
     )
 
 
-def _rows(costs: Accounts, failures: Mapping[Key, int], name: Callable[[Key], str]) -> list[Row]:
+def _rows(costs: Accounts, failures: Mapping[Key, int], name: Callable[[Key], str]) -> list[CostRow]:
     sums, counts = _sums(costs, name), _counts(failures, name)
     names = {each for each in [*sums, *counts] if each}
-    rows = [Row(name=each, seconds=sums.get(each, _nothing()), failures=counts[each]) for each in names]
+    rows = [CostRow(name=each, seconds=sums.get(each, _nothing()), failures=counts[each]) for each in names]
     return sorted(rows, key=lambda row: (-row.total_s, row.name))
 
 

@@ -5,29 +5,29 @@ from typing import NamedTuple
 
 from unicron.contracts.base import Record
 from unicron.observe.accounts.phases import Phase
-from unicron.observe.incidents import NONE, Cause
+from unicron.observe.incidents import NONE, IncidentCause
 
 
 class Key(NamedTuple):
     """An account: a task, empty for slots that no task has, and a cause."""
 
     task: str
-    cause: Cause = NONE
+    cause: IncidentCause = NONE
 
     def without_chain(self) -> "Key":
         """Return the account of all of a kind."""
-        return Key(self.task, Cause(self.cause.what, self.cause.node))
+        return Key(self.task, IncidentCause(self.cause.what, self.cause.node))
 
 
 Accounts = dict[Key, dict[Phase, float]]
 """Slot-seconds, or seconds of tasks as a whole."""
 
 
-class Piece(NamedTuple):
+class SpanPiece(NamedTuple):
     """A part of a span, in Unix seconds."""
 
     phase: Phase
-    cause: Cause
+    cause: IncidentCause
     begin: float
     end: float
     share: float = 1.0
@@ -55,7 +55,7 @@ class PhaseSpan(Record, frozen=True, gc=False):
 
 
 @dataclass(slots=True)
-class Pace:
+class TaskPace:
     """How a task computes at present, which says what its training is worth.
 
     Attributes:
@@ -66,9 +66,9 @@ class Pace:
     """
 
     again_to: float = 0.0
-    again_for: Cause = NONE
+    again_for: IncidentCause = NONE
     slow: float = 0.0
-    slow_for: Cause = NONE
+    slow_for: IncidentCause = NONE
 
     def went_to(self, chain: str) -> bool:
         """Whether part of what is computed may be a cost of a chain."""
@@ -87,21 +87,21 @@ class Span:
 
     since: float
     phase: Phase = Phase.IDLE
-    cause: Cause = NONE
+    cause: IncidentCause = NONE
     worker: str = ""
 
-    def pieces(self, until: float, pace: Pace) -> list[Piece]:
+    def pieces(self, until: float, pace: TaskPace) -> list[SpanPiece]:
         """Return what the time up to `until` is; together that is all of it, and none of it twice."""
         if until <= self.since:
             return []
         if self.phase is not Phase.TRAINING:
-            return [Piece(self.phase, self.cause, self.since, until)]
+            return [SpanPiece(self.phase, self.cause, self.since, until)]
         found = []
         new = min(max(pace.again_to, self.since), until)
         if new > self.since:
-            found.append(Piece(Phase.RECOMPUTED, pace.again_for, self.since, new))
+            found.append(SpanPiece(Phase.RECOMPUTED, pace.again_for, self.since, new))
         if until > new:
-            found.append(Piece(Phase.TRAINING, self.cause, new, until, 1 - pace.slow))
+            found.append(SpanPiece(Phase.TRAINING, self.cause, new, until, 1 - pace.slow))
             if pace.slow:
-                found.append(Piece(Phase.SUB_HEALTHY, pace.slow_for, new, until, pace.slow))
+                found.append(SpanPiece(Phase.SUB_HEALTHY, pace.slow_for, new, until, pace.slow))
         return found

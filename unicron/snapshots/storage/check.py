@@ -19,7 +19,7 @@ from unicron.snapshots.storage.manifest import (
     index_in,
     joint_checksum,
 )
-from unicron.snapshots.storage.root import Entry, Storage
+from unicron.snapshots.storage.root import Storage, StoredEntry
 
 Folder = tuple[str, str]
 """A task, and the name of a folder of it."""
@@ -71,7 +71,7 @@ def part_faults(storage: Storage, folder: Folder, part: StoredPart) -> list[str]
     return _part_faults(storage, folder, part, storage.entries(*folder))
 
 
-def _part_faults(storage: Storage, folder: Folder, part: StoredPart, there: dict[str, Entry]) -> list[str]:
+def _part_faults(storage: Storage, folder: Folder, part: StoredPart, there: dict[str, StoredEntry]) -> list[str]:
     wrong = [fault for file in (part.index, part.data) for fault in _size_faults(file, there)]
     if wrong:
         return wrong
@@ -101,7 +101,7 @@ def _piece_faults(stream: Any, index: Index, data: StoredFile) -> list[str]:
     return found
 
 
-def _file_faults(storage: Storage, folder: Folder, file: StoredFile, there: dict[str, Entry]) -> list[str]:
+def _file_faults(storage: Storage, folder: Folder, file: StoredFile, there: dict[str, StoredEntry]) -> list[str]:
     if wrong := _size_faults(file, there):
         return wrong
     try:
@@ -111,7 +111,7 @@ def _file_faults(storage: Storage, folder: Folder, file: StoredFile, there: dict
     return [] if same else [f"{file.name}: altered"]
 
 
-def _size_faults(file: StoredFile, there: dict[str, Entry]) -> list[str]:
+def _size_faults(file: StoredFile, there: dict[str, StoredEntry]) -> list[str]:
     entry = there.get(file.name)
     if entry is None or entry.folder:
         return [f"{file.name}: missing"]

@@ -37,7 +37,7 @@ _CURES = {
 }
 
 
-class Entry(NamedTuple):
+class StoredEntry(NamedTuple):
     """What lies in a folder.
 
     Attributes:
@@ -78,7 +78,7 @@ class Storage:
         """Return what others may call a file or folder: a path, or a URL."""
         return "/".join((self._path if self.is_directory else self.root.rstrip("/"), *names))
 
-    def entries(self, *names: str) -> dict[str, Entry]:
+    def entries(self, *names: str) -> dict[str, StoredEntry]:
         """Return what lies in a folder, by name; nothing where there is none."""
         with self._translated_errors("list", *names):
             try:
@@ -257,22 +257,22 @@ def _foreign(storage: Storage, task: str, names: Sequence[str]) -> CheckpointErr
     )
 
 
-def _scanned(folder: str) -> dict[str, Entry]:
+def _scanned(folder: str) -> dict[str, StoredEntry]:
     """Return what lies in a directory, without links, and without what others remove meanwhile."""
-    found: dict[str, Entry] = {}
+    found: dict[str, StoredEntry] = {}
     with os.scandir(folder) as entries:
         for each in entries:
             with suppress(FileNotFoundError):
                 status = each.stat(follow_symlinks=False)
                 if not each.is_symlink():
-                    found[each.name] = Entry(each.is_dir(follow_symlinks=False), status.st_size, status.st_mtime)
+                    found[each.name] = StoredEntry(each.is_dir(follow_symlinks=False), status.st_size, status.st_mtime)
     return found
 
 
-def _entry(listed: dict[str, Any]) -> Entry:
+def _entry(listed: dict[str, Any]) -> StoredEntry:
     """Return the entry of an object as its store lists it; stores name the time differently."""
     when = next((listed[name] for name in ("LastModified", "modified", "created") if listed.get(name)), None)
-    return Entry(listed["type"] == "directory", int(listed.get("size") or 0), when.timestamp() if when else 0.0)
+    return StoredEntry(listed["type"] == "directory", int(listed.get("size") or 0), when.timestamp() if when else 0.0)
 
 
 def _fsync_directory(folder: str) -> None:

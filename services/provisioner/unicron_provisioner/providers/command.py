@@ -120,6 +120,7 @@ class CommandProvider(ByRelease):
         finally:
             if process.returncode is None:
                 _end(process)
+                await process.wait()
         if status:
             self._fail(verb, status, err.result())
         return out.result()

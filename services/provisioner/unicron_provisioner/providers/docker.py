@@ -211,6 +211,6 @@ def make(pool: Pool, options: Options, around: Surroundings) -> DockerProvider:
     try:
         import docker  # noqa: F401, PLC0415 only for who has such pools
     except ImportError as error:
-        raise InvalidInputError("the package docker is not installed: pip install 'unicron[docker]'") from error
+        raise InvalidInputError("the package docker is not installed: pip install '.[docker]'") from error
     keys = folder_of_keys(options.keys, around.folder)
     return DockerProvider(pool.name, options, keys, options.nats_url or around.nats_url)

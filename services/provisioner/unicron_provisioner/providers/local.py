@@ -17,7 +17,7 @@ import msgspec
 
 from unicron.contracts.pools import Pool
 from unicron.contracts.ranges import Label, Name
-from unicron.processes import Started, wait_until_gone
+from unicron.processes import ProcessRecord, wait_until_gone
 from unicron_provisioner.providers.names import credentials, folder_of_keys, free_name
 from unicron_provisioner.providers.protocol import MachineReport, MachineRequest, ProviderError, Surroundings
 
@@ -46,7 +46,7 @@ class Record(msgspec.Struct, kw_only=True):
 
     Attributes:
         node: name of its node.
-        pid, ticks: as in `Started`; -1 as long as it was not started, as far as is known.
+        pid, ticks: as in `ProcessRecord`; -1 as long as it was not started, as far as is known.
     """
 
     machine: Name
@@ -55,9 +55,9 @@ class Record(msgspec.Struct, kw_only=True):
     ticks: int = -1
 
     @property
-    def process(self) -> Started:
+    def process(self) -> ProcessRecord:
         """Its process."""
-        return Started(pid=self.pid, ticks=self.ticks)
+        return ProcessRecord(pid=self.pid, ticks=self.ticks)
 
 
 class LocalProvider:
@@ -143,7 +143,7 @@ class LocalProvider:
                 env={**self._environment, **files, **told},
             )
         self._children.append(child)
-        started = Started.of(child.pid)
+        started = ProcessRecord.from_pid(child.pid)
         return started.pid, started.ticks
 
     def _find(self, machine: str) -> tuple[int, int] | None:
@@ -153,7 +153,7 @@ class LocalProvider:
             try:
                 pid = int(path.parent.name)
                 if mark in path.read_bytes().split(b"\0") and os.getsid(pid) == pid:
-                    started = Started.of(pid)
+                    started = ProcessRecord.from_pid(pid)
                     return started.pid, started.ticks
             except OSError:
                 continue  # it has ended, or is another user's

@@ -10,7 +10,7 @@ import numpy as np
 from unicron_straggler.analysis import tensors
 from unicron_straggler.analysis.model import BACKWARD, FORWARD, Graph
 from unicron_straggler.analysis.simulate import Scenario, alone_times, ideal_time, step_times
-from unicron_straggler.analysis.trace import COMMUNICATION, OPTYPES, Floats, Integers, Meta, Problem, Trace
+from unicron_straggler.analysis.trace import COMMUNICATION, OPTYPES, Floats, Integers, Meta, Trace, TraceProblem
 
 MEDIAN = COMMUNICATION | {"layernorm-grads-all-reduce"}
 """Types whose ideal is the median; that of the others is the mean."""
@@ -110,7 +110,7 @@ class Analysis:
     durations: Mapping[str, Floats]
     computes: Integers
     graph: Graph
-    problems: tuple[Problem, ...]
+    problems: tuple[TraceProblem, ...]
 
     @property
     def step_slowdown(self) -> Floats:

@@ -41,7 +41,7 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Parts:
+class TimeParts:
     """The parts of the compute times. Axes: forward and backward, steps, microbatches, stages, data-parallel ranks.
 
     Where a stage has several model chunks, each is a stage here: the chunks of a stage follow one another.
@@ -70,7 +70,7 @@ class Parts:
     together: float
 
 
-def parts(analysis: Analysis) -> Parts:
+def parts(analysis: Analysis) -> TimeParts:
     """Take the compute times of a job apart."""
     places = _places(analysis)
     times = np.stack([_by_microbatch(analysis.durations[op], places[at]) for at, op in enumerate(COMPUTES)])
@@ -98,10 +98,10 @@ def parts(analysis: Analysis) -> Parts:
     content -= np.log(np.exp(content).mean(axis=(1, 2, 4), keepdims=True))
     stages = clean.mean(axis=(1, 2, 4), keepdims=True)
     pp = analysis.meta.pp_size
-    return Parts(pp, times, places, stages, slowness, content, pauses, variation, together)
+    return TimeParts(pp, times, places, stages, slowness, content, pauses, variation, together)
 
 
-def without(analysis: Analysis, found: Parts, causes: Collection[str]) -> dict[str, Floats]:
+def without(analysis: Analysis, found: TimeParts, causes: Collection[str]) -> dict[str, Floats]:
     """Return all durations, as `Analysis.durations`, with the causes taken away as their cures would."""
     durations = dict(analysis.durations)
     times, pauses = found.times - found.pauses, found.pauses
@@ -123,7 +123,7 @@ def without(analysis: Analysis, found: Parts, causes: Collection[str]) -> dict[s
     return durations
 
 
-def in_order(found: Parts, times: Floats) -> dict[str, Floats]:
+def in_order(found: TimeParts, times: Floats) -> dict[str, Floats]:
     """Return compute times, shaped as those in `found`, as they are in `Analysis.durations`."""
     durations = {}
     _, count, stages = found.places.shape

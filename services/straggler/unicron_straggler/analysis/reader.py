@@ -10,7 +10,7 @@ import numpy as np
 from unicron.errors import InvalidInputError
 from unicron.files import MB, read_text
 from unicron.printable import shown
-from unicron_straggler.analysis.trace import CODES, Meta, Problem, Trace
+from unicron_straggler.analysis.trace import CODES, Meta, Trace, TraceProblem
 
 TYPES = {
     "dp_rank": np.int16,
@@ -208,7 +208,7 @@ def _trace(meta: Meta, names: Sequence[str], index: Any, columns: dict[str, Any]
                 raise InvalidInputError(
                     f"wrong trace: column {name} goes from {low} to {high}; {-most} to {most - 1} are possible"
                 )
-    problems: list[Problem] = []
+    problems: list[TraceProblem] = []
     codes = np.array([CODES.get(name, UNKNOWN) for name in names], np.int8)
     optype = codes[index] if len(names) else np.array([], np.int8)
     kept = optype != UNKNOWN
@@ -218,12 +218,12 @@ def _trace(meta: Meta, names: Sequence[str], index: Any, columns: dict[str, Any]
         dropped = int((~kept).sum())
         text = f"{dropped} operations of unknown types are left out: {', '.join(unknown[:10])}{more}"
         text += "; the time they took counts as delay between the others"
-        problems.append(Problem("unknown-op-types", text, dropped))
+        problems.append(TraceProblem("unknown-op-types", text, dropped))
     wrong = kept & ~((columns["duration"] >= 0) & np.isfinite(columns["start_ts"]) & np.isfinite(columns["duration"]))
     if wrong.any():
         dropped = int(wrong.sum())
         text = f"{dropped} operations with negative or no times are left out, and with them the steps they belong to"
-        problems.append(Problem("wrong-times", text, dropped, stands=bool(dropped <= 0.01 * len(wrong))))
+        problems.append(TraceProblem("wrong-times", text, dropped, stands=bool(dropped <= 0.01 * len(wrong))))
         kept &= ~wrong
     if not kept.all():
         optype = optype[kept]

@@ -9,7 +9,7 @@ import numpy as np
 
 from unicron.errors import InvalidInputError
 from unicron_straggler.analysis import model
-from unicron_straggler.analysis.trace import CODES, COMMUNICATION, OPTYPES, Floats, Integers, Problem, Trace
+from unicron_straggler.analysis.trace import CODES, COMMUNICATION, OPTYPES, Floats, Integers, Trace, TraceProblem
 
 GC = CODES["gc"]
 CLOCKS_S = 0.010
@@ -44,7 +44,7 @@ class Job:
     durations: dict[int, Floats]
     step_traced_s: Floats
     computes: Integers
-    problems: tuple[Problem, ...]
+    problems: tuple[TraceProblem, ...]
 
 
 @dataclass
@@ -107,7 +107,7 @@ def job(trace: Trace) -> Job:
     )
 
 
-def _wrong_sizes(trace: Trace) -> list[Problem]:
+def _wrong_sizes(trace: Trace) -> list[TraceProblem]:
     """Hold the trace against the sizes of its meta."""
     meta = trace.meta
     for column, name, size in (
@@ -129,7 +129,7 @@ def _wrong_sizes(trace: Trace) -> list[Problem]:
         f"world_size is {meta.world_size} and dp_size x pp_size x tp_size x dsp_size {product}: one of them is wrong, "
         "and if it is dp_size or pp_size the result is too; nothing is left out"
     )
-    return [Problem("wrong-meta", text)]
+    return [TraceProblem("wrong-meta", text)]
 
 
 def _axes(trace: Trace) -> _Axes:
@@ -158,7 +158,7 @@ def _counts(trace: Trace, axes: _Axes) -> Integers:
     return np.bincount(key, minlength=int(np.prod(shape))).reshape(shape)
 
 
-def _drop_ranks(trace: Trace, axes: _Axes, counts: Integers, problems: list[Problem]) -> None:
+def _drop_ranks(trace: Trace, axes: _Axes, counts: Integers, problems: list[TraceProblem]) -> None:
     """Leave out data-parallel ranks of which a stage is missing throughout."""
     whole = (counts.sum((0, 3)) > 0).all(0)
     if whole.all():
@@ -176,10 +176,10 @@ def _drop_ranks(trace: Trace, axes: _Axes, counts: Integers, problems: list[Prob
         f"of {len(whole)} data-parallel ranks the trace lacks stages of {_few(missing)}: these are left out, and what "
         "they cost is not known; add their traces, or mend dp_size in the meta"
     )
-    problems.append(Problem("missing-ranks", text, int((axes.dp_at < 0).sum()), stands=False))
+    problems.append(TraceProblem("missing-ranks", text, int((axes.dp_at < 0).sum()), stands=False))
 
 
-def _drop_steps(trace: Trace, axes: _Axes, counts: Integers, problems: list[Problem]) -> Integers:
+def _drop_steps(trace: Trace, axes: _Axes, counts: Integers, problems: list[TraceProblem]) -> Integers:
     """Leave out steps with other operations than usual; return the usual (pp, codes) counts."""
     counts = counts[:, :, axes.dp_ranks]
     usual = _usual(counts)
@@ -204,7 +204,7 @@ def _drop_steps(trace: Trace, axes: _Axes, counts: Integers, problems: list[Prob
         if which.any():
             text = f"{which.sum()} of {len(bad)} steps are left out, for {cause} in them: {_few(axes.steps[which])}"
             dropped = int(counts[which].sum())
-            problems.append(Problem(name, text, dropped, stands=bool(bad.mean() <= ENOUGH)))
+            problems.append(TraceProblem(name, text, dropped, stands=bool(bad.mean() <= ENOUGH)))
     if bad.any():
         axes.step_at = np.where(bad, -1, np.cumsum(~bad) - 1)[axes.step_at]
         axes.steps = axes.steps[~bad]
@@ -306,15 +306,15 @@ def _overlaps(starts: dict[int, Floats], durations: dict[int, Floats], stages: l
     return np.asarray(found)
 
 
-def _left_out(name: str, which: Any, steps: Integers, a_step: int) -> Problem:
+def _left_out(name: str, which: Any, steps: Integers, a_step: int) -> TraceProblem:
     """Return the problem of steps with operations twice, or overlapping; `a_step` operations of each are left out."""
     share = f"{which.sum()} of {len(steps)} steps"
     words = name.replace("-", " ")
     if not a_step:
         text = f"{share} have {words} on one stream, and no other steps are left: kept, but their times can't be right"
-        return Problem(name, text, 0, stands=False)
+        return TraceProblem(name, text, 0, stands=False)
     text = f"{share} are left out, for {words} on one stream in them: {_few(steps[which])}"
-    return Problem(name, text, int(which.sum()) * a_step, stands=bool(which.mean() <= ENOUGH))
+    return TraceProblem(name, text, int(which.sum()) * a_step, stands=bool(which.mean() <= ENOUGH))
 
 
 def _few(numbers: Integers) -> str:

@@ -50,7 +50,7 @@ class Meta:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class TraceProblem:
     """Something wrong with a trace.
 
     Attributes:
@@ -98,7 +98,7 @@ class Trace:
     mc: Integers
     mb_id: Integers
     gmc: Integers
-    problems: tuple[Problem, ...] = field(default=())
+    problems: tuple[TraceProblem, ...] = field(default=())
 
     def __len__(self) -> int:
         """Return the number of operations."""

@@ -12,16 +12,16 @@ from unicron.contracts.base import Message
 from unicron.contracts.commands import CopyState
 from unicron.contracts.events import StateCopied
 from unicron.contracts.states import SAVED, Keeper, ParkedSnapshot, StateRef
-from unicron_transition.cluster import Cluster
+from unicron_transition.cluster import KnownNodes
 from unicron_transition.group import WorkerGroup
-from unicron_transition.orders import remove
+from unicron_transition.orders import remove_orders
 from unicron_transition.snapshots.saves import Saves
 
 WITHDRAWN = 64
 """Copies of each task that may still arrive though nobody wants them any more; older ones are forgotten."""
 
 
-class Copying(msgspec.Struct, kw_only=True, array_like=True):
+class PendingCopy(msgspec.Struct, kw_only=True, array_like=True):
     """A copy that is being made of a state on a node that is to go.
 
     Attributes:
@@ -41,10 +41,10 @@ class Copying(msgspec.Struct, kw_only=True, array_like=True):
         """The copy, once it is there."""
         return self.state.at(self.keeper.node, self.keeper.address)
 
-    def under_way(self, cluster: Cluster) -> bool:
+    def under_way(self, cluster: KnownNodes) -> bool:
         """Return whether both nodes are as they were when it was ordered."""
         source, keeper = cluster.nodes[self.state.location.node], self.keeper
-        known = cluster.stays(keeper.node) and cluster.nodes[keeper.node].state_server == keeper.address
+        known = cluster.is_staying(keeper.node) and cluster.nodes[keeper.node].state_server == keeper.address
         return known and source.alive and source.incarnation == self.incarnation
 
 
@@ -58,16 +58,16 @@ class Parking(msgspec.Struct, kw_only=True):
     """
 
     snapshot: ParkedSnapshot | None = None
-    copying: list[Copying] = []
-    withdrawn: list[Copying] = []
+    copying: list[PendingCopy] = []
+    withdrawn: list[PendingCopy] = []
 
     @property
     def states(self) -> list[StateRef]:
         """Its parts that lie in the memories of nodes."""
         return self.snapshot.states if self.snapshot else []
 
-    def counted_on(self, node: str) -> list[StateRef]:
-        """Return its parts on a node, and those that are to come there."""
+    def usable_states(self, node: str) -> list[StateRef]:
+        """Return its parts on a node, and the copies that are on their way there."""
         coming = [each.state.at(node, "") for each in self.copying if each.keeper.node == node]
         return [ref for ref in self.states if ref.location.node == node] + coming
 
@@ -75,26 +75,26 @@ class Parking(msgspec.Struct, kw_only=True):
         """Return the nodes where something of it lies, or is to."""
         return {ref.location.node for ref in self.states} | {each.keeper.node for each in self.copying}
 
-    def needs(self, cluster: Cluster, node: str) -> bool:
-        """Return whether some place of it lies on a node, and on none that stays."""
-        safe = {ref.place for ref in self.states if cluster.stays(ref.location.node)}
+    def depends_on(self, cluster: KnownNodes, node: str) -> bool:
+        """Return whether some place of it lies on `node`, and on no node that stays."""
+        safe = {ref.place for ref in self.states if cluster.is_staying(ref.location.node)}
         return any(ref.location.node == node and ref.place not in safe for ref in self.states)
 
-    def stranded(self, cluster: Cluster) -> bool:
-        """Return whether some place lies on nodes that are to go only, and no copy of it is on its way to another."""
-        safe = {ref.place for ref in self.states if cluster.stays(ref.location.node)}
+    def stranded(self, cluster: KnownNodes) -> bool:
+        """Return whether some place lies on draining nodes only, and no copy of it is on its way to another node."""
+        safe = {ref.place for ref in self.states if cluster.is_staying(ref.location.node)}
         safe |= {each.state.place for each in self.copying if not each.failed}
         return any(ref.place not in safe for ref in self.states)
 
     def readdress(self, group: WorkerGroup, node: str, address: str) -> None:
-        """Note where what lies on a node is to be had now."""
+        """Record the new address from which a node's parts are fetched."""
         states = [ref.at(node, address) if ref.location.node == node else ref for ref in self.states]
         if self.snapshot is not None and states != self.snapshot.states:
             self.snapshot = replace(self.snapshot, states=states)
             group.membership.broken = True  # its members know other addresses
 
     def restrict(self, group: WorkerGroup, states: Iterable[StateRef]) -> None:
-        """Keep only these of its parts; nothing stays parked where they are not whole."""
+        """Keep only these parts; the snapshot is dropped where they are not complete."""
         left = list(states)
         if self.snapshot is None or len(left) == len(self.snapshot.states):
             return
@@ -102,8 +102,8 @@ class Parking(msgspec.Struct, kw_only=True):
         whole = len({ref.place for ref in left}) == self.snapshot.layout.replica_workers
         self.snapshot = replace(self.snapshot, states=left) if whole else None
 
-    def move(self, cluster: Cluster, group: WorkerGroup, saves: Saves) -> list[Message]:
-        """Return the commands that copy to nodes that stay what lies on none; copies of saved states count as saved."""
+    def order_copies(self, cluster: KnownNodes, group: WorkerGroup, saves: Saves) -> list[Message]:
+        """Return the commands that copy, to nodes that stay, the parts that lie on none; the copies count as saved."""
         states = [] if group.state.ended else self.states
         vain = [each for each in self.copying if each.state not in states]
         goes_on = [each for each in self.copying if each.state in states and each.under_way(cluster)]
@@ -114,20 +114,24 @@ class Parking(msgspec.Struct, kw_only=True):
             places.setdefault(ref.place, []).append(ref)
         out: list[Message] = []
         for refs in places.values():
-            if copying := self._copy(cluster, refs):
+            if copying := self._start_copy(cluster, refs):
                 ref, keeper = copying.state, copying.keeper
                 if ref.location.name.endswith(SAVED):
-                    saves.expect(ref.location.worker, keeper.node)
-                out.append(CopyState(**cluster.to(ref.location.node), task=group.spec.name, state=ref, keeper=keeper))
+                    saves.record_location(ref.location.worker, keeper.node)
+                out.append(
+                    CopyState(
+                        **cluster.command_fields(ref.location.node), task=group.spec.name, state=ref, keeper=keeper
+                    )
+                )
         coming = {(each.state.location.name, each.keeper.node) for each in self.copying}
         arrived = [each.copy for each in vain]  # without a report so far, maybe
         strays = [ref for ref in arrived if (ref.location.name, ref.location.node) not in coming]
-        return out + remove(cluster, group.spec.name, strays)
+        return out + remove_orders(cluster, group.spec.name, strays)
 
-    def _copy(self, cluster: Cluster, refs: list[StateRef]) -> Copying | None:
-        """Have one of a place's states copied, if it is needed and one can be."""
+    def _start_copy(self, cluster: KnownNodes, refs: list[StateRef]) -> PendingCopy | None:
+        """Begin to copy one of a place's states, if a copy is needed and possible."""
         orders = [each for each in self.copying if each.state in refs]
-        if any(cluster.stays(ref.location.node) for ref in refs) or not all(each.failed for each in orders):
+        if any(cluster.is_staying(ref.location.node) for ref in refs) or not all(each.failed for each in orders):
             return None
         tried = {(each.state.location.node, each.keeper.node) for each in orders}
         for ref in refs:
@@ -135,13 +139,13 @@ class Parking(msgspec.Struct, kw_only=True):
             keepers = cluster.partners(node) if cluster.is_there(node) else []
             keeper = next((each for each in keepers if (node, each.node) not in tried), None)
             if keeper is not None:
-                copying = Copying(state=ref, incarnation=cluster.nodes[node].incarnation, keeper=keeper)
+                copying = PendingCopy(state=ref, incarnation=cluster.nodes[node].incarnation, keeper=keeper)
                 self.copying.append(copying)
                 return copying
         return None  # until another node comes
 
-    def copied(self, fact: StateCopied) -> bool:
-        """Count on a copy that is there; return whether there is one that nobody wants any more."""
+    def record_copy(self, fact: StateCopied) -> bool:
+        """Record a copy that has arrived; return whether it is no longer wanted."""
         copy, orders = fact.state, (*self.copying, *self.withdrawn)
         where = (copy.location.name, copy.location.node)
         sent = [each for each in orders if each.state.location.node == fact.node]

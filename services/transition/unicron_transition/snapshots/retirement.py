@@ -13,16 +13,16 @@ from unicron.contracts.commands import StoreState
 from unicron.contracts.ranges import Count
 from unicron.contracts.states import ParkedSnapshot, StateRef
 from unicron.contracts.storage import Saving
-from unicron_transition.cluster import Cluster
-from unicron_transition.deadlines import Deadline, Wait
+from unicron_transition.cluster import KnownNodes
+from unicron_transition.deadlines import Deadline, WaitKind
 from unicron_transition.group import WorkerGroup
 
 
-class Attempt(msgspec.Struct, kw_only=True):
+class StorageAttempt(msgspec.Struct, kw_only=True):
     """A snapshot that is to go from memory to storage.
 
     Attributes:
-        wait: what is waited for before it is written, as in `Wait`; empty: nothing.
+        wait: what is waited for before it is written, as in `WaitKind`; empty: nothing.
         saving: what is being written now.
         nodes: that write it, by their incarnations when they were ordered to; a later one does not know the order.
     """
@@ -31,8 +31,8 @@ class Attempt(msgspec.Struct, kw_only=True):
     saving: Saving | None = None
     nodes: dict[str, str] = {}
 
-    def under_way(self, cluster: Cluster) -> bool:
-        """Return whether all who write are as they were when they were ordered to."""
+    def under_way(self, cluster: KnownNodes) -> bool:
+        """Return whether every writing node still has the incarnation to which the order was sent."""
         return self.saving is not None and all(
             cluster.is_there(node) and cluster.nodes[node].incarnation == incarnation
             for node, incarnation in self.nodes.items()
@@ -47,52 +47,58 @@ class Retirement(msgspec.Struct, kw_only=True):
         attempts: how many there were.
     """
 
-    attempt: Attempt | None = None
+    attempt: StorageAttempt | None = None
     attempts: Count = 0
 
-    def retire(self, cluster: Cluster, group: WorkerGroup, parked: ParkedSnapshot, *, at_once: bool) -> list[Message]:
-        """Return the commands that write what is not to stay in memory, or the timer for how long it may."""
+    def retire(
+        self, cluster: KnownNodes, group: WorkerGroup, parked: ParkedSnapshot, *, at_once: bool
+    ) -> list[Message]:
+        """Return the commands that write the parked snapshot to storage, or the timer after which that is done."""
         idle_s = cluster.idle_s
         attempt = self.attempt
         if attempt is None:
-            attempt = self.attempt = Attempt(wait=Wait.IDLE)
+            attempt = self.attempt = StorageAttempt(wait=WaitKind.IDLE)
             if not at_once:
-                return [Deadline(Wait.IDLE, group.spec.name).set(idle_s)]
-        if attempt.under_way(cluster) or attempt.wait == (Wait.AGAIN if at_once else Wait.IDLE):
+                return [Deadline(WaitKind.IDLE, group.spec.name).set(idle_s)]
+        if attempt.under_way(cluster) or attempt.wait == (WaitKind.AGAIN if at_once else WaitKind.IDLE):
             return []
-        return self._order(cluster, group, parked, attempt)
+        return self._order_writes(cluster, group, parked, attempt)
 
-    def call_off(self, task: str) -> list[Message]:
-        """Leave in memory what is there: it is about to be taken, or is gone; what is being written may be finished."""
+    def cancel(self, task: str) -> list[Message]:
+        """Cancel the attempt, as the snapshot is about to be restored or is gone; a write under way may finish."""
         attempt, self.attempt = self.attempt, None
-        return [Deadline(Wait(attempt.wait), task).cancel()] if attempt and attempt.wait else []
+        return [Deadline(WaitKind(attempt.wait), task).cancel()] if attempt and attempt.wait else []
 
     def expire(self) -> None:
-        """Note that the time is over that a snapshot may stay in memory, or until the next attempt."""
+        """Record that the wait before the next attempt is over."""
         if self.attempt is not None:
             self.attempt.wait = ""
 
-    def failed(self, cluster: Cluster, task: str, node: str, *, at_once: bool) -> tuple[Saving | None, list[Message]]:
-        """Try again later, where a node could not write its part, soon if it is to go; return what was written."""
+    def record_failure(
+        self, cluster: KnownNodes, task: str, node: str, *, at_once: bool
+    ) -> tuple[Saving | None, list[Message]]:
+        """Schedule another attempt after a node failed to write its part; return the failed saving and the timer."""
         attempt = self.attempt
         if attempt is None or attempt.saving is None or node not in attempt.nodes:
             return None, []
         saving, attempt.saving = attempt.saving, None
-        wait = Wait.AGAIN if at_once else Wait.IDLE
+        wait = WaitKind.AGAIN if at_once else WaitKind.IDLE
         attempt.wait = wait
-        return saving, [Deadline(wait, task).set(cluster.idle_s if wait is Wait.IDLE else None)]
+        return saving, [Deadline(wait, task).set(cluster.idle_s if wait is WaitKind.IDLE else None)]
 
-    def written(self, node: str) -> Saving | None:
-        """Return what is on storage now that `node` says so; None where nobody was ordered to write."""
+    def record_written(self, node: str) -> Saving | None:
+        """End the attempt that `node` reports as written; return its saving, None where there is no such attempt."""
         attempt = self.attempt
         if attempt is None or node not in attempt.nodes or attempt.saving is None:
             return None
         self.attempt = None
         return attempt.saving
 
-    def _order(self, cluster: Cluster, group: WorkerGroup, parked: ParkedSnapshot, attempt: Attempt) -> list[Message]:
-        """Have each place written by one of the nodes that have it, by another one with each attempt."""
-        out: list[Message] = [Deadline(Wait(attempt.wait), group.spec.name).cancel()] if attempt.wait else []
+    def _order_writes(
+        self, cluster: KnownNodes, group: WorkerGroup, parked: ParkedSnapshot, attempt: StorageAttempt
+    ) -> list[Message]:
+        """Order one node for each place to write it; each attempt chooses other nodes where it can."""
+        out: list[Message] = [Deadline(WaitKind(attempt.wait), group.spec.name).cancel()] if attempt.wait else []
         self.attempts += 1
         named = f"{group.submitted_at}:{group.before}:{parked.iteration}:{self.attempts}"
         saving = Saving(
@@ -109,6 +115,6 @@ class Retirement(msgspec.Struct, kw_only=True):
         attempt.wait, attempt.saving = "", saving
         attempt.nodes = {ref.location.node: cluster.nodes[ref.location.node].incarnation for ref in chosen}
         return out + [
-            StoreState(**cluster.to(ref.location.node), task=group.spec.name, state=ref, saving=saving)
+            StoreState(**cluster.command_fields(ref.location.node), task=group.spec.name, state=ref, saving=saving)
             for ref in chosen
         ]

@@ -9,10 +9,10 @@ import msgspec
 from unicron.contracts.base import Message
 from unicron.contracts.commands import SaveStates
 from unicron.contracts.states import COPIES, SAVED, TURNS, Keeper, Saver
-from unicron_transition.cluster import Cluster
+from unicron_transition.cluster import KnownNodes
 from unicron_transition.group import WorkerGroup
 from unicron_transition.orders import drop_order
-from unicron_transition.snapshots.storage import Storage
+from unicron_transition.snapshots.storage import CheckpointWrites
 
 
 class Saves(msgspec.Struct, kw_only=True):
@@ -36,8 +36,8 @@ class Saves(msgspec.Struct, kw_only=True):
     whole: bool = False
     short: bool = False
 
-    def order(self, cluster: Cluster, group: WorkerGroup, storage: Storage) -> list[Message]:
-        """Return the commands that have the right workers save their states, where others did or none."""
+    def save_orders(self, cluster: KnownNodes, group: WorkerGroup, storage: CheckpointWrites) -> list[Message]:
+        """Return the `SaveStates` commands for the nodes whose savers change."""
         wanted = self._wanted(cluster, group, storage)
         out: list[Message] = []
         for node in sorted({*wanted, *self.ordered}):
@@ -45,34 +45,34 @@ class Saves(msgspec.Struct, kw_only=True):
             if savers == self.ordered.get(node, []) or not cluster.is_there(node):
                 continue
             self.ordered[node] = savers
-            out.append(SaveStates(**cluster.to(node), task=group.spec.name, savers=savers))
+            out.append(SaveStates(**cluster.command_fields(node), task=group.spec.name, savers=savers))
             for saver in savers:
                 self.secured.pop(saver.worker, None)
                 self.wrote[saver.worker] = node
-                self.expect(saver.worker, node, *(keeper.node for keeper in saver.keepers))
+                self.record_location(saver.worker, node, *(keeper.node for keeper in saver.keepers))
         self.ordered = {node: savers for node, savers in self.ordered.items() if savers}
         return out
 
-    def expect(self, worker: str, *nodes: str) -> None:
-        """Note that what a worker saved may lie on these nodes: it is removed there when newer ones are whole."""
+    def record_location(self, worker: str, *nodes: str) -> None:
+        """Record where states that a worker saved may lie; they are removed there when newer ones are complete."""
         self.held.setdefault(worker, {}).update(dict.fromkeys(nodes))
 
-    def expect_others(self, node: str) -> None:
-        """Take it that an agent that joins saves others than it was ordered to: it may know no order, or the last."""
+    def mark_order_unknown(self, node: str) -> None:
+        """Treat a joining agent's saves as unknown, so that they are ordered again; it may have missed an order."""
         self.ordered[node] = [Saver(worker="")]
 
-    def may_lie(self, node: str, name: str) -> bool:
-        """Return whether a state that was saved under this name and lies on a node may still be wanted."""
+    def is_expected(self, node: str, name: str) -> bool:
+        """Return whether a node is recorded as a location of the saved state of this name."""
         return node in self.held.get(saver_of(name), ())
 
-    def secure(self, worker: str, node: str, nodes: list[str]) -> None:
-        """Note that a worker's copies are whole, if they are on the nodes that the newest order names."""
+    def record_secured(self, worker: str, node: str, nodes: list[str]) -> None:
+        """Record that a worker's copies are complete, if they are on the nodes that the newest order names."""
         for saver in self.ordered.get(node, ()):
             if saver.worker == worker and [keeper.node for keeper in saver.keepers] == nodes:
                 self.secured[worker], self.whole = None, True
 
-    def forget_absent(self, cluster: Cluster) -> None:
-        """Count no more on what nodes have that are gone."""
+    def forget_absent(self, cluster: KnownNodes) -> None:
+        """Drop the locations on nodes that are gone."""
         for nodes in self.held.values():
             for node in [node for node in nodes if not cluster.is_there(node)]:
                 del nodes[node]
@@ -82,25 +82,25 @@ class Saves(msgspec.Struct, kw_only=True):
         return {node for nodes in self.held.values() for node in nodes}
 
     def superseded(self, group: WorkerGroup) -> bool:
-        """Return whether the copies of all who save now are whole, so that older ones are of no use."""
+        """Return whether the copies of all present savers are complete, so that older ones can be removed."""
         savers = self._savers()
         return bool(savers) and self.secured.keys() >= savers.keys() and group.membership.has_met
 
-    def drop_older(self, cluster: Cluster, group: WorkerGroup) -> list[Message]:
-        """Return the commands that remove what is saved where nobody saves it now."""
+    def drop_older(self, cluster: KnownNodes, group: WorkerGroup) -> list[Message]:
+        """Return the commands that remove saved states from nodes on which they are no longer saved."""
         current = {
             name: {node, *(keeper.node for keeper in saver.keepers)} for name, (node, saver) in self._savers().items()
         }
         return self._drop_all_but(cluster, group, current)
 
-    def drop_all(self, cluster: Cluster, group: WorkerGroup) -> list[Message]:
-        """Return the commands that remove all that was saved; nobody saves any more."""
+    def drop_all(self, cluster: KnownNodes, group: WorkerGroup) -> list[Message]:
+        """Return the commands that remove all saved states, and forget all orders to save."""
         self.ordered = {}
         return self._drop_all_but(cluster, group, {})
 
-    def disown(self, cluster: Cluster, group: WorkerGroup, worker: str, node: str) -> list[Message]:
-        """Return the commands that remove copies that are in doubt; on its own node the worker saves them anew."""
-        names = _names(worker)
+    def drop_copies(self, cluster: KnownNodes, group: WorkerGroup, worker: str, node: str) -> list[Message]:
+        """Return the commands that remove a worker's copies from other nodes; on its own node it saves them anew."""
+        names = _file_names(worker)
         others = [each for each in self.held.get(worker, ()) if each != node and cluster.is_there(each)]
         return [drop_order(cluster, group.spec.name, each, names) for each in others]
 
@@ -108,14 +108,14 @@ class Saves(msgspec.Struct, kw_only=True):
         orders = [(node, saver) for node, each in self.ordered.items() for saver in each]
         return {saver.worker: (node, saver) for node, saver in orders if saver.worker}  # none: ordered when it is back
 
-    def _drop_all_but(self, cluster: Cluster, group: WorkerGroup, current: dict[str, set[str]]) -> list[Message]:
+    def _drop_all_but(self, cluster: KnownNodes, group: WorkerGroup, current: dict[str, set[str]]) -> list[Message]:
         names: dict[str, list[str]] = {}
         ended: dict[str, list[str]] = {}
         for worker, nodes in self.held.items():
             for node in [node for node in nodes if node not in current.get(worker, ())]:
                 del nodes[node]
                 if worker in group.workers:
-                    names.setdefault(node, []).extend(_names(worker))
+                    names.setdefault(node, []).extend(_file_names(worker))
                 else:
                     ended.setdefault(node, []).append(worker)
         self.held = {worker: nodes for worker, nodes in self.held.items() if nodes}
@@ -124,12 +124,12 @@ class Saves(msgspec.Struct, kw_only=True):
         task = group.spec.name
         return [drop_order(cluster, task, node, names.get(node, ()), ended.get(node, ())) for node in there]
 
-    def _wanted(self, cluster: Cluster, group: WorkerGroup, storage: Storage) -> dict[str, list[Saver]]:
-        """Return who is to save on which node, and with copies where; note if there are fewer than there should be."""
+    def _wanted(self, cluster: KnownNodes, group: WorkerGroup, storage: CheckpointWrites) -> dict[str, list[Saver]]:
+        """Return the savers of each node, with their keepers; set `short` if there are fewer keepers than wanted."""
         self.short, way = False, group.spec.way
         if not group.target or group.membership.leaving or not way.saves_states or group.uncarried:
             return {}
-        chosen = _chosen(group)
+        chosen = _choose_replicas(group)
         found: dict[str, list[Saver]] = {}
         for index, replica in enumerate(chosen):
             for place, name in enumerate(replica):
@@ -138,12 +138,12 @@ class Saves(msgspec.Struct, kw_only=True):
                 lacking = COPIES - len(chosen) if index == 0 else 0
                 keepers = _keepers(cluster, node, taken, lacking) if lacking else []
                 self.short = self.short or (len(keepers) < lacking and way.tracks_states)
-                store = storage.order(group) if index == 0 and way.tracks_states else None
+                store = storage.store_order(group) if index == 0 and way.tracks_states else None
                 found.setdefault(node, []).append(Saver(worker=name, keepers=keepers, store=store))
         return found
 
 
-def _chosen(group: WorkerGroup) -> list[tuple[str, ...]]:
+def _choose_replicas(group: WorkerGroup) -> list[tuple[str, ...]]:
     """Return the replicas that save: the first, and others that have each place on yet another node."""
     chosen: list[tuple[str, ...]] = []
     nodes: list[set[str]] = []
@@ -162,11 +162,11 @@ def _chosen(group: WorkerGroup) -> list[tuple[str, ...]]:
     return chosen
 
 
-def _keepers(cluster: Cluster, node: str, taken: set[str], count: int) -> list[Keeper]:
+def _keepers(cluster: KnownNodes, node: str, taken: set[str], count: int) -> list[Keeper]:
     return [each for each in cluster.partners(node) if each.node not in taken][:count]
 
 
-def _names(worker: str) -> list[str]:
+def _file_names(worker: str) -> list[str]:
     return [f"{worker}.{turn}.{SAVED}" for turn in range(TURNS)]
 
 

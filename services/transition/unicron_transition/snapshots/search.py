@@ -1,4 +1,4 @@
-"""The look round for a state that no worker has."""
+"""A search for copies of a state that no worker has, and a rewind to an earlier checkpoint."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from unicron.contracts.storage import StoredState
 
 
 class Search(msgspec.Struct, kw_only=True):
-    """A look round for copies of a task's state.
+    """A search for copies of a task's state in the memories of nodes, then on storage.
 
     Attributes:
         number: that answers repeat.

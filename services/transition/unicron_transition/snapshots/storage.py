@@ -8,7 +8,7 @@ from unicron.contracts.events import CheckpointStored, PartStored
 from unicron.contracts.ranges import Count, Number, Seconds
 from unicron.contracts.storage import StoredPart, StoreOrder
 from unicron.snapshots.interval import daly
-from unicron_transition.cluster import Cluster
+from unicron_transition.cluster import KnownNodes
 from unicron_transition.group import WorkerGroup
 
 PRIOR_S = 24 * 3600.0
@@ -23,7 +23,7 @@ CHANGE = 1.25
 """By how much an interval must differ from the one in force to be ordered."""
 
 
-class Storage(msgspec.Struct, kw_only=True):
+class CheckpointWrites(msgspec.Struct, kw_only=True):
     """What a task writes to storage.
 
     Attributes:
@@ -42,8 +42,8 @@ class Storage(msgspec.Struct, kw_only=True):
     asks: Count = 0
     asked_after: Number | None = None
 
-    def order(self, group: WorkerGroup) -> StoreOrder | None:
-        """Return how often those who save write to storage; None where they don't."""
+    def store_order(self, group: WorkerGroup) -> StoreOrder | None:
+        """Return the order that says how often savers write to storage; None for a task without storage."""
         root = group.spec.checkpoints
         if not root:
             return None
@@ -57,12 +57,12 @@ class Storage(msgspec.Struct, kw_only=True):
         best_s = max(LEAST_S, daly(self.write_s, seen_s / (1 + self.failures)))
         return group.spec.checkpoint_s or best_s
 
-    def ask(self, after: int) -> None:
-        """Note that a user orders a checkpoint now, of a later iteration than `after`."""
+    def request_checkpoint(self, after: int) -> None:
+        """Record a user's order to write a checkpoint now, of a later iteration than `after`."""
         self.asks, self.asked_after = self.asks + 1, after
 
-    def add_part(self, cluster: Cluster, group: WorkerGroup, fact: PartStored) -> list[Message]:
-        """Note a part; when all are there, have the checkpoint completed, and forget what came to nothing before."""
+    def add_part(self, cluster: KnownNodes, group: WorkerGroup, fact: PartStored) -> list[Message]:
+        """Record a written part; when all are there, order the commit, and forget incomplete earlier attempts."""
         saving, task = fact.saving, group.spec.name
         if (saving.root, saving.task) != (group.spec.checkpoints, task):
             return []  # an earlier task's of this name
@@ -73,11 +73,11 @@ class Storage(msgspec.Struct, kw_only=True):
             self.parts = dict(list(self.parts.items())[-ATTEMPTS:])
             return []
         self.parts = {}
-        to = cluster.to(fact.node)
+        to = cluster.command_fields(fact.node)
         return [CommitCheckpoint(**to, task=task, saving=saving, parts=parts, since=group.submitted_at)]
 
-    def complete(self, group: WorkerGroup, fact: CheckpointStored) -> None:
-        """Note that a checkpoint is complete, and how often there should be one from now on."""
+    def record_checkpoint(self, group: WorkerGroup, fact: CheckpointStored) -> None:
+        """Record that a checkpoint is complete, and adapt the interval to the next one."""
         if fact.iteration > (self.asked_after or 0):
             self.asked_after = None
         best_s = self.interval(group, fact.at)
@@ -85,18 +85,18 @@ class Storage(msgspec.Struct, kw_only=True):
             self.every_s = best_s
 
 
-def node_to_look(cluster: Cluster, group: WorkerGroup) -> str:
+def choose_storage_node(cluster: KnownNodes, group: WorkerGroup) -> str:
     """Return a node that can look at the storage, empty where there is none."""
     there = [slot.node for slot in cluster.usable(group.target)]
     return next(iter(there or [name for name in cluster.nodes if cluster.is_there(name)]), "")
 
 
-def find_order(
-    cluster: Cluster, group: WorkerGroup, node: str, number: int, *, before: int | None, iteration: int = -1
+def find_checkpoint_order(
+    cluster: KnownNodes, group: WorkerGroup, node: str, number: int, *, before: int | None, iteration: int = -1
 ) -> FindCheckpoint:
     """Return the command that has a node look for the newest checkpoint below `before`, or for that of `iteration`."""
     return FindCheckpoint(
-        **cluster.to(node),
+        **cluster.command_fields(node),
         task=group.spec.name,
         search=number,
         root=group.spec.checkpoints,

@@ -1,0 +1,211 @@
+"""The warm standby: a process with torch already imported that forks workers in milliseconds.
+
+It stays single-threaded and never touches CUDA, so that a fork of it is whole. It speaks JSON lines over its standard
+input and output: each request names what to fork, each answer the process id. Forked processes become children of the
+agent (which is their subreaper), so that the agent gets their exit status.
+"""
+
+import contextlib
+import ctypes
+import io
+import json
+import os
+import re
+import runpy
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NAME, LONGEST_NAME = 15, 15
+PR_SET_PTRACER = 0x59616D61
+"""Allows all processes of this user to trace a process, where Linux (Yama) allows only its ancestors to."""
+IMPORTED_FIRST = (
+    "torch",
+    "torch.distributed",
+    "torch.optim",
+    "torch.utils.data",
+    "unicron.train.scripts.launcher",
+    "unicron.train.session.session",
+)
+
+FOR_PARTS = (
+    "unicron.train.groups.inner",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+)
+"""Modules that take seconds to import and that only workers with a part of a model need: imported before the first of
+those is forked."""
+
+FOR_SCRIPTS = ("unicron.train.scripts.run",)
+"""Modules that only workers need whose scripts are healed in place: likewise."""
+
+FOR_MEGATRON = ("unicron.train.megatron",)
+"""Modules for scripts that import Megatron: likewise. Not next to GPUs, where its imports might touch CUDA."""
+
+_NEVER_FREED: list[object] = []
+"""The globals of a script, kept until its process ends: torch can hang while it frees a process group of gloo whose
+thread waits for the interpreter's lock."""
+
+
+def main() -> None:
+    """Import what workers need, answer that it is ready, and fork on request until the agent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _warm_up()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # a script's prints must not mix with the answers
+    _answer(answers, {"ready": True})
+    for line in sys.stdin:
+        request = json.loads(line)
+        for name in _modules_needed(request):
+            with contextlib.suppress(Exception):  # whatever is wrong with it, the worker that needs it tells
+                __import__(name)
+        _answer(answers, {"pid": _fork(request, answers)})
+
+
+def _warm_up() -> None:
+    """Import all that a first training step imports; much of torch comes only when an optimizer is made (1.5 s)."""
+    for name in IMPORTED_FIRST:
+        __import__(name)
+    import torch  # noqa: PLC0415 this very import is what the process is for
+
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    optimizer = torch.optim.AdamW([parameter])
+    optimizer.step()
+    buffer = io.BytesIO()
+    torch.save(optimizer.state_dict(), buffer)
+    buffer.seek(0)
+    torch.load(buffer, weights_only=True)
+
+
+def _modules_needed(request: dict[str, Any]) -> tuple[str, ...]:
+    """Return the modules to import before the worker of a request is forked."""
+    name = request["argv"][0]
+    scripts = FOR_SCRIPTS if request["in_place"] else ()
+    if request["module"] is None:
+        return scripts
+    script = Path(request["cwd"], name.replace(".", "/") + ".py" if request["module"] else name)
+    try:
+        text = script.read_bytes()
+    except OSError:  # the worker tells
+        text = b""
+    parts = request["parts"] or b"fully_shard" in text
+    megatron = re.search(rb"^(from|import) megatron\b", text, re.MULTILINE) and not Path("/dev/nvidiactl").exists()
+    return (*scripts, *(FOR_PARTS if parts else ()), *(FOR_MEGATRON if megatron else ()))
+
+
+def _answer(answers: Any, what: dict[str, Any]) -> None:
+    answers.write(json.dumps(what) + "\n")
+    answers.flush()
+
+
+def _fork(request: dict[str, Any], answers: Any) -> int:
+    """Fork twice, so that the process is orphaned at once and handed to the agent; return its id."""
+    reader, writer = os.pipe()
+    between = os.fork()
+    if between == 0:
+        child = os.fork()
+        if child:
+            os.write(writer, str(child).encode())
+            os._exit(0)
+        os.close(reader)
+        os.close(writer)
+        answers.close()
+        _run_request(request)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        pid = int(pipe.read())
+    os.waitpid(between, 0)
+    return pid
+
+
+def _run_request(request: dict[str, Any]) -> None:
+    """Set up this process (group, log, environment, name) as the request says, run the request, and exit."""
+    code = 1
+    try:
+        os.setpgid(0, 0)  # what it leaves behind is known by that
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
+        os.environ.update(request["env"])
+        named = f"unicron {os.environ.get('UNICRON_WORKER', '')}"[-LONGEST_NAME:]
+        ctypes.CDLL(None).prctl(PR_SET_NAME, named.encode())  # as ps and top show it
+        own = os.environ.get("UNICRON_CHECKPOINT_DIR", "")
+        if own and "://" not in own:
+            with contextlib.suppress(
+                OSError
+            ):  # whoever needs it is told; that above is not made: it may not be mounted
+                Path(own).mkdir()
+        from unicron.train.scripts.forked import seed_anew  # noqa: PLC0415 of the worker
+
+        seed_anew()
+        code = _launch(request) if request["restarts"] else _run_script(request)
+    finally:
+        from unicron.train.scripts.ending import flush  # noqa: PLC0415 of the worker
+
+        flush()
+        os._exit(code)
+
+
+def _launch(request: dict[str, Any]) -> int:
+    """Run a program without a session, again in each membership; return its exit code."""
+    from unicron.train.scripts import launcher  # noqa: PLC0415 imported long ago, in the parent
+    from unicron.train.worker import channel  # noqa: PLC0415 imported long ago, in the parent
+
+    connected = channel.connect()
+    if connected is None:
+        return 1
+    command = request["argv"]
+    program = (lambda: launcher.execute(command)) if request["module"] is None else (lambda: _run_script(request))
+    os.chdir(request["cwd"])
+    try:
+        return launcher.Launcher(connected, program).run()
+    except Exception as error:  # noqa: BLE001 whatever it is, it is told
+        channel.report_exception(type(error), error, error.__traceback__)
+        return 1
+
+
+def _run_script(request: dict[str, Any]) -> int:
+    """Run a training script as `python script.py` would, and return its exit code."""
+    import torch  # noqa: PLC0415 imported long ago, in the parent
+
+    from unicron.train.worker import channel  # noqa: PLC0415
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(-1))
+    channel.connect()
+    try:
+        os.chdir(request["cwd"])
+        sys.argv = request["argv"]
+        what, in_place = sys.argv[0], request["in_place"] and channel.connect()
+        sys.path.insert(0, request["cwd"] if request["module"] else str(Path(what).resolve().parent))
+        if in_place:
+            from unicron.train.scripts import run  # noqa: PLC0415 of the worker
+
+            execute = run.execute_module if request["module"] else run.execute
+            _NEVER_FREED.append(execute(in_place, what))
+        elif request["module"]:
+            _NEVER_FREED.append(runpy.run_module(what, run_name="__main__", alter_sys=True))
+        else:
+            _NEVER_FREED.append(runpy.run_path(what, run_name="__main__"))
+    except SystemExit as ending:
+        _NEVER_FREED.append(ending)
+        if ending.code is None or isinstance(ending.code, int):
+            return ending.code or 0
+        print(ending.code, file=sys.stderr)  # noqa: T201 as the interpreter does
+        return 1
+    except BaseException as error:  # noqa: BLE001 whatever leaves a script is reported, then ends the process
+        _NEVER_FREED.append(error)
+        channel.report_exception(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""The metrics that processes tell Prometheus: their names, what they are, and whose."""
+
+from typing import NamedTuple
+
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+
+
+class Family(NamedTuple):
+    """One metric.
+
+    Attributes:
+        name: of it, whole.
+        kind: counter, gauge or histogram.
+        labels: in the order in which values are given.
+        teller: which processes have it: "services", "agents", "all", or the name of a service.
+        text: what it is, one line.
+    """
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    teller: str
+    text: str
+
+
+class MetricSample(NamedTuple):
+    """What is read when somebody asks: a value of a family, with the values of its labels."""
+
+    family: str
+    labels: tuple[str, ...]
+    value: float
+
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family(
+            "unicron_failures_total",
+            COUNTER,
+            ("severity", "cause", "task", "node"),
+            "detector",
+            "Failures, by severity (1 costs the node, 2 the process, 3 a new attempt) and `FailureStatus`.",
+        ),
+        Family("unicron_commands_total", COUNTER, ("command",), "transition", "Commands to agents, by type."),
+        Family("unicron_commands_refused_total", COUNTER, ("node",), "agents", "Commands that it did not carry out."),
+        Family("unicron_plans_total", COUNTER, ("cause",), "planner", "Plans, by what they answer."),
+        Family("unicron_regroups_total", COUNTER, ("task",), "transition", "Workers that joined a new membership."),
+        Family(
+            "unicron_recomputed_microbatches_total",
+            COUNTER,
+            ("task",),
+            "transition",
+            "Microbatches that were lost with a rank and computed again, once for each regroup that says so.",
+        ),
+        Family("unicron_recoveries_total", COUNTER, ("task",), "transition", "Returns to full membership."),
+        Family("unicron_console_pages", GAUGE, (), "console", "Pages that somebody looks at, live."),
+        Family(
+            "unicron_task_gpu_seconds_total",
+            COUNTER,
+            ("task", "phase"),
+            "console",
+            "What slots' time went into since the journal begins; `training` over all is goodput. No task: free slots.",
+        ),
+        Family("unicron_dead_letters_total", COUNTER, ("source",), "all", "Messages put aside, told of by `source`."),
+        Family(
+            "unicron_notifications_total",
+            COUNTER,
+            ("channel", "state"),
+            "notifier",
+            "Notices to people, by channel of its file; `sent` or `failed`.",
+        ),
+        Family("unicron_alerts_total", COUNTER, ("source",), "services", "What a person should look at."),
+        Family(
+            "unicron_lease_changes_total", COUNTER, ("source",), "services", "How often this instance took the lease."
+        ),
+        Family(
+            "unicron_worker_exits_total",
+            COUNTER,
+            ("node", "cause"),
+            "agents",
+            "Workers that ended: `ordered`, `finished`, by a `signal`, or with an `exit` status.",
+        ),
+        Family(
+            "unicron_phase_seconds",
+            HISTOGRAM,
+            ("phase", "task"),
+            "all",
+            "Seconds of a recovery: `detect` from the first fact of the chain to the failure, `plan` from there to a "
+            "plan, `decide` from the failure to the first command that forms a membership or starts a worker, "
+            "`regroup` from a worker's interruption to its new group, `fetch` of a state by an agent, and `resume` "
+            "from the failure to full membership.",
+        ),
+        Family(
+            "unicron_task_iterations_total", COUNTER, ("task",), "registry", "Iterations that rank 0 said were done."
+        ),
+        Family(
+            "unicron_task_training_seconds_total",
+            COUNTER,
+            ("task",),
+            "registry",
+            "Seconds that these took: its rate is the share of time in which the task gets on, its goodput.",
+        ),
+        Family("unicron_active", GAUGE, ("source",), "services", "1 while this instance holds the service's lease."),
+        Family(
+            "unicron_queue_depth", GAUGE, ("source",), "all", "Inputs that wait; of an agent, facts not yet stored."
+        ),
+        Family(
+            "unicron_journal_position",
+            GAUGE,
+            ("source",),
+            "services",
+            "Position of the last entry of the journal that it has taken in.",
+        ),
+        Family(
+            "unicron_journal_lag_seconds",
+            GAUGE,
+            ("source",),
+            "services",
+            "How old the last fact was that it took in, as the clocks of both tell.",
+        ),
+        Family(
+            "unicron_telemetry_dropped_total",
+            COUNTER,
+            ("source",),
+            "services",
+            "Pieces of telemetry that it did not look at, since too much waited.",
+        ),
+        Family(
+            "unicron_telemetry_disbelieved_total",
+            COUNTER,
+            ("source",),
+            "services",
+            "Pieces of telemetry of workers that it knows elsewhere, or not at all.",
+        ),
+        Family("unicron_nodes", GAUGE, ("state",), "registry", "Nodes, by state."),
+        Family("unicron_tasks", GAUGE, ("state",), "registry", "Tasks, by state."),
+        Family(
+            "unicron_waf", GAUGE, (), "registry", "Weighted FLOP/s that all tasks achieved in their last iterations."
+        ),
+        Family("unicron_planned_waf", GAUGE, (), "registry", "Weighted FLOP/s that the plan in force expects."),
+        Family("unicron_task_waf", GAUGE, ("task",), "registry", "Weighted FLOP/s of its last iteration; 0 at rest."),
+        Family("unicron_task_planned_waf", GAUGE, ("task",), "registry", "Weighted FLOP/s that the plan expects."),
+        Family("unicron_task_workers", GAUGE, ("task",), "registry", "Workers that compute for it."),
+        Family("unicron_task_iteration", GAUGE, ("task",), "registry", "Its last iteration that was done."),
+        Family("unicron_task_iteration_seconds", GAUGE, ("task",), "registry", "Seconds that this took."),
+        Family("unicron_task_loss", GAUGE, ("task",), "registry", "Mean loss of it."),
+        Family("unicron_agent_workers", GAUGE, ("node", "task"), "agents", "Workers that live on this node."),
+        Family(
+            "unicron_agent_iteration", GAUGE, ("node", "task"), "agents", "The highest iteration that they compute."
+        ),
+        Family(
+            "unicron_agent_heartbeat_timestamp_seconds", GAUGE, ("node",), "agents", "Unix time of its last heartbeat."
+        ),
+        Family("unicron_gpu_temperature_celsius", GAUGE, ("node", "slot"), "agents", "Of each GPU."),
+        Family("unicron_gpu_power_watts", GAUGE, ("node", "slot"), "agents", "Power that it draws."),
+        Family("unicron_gpu_memory_used_bytes", GAUGE, ("node", "slot"), "agents", "Of its memory."),
+        Family(
+            "unicron_gpu_throttled", GAUGE, ("node", "slot"), "agents", "Why its clock is low, as the bits of NVML."
+        ),
+        Family("unicron_gpu_ecc_corrected_total", COUNTER, ("node", "slot"), "agents", "Errors of memory, corrected."),
+        Family("unicron_gpu_ecc_uncorrected_total", COUNTER, ("node", "slot"), "agents", "Those that could not be."),
+        Family("unicron_gpu_rows_remapped_total", COUNTER, ("node", "slot"), "agents", "Rows of memory replaced."),
+        Family("unicron_gpu_pcie_replays_total", COUNTER, ("node", "slot"), "agents", "Packets sent again."),
+        Family("unicron_gpu_nvlink_errors_total", COUNTER, ("node", "slot"), "agents", "Replays, recoveries and CRCs."),
+    )
+}
+"""All metrics of Unicron, by name. Those of the process itself, such as its CPU, are prometheus-client's own."""
