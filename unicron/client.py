@@ -12,6 +12,7 @@ from unicron.bus.protocol import Bus
 from unicron.contracts.base import Message
 from unicron.contracts.faults import kind_of
 from unicron.contracts.notices import NotificationsView
+from unicron.contracts.pools import PoolsView
 from unicron.contracts.queries import (
     AcknowledgeIncident,
     Curve,
@@ -21,6 +22,7 @@ from unicron.contracts.queries import (
     GetLog,
     GetNotifications,
     GetPlan,
+    GetPools,
     GetStates,
     GetStatus,
     GetStraggler,
@@ -43,7 +45,7 @@ from unicron.contracts.queries import (
 from unicron.contracts.states import StateRef
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError, NobodyAnswersError
-from unicron.services import SERVICES
+from unicron.services import NAMED, PROVISIONER
 
 ANSWER_S = 5.0
 """How long a service may take to answer."""
@@ -129,6 +131,10 @@ class Client:
         """Have the workers of `task` record that share of their iterations; return a line for a person."""
         return (await self._ask("straggler", SwitchRecording(task=task, share=share))).text
 
+    async def pools(self) -> PoolsView:
+        """Return the pools of machines, and what the provisioner does about each."""
+        return (await self._ask(PROVISIONER, GetPools())).pools or PoolsView()
+
     async def notifications(self) -> NotificationsView:
         """Return the latest incidents, and the channels that tell of them."""
         return (await self._ask("notifier", GetNotifications())).notifications or NotificationsView()
@@ -165,7 +171,7 @@ class Client:
     async def _ask(self, owner: str, query: Query) -> Reply:
         if isinstance(query, Order) and not query.by:
             query = replace(query, by=self.by)
-        waits = isinstance(query, Order) and owner in SERVICES
+        waits = isinstance(query, Order) and owner in NAMED
         end = asyncio.get_running_loop().time() + (self.patience_s if waits else 0.0)
         while True:
             try:

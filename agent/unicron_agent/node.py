@@ -271,6 +271,8 @@ class NodeShell:
             pid=os.getpid(),
             rack=self._location.rack,
             domain=self._location.domain,
+            machine=self._settings.machine,
+            pool=self._settings.pool,
             home=home(self._run_dir),
         )
         stored = self._token_file.read_text().strip() if self._token_file.exists() else ""

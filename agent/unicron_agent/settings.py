@@ -25,6 +25,8 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
         domain: of NVLink that the node is in: tensor-parallel groups stay inside of one; empty: as the topology file,
             Slurm or the driver of the GPUs says.
         topology: file that says in which racks and NVLink domains nodes are (docs/operations.md); empty for none.
+        machine: id of this machine at the provisioner, which has asked for it; empty where a person has started it.
+        pool: that this node belongs to; empty for none.
         heartbeat_s: seconds between signs of life.
         state_limit: bytes that saved states may take in this node's memory; 0: half of the file system they lie in.
         asleep_s: seconds without progress after which a worker counts as hung whose processes all sleep meanwhile,
@@ -53,6 +55,8 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
     rack: str = ""
     domain: str = ""
     topology: str = ""
+    machine: str = ""
+    pool: str = ""
     heartbeat_s: float = 0.5
     state_limit: int = 0
     asleep_s: float = 2.0

@@ -19,6 +19,7 @@ from unicron.contracts import (
     hardware,
     notices,
     plans,
+    pools,
     queries,
     slowdowns,
     states,
@@ -58,6 +59,8 @@ COMMON = {
     "slot": "Number of the slot on its node, from 0; -1 where there is none.",
     "slots": "The node's places for workers.",
     "worker": "Unique name of the worker process.",
+    "pool": "Name of the pool.",
+    "machine": "Id of the machine, of which its provider has one only; empty where a person has started it.",
     "incarnation": "Differs for each start of the agent.",
     "host": "Address at which other nodes reach this one.",
     "rendezvous": "host:port of the node's rendezvous, where ranks find one another.",
@@ -107,6 +110,7 @@ OWNERS = {
     queries.SwitchRecording: "straggler",
     queries.GetStraggler: "straggler",
     queries.GetNotifications: "notifier",
+    queries.GetPools: "provisioner",
     queries.AcknowledgeIncident: "notifier",
 }
 """Who answers a query, where that is not the registry."""
@@ -148,6 +152,7 @@ def records() -> list[type]:
         slowdowns,
         watchdogs,
         notices,
+        pools,
         events,
         queries,
     ):

@@ -19,6 +19,7 @@ class RegistryState(msgspec.Struct, kw_only=True):
         leaving: those of them that are so only because their agents said they leave: until they join again.
         idle: tasks of which nothing runs; a timer looks after each.
         missed: of each task the patterns of which nodes have said that nothing there matches, and which.
+        retired: nodes whose machines are given back, and which those are: another machine of that name is used.
         told: of each task the nodes that may tell of its states, and which workers there were told to save theirs.
     """
 
@@ -27,6 +28,7 @@ class RegistryState(msgspec.Struct, kw_only=True):
     plan: Plan | None = None
     drained: list[str] = []
     leaving: list[str] = []
+    retired: dict[str, str] = {}
     paced: dict[str, Seconds] = {}
     idle: list[str] = []
     missed: dict[str, dict[str, list[str]]] = {}

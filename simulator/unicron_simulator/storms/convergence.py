@@ -39,11 +39,21 @@ async def lacking(world: World) -> str:
     orphans = [trainer.name for trainer in world.trainers() if trainer.spec.name not in known]
     if orphans:
         return f"{', '.join(orphans)} of a task that ended still live"
-    given_up = world.invariants.given_up()
+    given_up = world.invariants.given_up() | {name for name, each in world.machines.items() if each.lost}
     away = [view.node for view in status.nodes if view.state is not NodeState.UP and view.node not in given_up]
     if away:
         return f"{', '.join(away)} not in use though there"
-    return world.invariants.unplanned() or _better_plan(world)
+    return world.invariants.unplanned() or await _pools_lack(world) or _better_plan(world)
+
+
+async def _pools_lack(world: World) -> str:
+    """Return what is amiss with a pool that may get what it wants."""
+    for view in (await world.pools()).pools if world.providers else ():
+        if view.have != view.wanted and "replaced nodes" not in view.reason:
+            return f"pool {view.pool.name} has {view.have} nodes, {view.wanted} are wanted: {view.reason}"
+        if view.asked or view.going:
+            return f"pool {view.pool.name} has machines on their way: {view.machines}"
+    return ""
 
 
 def _amiss(world: World, task: str, share: TaskShare | None, state: TaskState) -> str:
@@ -96,7 +106,7 @@ def _better_plan(world: World) -> str:
         return ""
     fresh = PlannerCore(None, OPTIONS)
     for name, machine in world.machines.items():
-        if name in world.invariants.given_up():
+        if name in world.invariants.given_up() or machine.agent is None:
             continue
         slots = [Slot(index=index) for index in range(machine.slots)]
         admitted = NodeAdmitted(node=name, incarnation="x", host=name, slots=slots)

@@ -3,12 +3,17 @@
 from random import Random
 
 from unicron.contracts.base import Record
+from unicron.contracts.pools import Pool
 from unicron.contracts.tasks import ParallelLayout, TaskSpec
 from unicron_simulator.storms import domains
 from unicron_simulator.storms.invariants import SERVICES
 from unicron_simulator.storms.links import Weather
 
 CALM = Weather()
+MOODS = ("refuses", "full", "hangs", "forgets", "slow", "twice", "broken")
+"""Of a provider: it says no; it has given all; it does not answer, whatever it does; its lists are empty; machines come
+late, come twice, or never join."""
+
 BEGIN_S = 8.0
 """Faults strike from then on, virtual seconds after the start."""
 
@@ -169,6 +174,29 @@ class Remove(StormFault, kw_only=True, frozen=True):
     task: str
 
 
+class LoseMachine(StormFault, kw_only=True, frozen=True):
+    """A machine of a pool goes for good.
+
+    Attributes:
+        pick: which one of those that are there then, modulo their number.
+        notice_s: how long before that it is told; 0: not at all.
+    """
+
+    pick: int
+    notice_s: float = 0.0
+
+
+class Mood(StormFault, kw_only=True, frozen=True):
+    """The provider of a pool is not what it should be, for `for_s` seconds.
+
+    Attributes:
+        how: one of `MOODS`.
+    """
+
+    how: str
+    for_s: float
+
+
 class Lies(StormFault, kw_only=True, frozen=True):
     """Somebody says on the bus what is not so, for `for_s` seconds; who has a node's key says it in the node's name.
 
@@ -196,6 +224,7 @@ class Scene(Record, kw_only=True, frozen=True):
         tasks: submitted at the start.
         standbys: services of which a second instance waits.
         places: rack and NVLink domain of each node, where they are known.
+        pools: of machines that the provisioner has come and go.
     """
 
     seed: int
@@ -205,10 +234,11 @@ class Scene(Record, kw_only=True, frozen=True):
     weather: Weather
     faults: list[StormFault]
     places: dict[str, tuple[str, str]] = {}
+    pools: list[Pool] = []
 
 
-def scene(seed: int, *, lies: bool = False) -> Scene:
-    """Make the scene of a seed; with `lies` what it is without, and somebody lies."""
+def scene(seed: int, *, lies: bool = False, pools: bool = False) -> Scene:
+    """Make the scene of a seed; with `lies` what it is without, and somebody lies; with `pools`, machines come."""
     random = Random(f"scene:{seed}")
     slots = {f"node-{number}": random.randint(1, 3) for number in range(1, random.randint(3, 5) + 1)}
     tasks = [_task(random, f"task-{letter}") for letter in "abc"[: random.randint(1, 3)]]
@@ -216,6 +246,8 @@ def scene(seed: int, *, lies: bool = False) -> Scene:
         _fault(random, random.uniform(BEGIN_S, BEGIN_S + 22), list(slots), tasks) for _ in range(random.randint(3, 9))
     ]
     more = _lies(Random(f"lies:{seed}"), list(slots)) if lies else []
+    chance = Random(f"pools:{seed}")
+    more += _to_machines(chance) if pools else []
     faults = sorted([*faults, *_to_states(Random(f"states:{seed}")), *more], key=lambda fault: fault.at)
     return Scene(
         seed=seed,
@@ -225,6 +257,7 @@ def scene(seed: int, *, lies: bool = False) -> Scene:
         standbys=[name for name in SERVICES if random.random() < 0.25],
         weather=_weather(random),
         faults=faults,
+        pools=[_pool(chance)] if pools else [],
     )
 
 
@@ -293,6 +326,38 @@ def _to_states(random: Random) -> list[StormFault]:
     if random.random() < 0.15:
         at = random.uniform(BEGIN_S, BEGIN_S + 22)
         found.append(Blackout(at=at, back_s=random.uniform(0.5, 4.0), notice_s=10.0))
+    return found
+
+
+def _pool(random: Random) -> Pool:
+    least = random.choice([1, 2, 3])
+    return Pool(
+        name="gpu",
+        provider="modelled",
+        min=least,
+        max=least + random.choice([0, 0, 2]),
+        spares=random.choice([0, 1]),
+        slots=1,
+        replacements=random.choice([2, 4, 100]),
+        join_s=15.0,
+        idle_s=random.choice([4.0, 30.0]),
+    )
+
+
+def _to_machines(random: Random) -> list[StormFault]:
+    """Return what strikes machines of pools, and their provider; apart, so that scenes stay what they were."""
+    found: list[StormFault] = [
+        LoseMachine(
+            at=random.uniform(BEGIN_S, BEGIN_S + 22),
+            pick=random.randint(1, 999),
+            notice_s=random.choice([0.0, 0.0, 5.0]),
+        )
+        for _ in range(random.randint(1, 4))
+    ]
+    found += [
+        Mood(at=random.uniform(0.0, BEGIN_S + 22), how=how, for_s=random.uniform(2.0, 15.0))
+        for how in random.choices(MOODS, k=random.randint(0, 3))
+    ]
     return found
 
 

@@ -106,9 +106,9 @@ class Invariants:
         kind = type(message).__name__
         self.check(message.id not in self._ids, f"{kind} {message.id} of {message.source} stands in the journal twice")
         self._ids.add(message.id)
-        if message.source in services.SERVICES:
+        if message.source in services.NAMED:
             self.check(message.id in self._known, f"{message.source} published {kind} {message.id} without a commit")
-        if message.source not in services.SERVICES:
+        if message.source not in services.NAMED:
             self._in_order(message)
         problem = self.hearsay.problem(message)
         self.check(not problem, problem)
@@ -129,6 +129,10 @@ class Invariants:
                 self.ended[task] = state
                 there = state is not TaskState.FINISHED or not saves_model(self._specs[task]) or task in self._models
                 self.check(there, f"{task} is finished, and nobody has written its model")
+
+    def known_before(self, message_id: str) -> int:
+        """Return up to where in the journal a service had read for sure when it decided on a message."""
+        return self._known_before.get(message_id, 0)
 
     def lied(self, joined: str) -> None:
         """Take in that a lie stands in the journal now; by it a node joins, `joined`, if it is to be believed."""

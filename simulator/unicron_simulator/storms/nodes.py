@@ -44,6 +44,8 @@ class Machine:
         pace: of its workers.
         storage: that all nodes see.
         place: its rack and its NVLink domain; empty where that is not known.
+        id, pool: under which it was asked for, and for which pool; empty where a person has started it.
+        lost: it never comes back.
     """
 
     def __init__(self, name: str, slots: int, clock: VirtualClock, network: Network, invariants: Invariants) -> None:
@@ -61,6 +63,7 @@ class Machine:
         self.pace, self.place = STORM, ("", "")
         self.machines: dict[str, Machine] = {}
         self.storage = SharedStorage()
+        self.id, self.pool, self.lost = "", "", False
         self._network = network
         self._boots, self.address, self.secret = 0, "", ""
         self._groups: dict[str, SimulatedGroup] = {}
@@ -70,7 +73,7 @@ class Machine:
 
     def boot(self) -> None:
         """Start an agent, where none runs."""
-        if self.agent is not None:
+        if self.agent is not None or self.lost:
             return
         self._boots += 1
         self.secret, link = f"{self.name}b{self._boots}", self._network.link(self.name)
@@ -79,6 +82,7 @@ class Machine:
         slots = [Slot(index=index) for index in range(self.slots)]
         card = NodeJoined(node=self.name, incarnation="", host=self.name, slots=slots, rendezvous=f"{self.name}:1")
         card = replace(card, state_server=self.address, home=self.name, rack=self.place[0], domain=self.place[1])
+        card = replace(card, machine=self.id, pool=self.pool)
         core, outbox = self.make_core(card, boot, self.token), self.make_outbox(link, self.clock, self.name, boot)
         self.agent = WatchedAgent(core, link, outbox, self._carry_out, self._look, self.invariants)
         self.agent.task = asyncio.ensure_future(self._run(self.agent))

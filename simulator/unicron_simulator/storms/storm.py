@@ -46,9 +46,11 @@ class StormOutcome:
     digest: str = ""
 
 
-def run(seed: int, parts: StormParts = INTACT, *, shrink: bool = True, lies: bool = False) -> StormOutcome:
-    """Run the storm `seed`, with or without liars; on a violation, also shrink its history (which takes many runs)."""
-    given = scene(seed, lies=lies)
+def run(
+    seed: int, parts: StormParts = INTACT, *, shrink: bool = True, lies: bool = False, pools: bool = False
+) -> StormOutcome:
+    """Run the storm `seed`, with or without liars and pools; on a violation, also shrink its history, in many runs."""
+    given = scene(seed, lies=lies, pools=pools)
     world = play(given, parts)
     told = ""
     if world.invariants.violation:

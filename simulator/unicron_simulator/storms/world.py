@@ -18,6 +18,10 @@ from unicron_planner.core import PlannerCore
 from unicron_planner.estimates import PlannerOptions
 from unicron_planner.main import PlannerSettings
 from unicron_planner.main import wiring as planner_wiring
+from unicron_provisioner.callers import Callers
+from unicron_provisioner.config import Supply
+from unicron_provisioner.core import ProvisionerCore
+from unicron_provisioner.state import State as ProvisionerState
 from unicron_registry.main import RegistrySettings
 from unicron_registry.main import wiring as registry_wiring
 from unicron_transition.main import TransitionSettings
@@ -28,11 +32,23 @@ from unicron.bus import topology
 from unicron.bus.protocol import JournalEntry
 from unicron.clock import VirtualClock
 from unicron.contracts.commands import Command
-from unicron.contracts.queries import DrainNode, GetStatus, PauseTask, Query, RemoveTask, Reply, Status, SubmitTask
+from unicron.contracts.pools import PoolsView
+from unicron.contracts.queries import (
+    DrainNode,
+    GetPools,
+    GetStatus,
+    PauseTask,
+    Query,
+    RemoveTask,
+    Reply,
+    Status,
+    SubmitTask,
+)
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.service.commit import Commit
 from unicron.service.commit_store import Sizes
 from unicron.service.service import Service, Wiring
+from unicron.services import PROVISIONER
 from unicron.train.worker.iteration import WorkerCore
 from unicron_simulator.storms import faults
 from unicron_simulator.storms.bus import MemoryWorld
@@ -42,12 +58,16 @@ from unicron_simulator.storms.invariants import SERVICES, Invariants
 from unicron_simulator.storms.liars import Liars, spoil
 from unicron_simulator.storms.links import Commits, CrashedError, Journal, Link, Network
 from unicron_simulator.storms.nodes import Machine
+from unicron_simulator.storms.pools import ModelledProvider
 from unicron_simulator.storms.storage import SharedStorage
 from unicron_simulator.storms.training import INFINITE, Trainer
 
 START = 1_700_000_000.0
 LEASE_TTL_S = 2.0
 IDLE_S = 3.0
+DEADLINE_S = 4.0
+"""Seconds after which a call to a provider counts as unanswered."""
+
 OPTIONS = PlannerOptions(use_measured=False)
 """Tables are believed: what a planner that is started afresh does can then be compared."""
 
@@ -67,6 +87,7 @@ class StormParts:
     outbox: type[Outbox] = Outbox
     worker: type[WorkerCore] = WorkerCore
     planner: type[PlannerCore] = PlannerCore
+    provisioner: type[ProvisionerCore] = ProvisionerCore
     compares: bool = True
     remembers: bool = True
 
@@ -120,16 +141,20 @@ class World:
             self.memory.ids = _Forgetful()
         self.network = Network(self.memory, scene.seed, scene.weather)
         self.storage = SharedStorage()
-        self.machines = {
-            name: Machine(name, slots, clock, self.network, self.invariants) for name, slots in scene.slots.items()
+        self.machines: dict[str, Machine] = {}
+        for name, slots in scene.slots.items():
+            self._make_machine(name, slots)
+        self.providers = {
+            pool.name: ModelledProvider(
+                pool, partial(self._make_machine, slots=pool.slots), self.invariants, scene.seed
+            )
+            for pool in scene.pools
         }
-        for machine in self.machines.values():
-            machine.storage = self.storage
-            machine.machines, machine.make_core, machine.make_outbox = self.machines, parts.agent, parts.outbox
-            machine.make_worker = parts.worker
-            machine.place = scene.places.get(machine.name, machine.place)
-        self._instances: dict[str, list[_Instance]] = {name: [] for name in SERVICES}
         self._wirings = wirings(parts.planner)
+        if scene.pools:
+            self._wirings[PROVISIONER] = self._provisioner()
+        self._services = (*SERVICES, *([PROVISIONER] if scene.pools else []))
+        self._instances: dict[str, list[_Instance]] = {name: [] for name in self._services}
         self._ids = 0
         self._user = self.network.link("user")
         self._random = Random(f"{scene.seed}:world")
@@ -137,6 +162,20 @@ class World:
         self.liars = Liars(self.network, clock, self.machines, self.invariants)
         self._late: list[tuple[int, dict[str, JournalEntry]]] = []
         self._last: dict[str, tuple[int, JournalEntry]] = {}
+
+    def _make_machine(self, name: str, slots: int) -> Machine:
+        """Add a machine to the world, without power."""
+        machine = self.machines[name] = Machine(name, slots, self.clock, self.network, self.invariants)
+        machine.storage, machine.machines = self.storage, self.machines
+        machine.make_core, machine.make_outbox = self._parts.agent, self._parts.outbox
+        machine.make_worker = self._parts.worker
+        machine.place = self.scene.places.get(name, machine.place)
+        return machine
+
+    def _provisioner(self) -> Wiring:
+        core = partial(self._parts.provisioner, pools=self.scene.pools)
+        facts, telemetry = subjects.listened(core(None).handlers)
+        return Wiring(name=PROVISIONER, core=core, state=ProvisionerState, facts=facts, telemetry=telemetry)
 
     def _wrote(self, key: str, _: bytes, commit: Commit | None) -> None:
         if commit is not None:
@@ -147,6 +186,8 @@ class World:
             return
         self.invariants.entered(entry)
         message = self.invariants.messages[-1]
+        for provider in self.providers.values():
+            provider.entered(message)
         if isinstance(message, Command):
             self._let_late_ones_in(message)
             self._last[message.node] = (message.token, entry)
@@ -155,11 +196,11 @@ class World:
 
     async def begin(self) -> None:
         """Start everything and submit the tasks."""
-        for name in SERVICES:
+        for name in self._services:
             self._start(name)
             if name in self.scene.standbys:
                 self._start(name)
-        for machine in self.machines.values():
+        for machine in [*self.machines.values()]:
             machine.boot()
             await asyncio.sleep(0.05)
         for task in self.scene.tasks:
@@ -172,7 +213,7 @@ class World:
 
     async def end(self) -> None:
         """End everything."""
-        for name in SERVICES:
+        for name in self._services:
             for instance in list(self._instances[name]):
                 await self._kill(instance)
         for machine in self.machines.values():
@@ -180,7 +221,7 @@ class World:
 
     async def restart(self) -> None:
         """Start all services anew, from what they have stored; somebody has spoilt that of some, once each."""
-        for name in SERVICES:
+        for name in self._services:
             for instance in list(self._instances[name]):
                 await self._kill(instance)
             if self._random.random() < SPOILT:
@@ -192,6 +233,10 @@ class World:
         """Return the workers that live, by name."""
         found = [trainer for machine in self.machines.values() for trainer in machine.processes.values()]
         return sorted(found, key=lambda trainer: trainer.name)
+
+    async def pools(self) -> PoolsView:
+        """Ask the provisioner how its pools stand."""
+        return (await self._ask(GetPools(), PROVISIONER)).pools or PoolsView()
 
     async def status(self) -> Status:
         """Ask the registry for everything it knows."""
@@ -213,8 +258,18 @@ class World:
             partial(self._fresh_id, name),
             sizes,
         )
-        instance.task = asyncio.ensure_future(self._watched(name, service.run()))
+        job = self._with_callers(service) if name == PROVISIONER else service.run()
+        instance.task = asyncio.ensure_future(self._watched(name, job))
         self._instances[name].append(instance)
+
+    async def _with_callers(self, service: Service) -> None:
+        """Run the provisioner with what asks its providers beside it; both end together."""
+        supplies = {pool.name: Supply(pool, self.providers[pool.name], DEADLINE_S) for pool in self.scene.pools}
+        beside = asyncio.ensure_future(Callers(supplies, service).run())
+        try:
+            await service.run()
+        finally:
+            beside.cancel()
 
     def _fresh_id(self, name: str) -> str:
         self._ids += 1
@@ -234,10 +289,10 @@ class World:
         await instance.link.crash()
         instance.task.cancel()
 
-    async def _ask(self, query: Query) -> Reply:
+    async def _ask(self, query: Query, owner: str = "registry") -> Reply:
         while True:
             with contextlib.suppress(BusUnavailableError):
-                reply = await self._user.ask(subjects.for_query("registry", query), codec.encode(query), 2.0)
+                reply = await self._user.ask(subjects.for_query(owner, query), codec.encode(query), 2.0)
                 return codec.decode(reply, Reply)
             await asyncio.sleep(0.2)
 
@@ -273,13 +328,19 @@ class World:
             case faults.Blackout(at=at, back_s=back_s, notice_s=notice_s):
                 lost = partial(faults.LosePower, noticed=True)
                 kind = partial(faults.LeaveNode, notice_s=notice_s) if notice_s else lost
-                await asyncio.gather(*(self._hit_node(kind(at=at, node=each, back_s=back_s)) for each in self.machines))
+                await asyncio.gather(
+                    *(self._hit_node(kind(at=at, node=each, back_s=back_s)) for each in [*self.machines])
+                )
             case _:
                 await self._obey(fault)
 
     async def _obey(self, wish: StormFault) -> None:
-        """Do what a person wants done."""
+        """Do what a person wants done, or what happens to pools."""
         match wish:
+            case faults.LoseMachine():
+                await self._lose_machine(wish)
+            case faults.Mood(how=how, for_s=for_s):
+                await self._change_mood(how, for_s)
             case faults.Drain(node=node, for_s=for_s):
                 self._tell(f"a user drains {node}")
                 await self._ask(DrainNode(node=node))
@@ -379,6 +440,26 @@ class World:
         self.network.publish_telemetry(
             self._random, topology.DISCONNECTS.replace("*", topology.NODES), json.dumps(advisory).encode()
         )
+
+    async def _lose_machine(self, fault: faults.LoseMachine) -> None:
+        mine = [each for each in self.machines.values() if each.id and each.agent and not each.lost]
+        if not mine:
+            return
+        machine = mine[fault.pick % len(mine)]
+        self._tell(f"{machine.name} is lost for good, told {fault.notice_s:g} s before")
+        if fault.notice_s:
+            await machine.leave(fault.notice_s)
+        await machine.lose_power()
+        machine.lost = True
+        self._advise(machine.name, "Client Closed")
+
+    async def _change_mood(self, how: str, for_s: float) -> None:
+        for provider in self.providers.values():
+            self._tell(f"the provider {how}")
+            provider.mood = how
+        await asyncio.sleep(for_s)
+        for provider in self.providers.values():
+            provider.mood = "" if provider.mood == how else provider.mood
 
     async def _hit_worker(self, strike: faults.StrikeWorker) -> None:
         living = self.trainers()

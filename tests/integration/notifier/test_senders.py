@@ -25,9 +25,10 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 from unicron_cli.main import app
 from unicron_deploy.certificates import Authority
-from unicron_deploy.processes import ProcessRecord
 from unicron_notifier.channels import Heartbeat, Json, Mail, ProgramChannel, Secrets
 from unicron_notifier.senders import DeliveryError, _check_response, beat, deliver
+
+from unicron.processes import ProcessRecord
 
 # --- HTTP ------------------------------------------------------------------------------------------------------------
 

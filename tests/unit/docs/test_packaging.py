@@ -27,6 +27,7 @@ ROOMS = {
     "unicron_transition": [],
     "unicron_straggler": ["straggler"],
     "unicron_console": ["web", "otel"],
+    "unicron_provisioner": ["docker"],
     "unicron_notifier": ["notifier"],
     "unicron_agent": ["agent", "train"],
     "unicron_simulator": ["planner", "train", "console"],

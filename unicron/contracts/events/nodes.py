@@ -21,6 +21,8 @@ class NodeJoined(Message, kw_only=True, frozen=True):
         home: of the machine, since it was started, and the run folder: the same for an agent that is started again
             there, another for a second one of that name; empty where that is not known.
         domain: of NVLink: its nodes reach one another as fast as GPUs of one node do; empty where that is not known.
+        machine: id under which the provisioner has asked for its machine; empty where a person has started it.
+        pool: that it belongs to; empty for none.
     """
 
     SENDER: ClassVar[str] = AGENT
@@ -37,6 +39,8 @@ class NodeJoined(Message, kw_only=True, frozen=True):
     rack: Label = ""
     home: Label = ""
     domain: Label = ""
+    machine: Name = ""
+    pool: Name = ""
 
     def __str__(self) -> str:
         return f"{self.node} joined with {len(self.slots)} slots, {len(self.workers)} workers alive"
@@ -90,7 +94,7 @@ class NodeAdmitted(Message, kw_only=True, frozen=True):
 
     Attributes:
         returned: the same incarnation's predecessor was still held to be up (an agent restart within the grace).
-        kept, rack, domain: as in `NodeJoined`.
+        kept, rack, domain, machine, pool: as in `NodeJoined`.
         heartbeat_s: between heartbeats, where all nodes together would send too many; 0: as the agent likes.
     """
 
@@ -108,6 +112,8 @@ class NodeAdmitted(Message, kw_only=True, frozen=True):
     rack: Label = ""
     heartbeat_s: Seconds = 0.0
     domain: Label = ""
+    machine: Name = ""
+    pool: Name = ""
 
     def __str__(self) -> str:
         return f"{self.node} admitted with {len(self.slots)} slots" + " again" * self.returned
