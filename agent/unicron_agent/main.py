@@ -13,6 +13,7 @@ from unicron.clock import SystemClock
 from unicron.errors import InvalidInputError
 from unicron.proofs import boot
 from unicron.runner import run_process
+from unicron_agent.enrolment import enrol
 from unicron_agent.node import Node
 from unicron_agent.notice import notice
 from unicron_agent.settings import AgentSettings
@@ -25,6 +26,7 @@ DYING_S = 5.0
 
 async def _run(make_standby: Callable[[Path], Standby], settings: AgentSettings) -> None:
     await lock(Path(settings.run_dir))
+    settings = await enrol(settings)
     slots = find_slots(settings.slots)
     secret = token_hex()  # whoever could name a connection like ours could have this node given up
     bus = await connect(settings, f"agent.{settings.node}", secret)

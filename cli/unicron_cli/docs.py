@@ -14,6 +14,7 @@ import msgspec
 from unicron import codec, subjects
 from unicron.contracts import (
     commands,
+    enrolment,
     events,
     failures,
     hardware,
@@ -136,7 +137,20 @@ def render() -> str:
 def records() -> list[type]:
     """Return the records and enumerations that messages hold, in the order of the contracts."""
     found = []
-    for module in (tasks, states, storage, timings, plans, failures, hardware, slowdowns, notices, events, queries):
+    for module in (
+        tasks,
+        states,
+        storage,
+        timings,
+        plans,
+        failures,
+        hardware,
+        slowdowns,
+        notices,
+        enrolment,
+        events,
+        queries,
+    ):
         for kind in vars(module).values():
             own = inspect.isclass(kind) and kind.__module__ == module.__name__
             if own and issubclass(kind, (Record, enum.Enum)) and not issubclass(kind, (Message, queries.Query)):

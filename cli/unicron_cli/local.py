@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 from unicron_deploy.embedded import Cluster
-from unicron_deploy.options import PORT, Options
+from unicron_deploy.options import PORT, Options, Value
 
 from unicron_cli.doctor import examine, table
 from unicron_cli.output import FOLDER, Folder, Json, Nats, console, done, patient, print_view, settings, warn
@@ -47,6 +47,14 @@ def up(
             "--metrics/--no-metrics", help="Have each process answer Prometheus, on a free port of this machine."
         ),
     ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Let nodes of other machines join, which reach this one there: a name or an address of its own.",
+            show_default="nobody but this machine",
+        ),
+    ] = None,
     folder: Folder = FOLDER,
     as_json: Json = False,
 ) -> None:
@@ -63,6 +71,7 @@ def up(
         "insecure": insecure,
         "ha": ha,
         "metrics": metrics,
+        "host": host,
     }
     if _mended(folder, given, as_json):
         return
@@ -90,7 +99,7 @@ def up(
     )
 
 
-def _mended(folder: Path, given: Mapping[str, int | None], as_json: bool) -> bool:
+def _mended(folder: Path, given: Mapping[str, Value | None], as_json: bool) -> bool:
     """Start again what has ended of a cluster that runs; return whether there was any of it."""
     with _progress("looking at the cluster") as on_step:
         mended = Cluster.mend(folder, on_step)
@@ -125,7 +134,9 @@ def _summary(cluster: Cluster, kept: list[str], folder: Path) -> str:
     text += f"\nlook at it: {cluster.console_url}"
     if not options.insecure:
         text += f"   (orders from the page need the token in {cluster.keys.tokens})"
-    if options.port != PORT or options.ha:
+    if options.host:
+        text += "\nother machines join it with a token: `unicron token create --pool POOL`"
+    if options.port != PORT or options.ha or options.host:
         text += f"\nexport UNICRON_NATS_URL={cluster.url}   # for the other commands"
     if options.metrics:
         text += f"\nPrometheus finds its {len(cluster.names) - len(cluster.servers)} targets in {cluster.targets}"

@@ -26,7 +26,7 @@ from unicron.bus.backup import restore
 from unicron.client import Client
 from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
-from unicron.services import CONSOLE, NAMED, SERVICES
+from unicron.services import CONSOLE, ENROLLER, NAMED, SERVICES
 from unicron.settings import Settings
 from unicron_deploy.keys import Keyring
 from unicron_deploy.nats_server import PING_S, NatsServer, Routes, free_port, is_free
@@ -47,7 +47,7 @@ SHARED_CORES = {"UNICRON_USE_MEASURED": "false"}
 DYING_S = 2.0
 """How long a process that is to start again may take to end; it may have been killed just now."""
 
-MODULES = {name: f"unicron_{name}" for name in (*NAMED, CONSOLE)}
+MODULES = {ENROLLER: "unicron_deploy.enrolment", **{name: f"unicron_{name}" for name in (*NAMED, CONSOLE)}}
 
 
 LAYOUT = "cluster.json"
@@ -74,6 +74,7 @@ class Layout(msgspec.Struct, kw_only=True):
         servers: of NATS, where they are several.
         metrics: port at which each process answers Prometheus, by name; empty: none does.
         console: port at which the console answers browsers; 0: there is none.
+        host: address at which nodes of other machines reach this one; empty: they don't.
         processes: by name.
     """
 
@@ -84,6 +85,7 @@ class Layout(msgspec.Struct, kw_only=True):
     servers: list[Server] = []
     metrics: dict[str, int] = {}
     console: int = 0
+    host: str = ""
     processes: dict[str, Started] = {}
 
 
@@ -115,17 +117,19 @@ def spawn(command: list[str], log: BinaryIO, environment: dict[str, str]) -> Chi
     )
 
 
-def several(port: int = PORT, before: Sequence[Server] = ()) -> list[Server]:
+def several(port: int = PORT, before: Sequence[Server] = (), host: str = HOST) -> list[Server]:
     """Return three servers, the first one at `port`: any of them may be lost.
 
     Args:
         port: of the first.
         before: those of the last time; they stay as they were where nobody has taken one of their ports.
+        host: address on which they listen.
     """
-    if before and before[0].port == port and all(is_free(at) for each in before for at in (each.port, each.routes)):
+    same = bool(before) and before[0].port == port and before[0].host == host
+    if same and all(is_free(at, host) for each in before for at in (each.port, each.routes)):
         return list(before)
-    numbers = range(1, topology.COPIES + 1)
-    return [Server(f"{NATS}-{number}", port if number == 1 else free_port(), free_port()) for number in numbers]
+    ports = [port, *(free_port(host) for _ in range(1, topology.COPIES))]
+    return [Server(f"{NATS}-{number}", at, free_port(host), host) for number, at in enumerate(ports, 1)]
 
 
 class Cluster:
@@ -151,6 +155,7 @@ class Cluster:
         servers: Sequence[Server] = (),
         metrics: bool = False,
         console: int = 0,
+        host: str = "",
         ping_s: float = PING_S,
         spawn: Spawn = spawn,
     ) -> None:
@@ -159,7 +164,7 @@ class Cluster:
         self.logs = self.root / "logs"
         self._file = self.root / LAYOUT
         self._layout = Layout(
-            nodes=nodes, slots=slots, port=port, insecure=insecure, servers=list(servers), console=console
+            nodes=nodes, slots=slots, port=port, insecure=insecure, servers=list(servers), console=console, host=host
         )
         self.insecure = insecure
         self.keys = Keyring(self.root / "keys")
@@ -169,7 +174,7 @@ class Cluster:
         self.servers = list(self._servers)
         self.url = ",".join(server.url for server in self._servers.values())
         self.nodes = [f"node-{number}" for number in range(1, nodes + 1)]
-        self.services = [*SERVICES, *([CONSOLE] if console else [])]
+        self.services = [*SERVICES, *([CONSOLE] if console else []), *([ENROLLER] if host else [])]
         self.names = [*self.servers, *self.services, *self.nodes]
         self.targets = self.root / "prometheus.json"
         if metrics:
@@ -192,6 +197,7 @@ class Cluster:
             insecure=layout.insecure,
             ha=bool(layout.servers),
             metrics=bool(layout.metrics),
+            host=layout.host,
         )
 
     @classmethod
@@ -210,9 +216,10 @@ class Cluster:
             options.slots,
             options.port,
             insecure=options.insecure,
-            servers=several(options.port, known) if options.ha else (),
+            servers=several(options.port, known, options.host or HOST) if options.ha else (),
             metrics=options.metrics,
             console=options.console_port,
+            host=options.host,
         )
 
     @classmethod
@@ -239,6 +246,7 @@ class Cluster:
             insecure=layout.insecure,
             servers=layout.servers,
             console=layout.console,
+            host=layout.host,
         )
         cluster._layout = layout
         return cluster
@@ -323,7 +331,7 @@ class Cluster:
             if name in self.servers:
                 self._servers[name] = self._new_servers()[name]
                 if not self.insecure:
-                    self.keys.ensure(self.nodes)
+                    self._ensure_keys()
                 if self._layout.servers:
                     self.keys.route([f"{each.host}:{each.routes}" for each in self._layout.servers])
                 pid = self._servers[name].start()
@@ -336,6 +344,12 @@ class Cluster:
                 self._children[name], pid = child, child.pid
             self._layout.processes[name] = Started.of(pid)
             self._save()
+
+    def _ensure_keys(self) -> None:
+        host = self._layout.host
+        self.keys.ensure(self.nodes, enrols=bool(host))
+        if host:  # what goes over a network is encrypted
+            self.keys.certify([host])
 
     def _tell_targets(self) -> None:
         found = [
@@ -358,8 +372,10 @@ class Cluster:
 
     def _new_servers(self) -> dict[str, NatsServer]:
         accounts = None if self.insecure else self.keys.accounts
+        tls = self.keys.accounts.parent if self._layout.host else None
         if not self._layout.servers:
-            return {NATS: NatsServer(self.root / NATS, self._layout.port, HOST, self._ping_s, accounts)}
+            host = self._layout.host or HOST
+            return {NATS: NatsServer(self.root / NATS, self._layout.port, host, self._ping_s, accounts, tls=tls)}
         return {
             each.name: NatsServer(
                 self.root / each.name,
@@ -370,6 +386,7 @@ class Cluster:
                 # of this folder alone: another cluster's server may take the port just now; ports may be others later
                 name=f"{each.name}-{blake2b(bytes(self.root), digest_size=6).hexdigest()}",
                 routes=Routes(each.routes, self.keys.routes),
+                tls=tls,
             )
             for each in self._layout.servers
         }
@@ -386,6 +403,7 @@ class Cluster:
         }
         return {
             **(console if name == CONSOLE else {}),
+            **({"UNICRON_KEYS": str(self.keys.folder)} if name == ENROLLER else {}),
             "UNICRON_NATS_URL": self.url,
             "UNICRON_NATS_NKEY": key,
             "UNICRON_FABRIC_KEY": fabric,
@@ -464,6 +482,8 @@ class Cluster:
             idle = [name for name in SERVICES if not await client.active(name)]
             if idle:
                 return idle
+            if self._layout.host:
+                await client.tokens()
             status = await client.status()
         except UnicronError:  # streams and services come up at their own pace
             return ["registry"]

@@ -5,6 +5,11 @@ from typing import Self
 
 import msgspec
 
+from unicron.errors import InvalidInputError
+
+Value = int | str
+"""Of an option."""
+
 PORT = 4222
 """Port of the NATS server, and the one that the other commands try first."""
 
@@ -23,6 +28,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
         insecure: whether everybody is let in, without a key.
         ha: whether there are three NATS servers.
         metrics: whether each process answers Prometheus.
+        host: address at which nodes of other machines reach this one; empty: they don't.
     """
 
     nodes: int = 3
@@ -32,9 +38,16 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     insecure: bool = False
     ha: bool = False
     metrics: bool = False
+    host: str = ""
+
+    def __post_init__(self) -> None:
+        if self.host and self.insecure:
+            raise InvalidInputError(
+                "--host and --insecure: without keys none but this machine may reach it; leave one out"
+            )
 
     @classmethod
-    def settled(cls, given: Mapping[str, int | None], before: Self | None) -> "tuple[Self, list[str]]":
+    def settled(cls, given: Mapping[str, Value | None], before: Self | None) -> "tuple[Self, list[str]]":
         """Return how to start a cluster, and what of it is as before though it was not given and is not the usual.
 
         Args:
@@ -47,7 +60,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
         kept = [name for name in cls.__struct_fields__ if name not in said and settled.of(name) != usual.of(name)]
         return settled, settled.words(kept)
 
-    def contradicted(self, given: Mapping[str, int | None]) -> list[str]:
+    def contradicted(self, given: Mapping[str, Value | None]) -> list[str]:
         """Return which of these are otherwise here, as a person would type them."""
         return [
             word
@@ -56,9 +69,9 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
             for word in msgspec.structs.replace(self, **{name: value}).words([name])
         ]
 
-    def of(self, name: str) -> int:
+    def of(self, name: str) -> Value:
         """Return the option `name`."""
-        value: int = getattr(self, name)
+        value: Value = getattr(self, name)
         return value
 
     def words(self, names: list[str]) -> list[str]:
@@ -66,7 +79,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
         return [_typed(name, self.of(name)) for name in names]
 
 
-def _typed(name: str, value: int) -> str:
+def _typed(name: str, value: Value) -> str:
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"

@@ -1,6 +1,7 @@
 """All facts and telemetry, by what they are about."""
 
 from unicron.contracts.events.alerts import Alert, AttemptFailed, CommandRefused, DeadLetter, OrderTaken
+from unicron.contracts.events.enrolment import EnrolmentRefused, NodeEnrolled
 from unicron.contracts.events.machines import (
     MachineAsked,
     MachineDelivered,
@@ -74,6 +75,7 @@ __all__ = [
     "CollectiveFailed",
     "CommandRefused",
     "DeadLetter",
+    "EnrolmentRefused",
     "FailureDetected",
     "GradientNotFinite",
     "IterationFinished",
@@ -84,6 +86,7 @@ __all__ = [
     "MachineRetired",
     "NodeAdmitted",
     "NodeDrained",
+    "NodeEnrolled",
     "NodeGone",
     "NodeHeartbeat",
     "NodeJoined",
