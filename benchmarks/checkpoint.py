@@ -41,9 +41,9 @@ from benchmarks.harness.processes import flags
 from benchmarks.harness.stats import median, ratios
 from unicron.contracts.states import StateLocation, StateRef
 from unicron.contracts.tasks import ParallelLayout, TaskState
-from unicron.train.gathering import Gathering, laid_out, loaded
-from unicron.train.packed import unpack
-from unicron.train.saving import Saver
+from unicron.train.snapshots.gathering import Gathering, laid_out, loaded
+from unicron.train.snapshots.packed import unpack
+from unicron.train.snapshots.saving import Saver
 
 SIZES = {"10mb": {"width": 128, "layers": 4, "batch": 16}, "100mb": {"width": 384, "layers": 5, "batch": 32}}
 MICROBATCHES = 4

@@ -21,8 +21,8 @@ from torch.distributed.fsdp import fully_shard
 from benchmarks.peers.train_plain import VOCABULARY, Decoder, loss_of
 from unicron.contracts.traffic import Forecast
 from unicron.train import Session
-from unicron.train.torch_states import TorchStates
-from unicron.train.traffic import Traffic
+from unicron.train.session.states import TorchStates
+from unicron.train.worker.traffic import Traffic
 
 WAYS = ("none", "ours", "dcp_async", "torch_save")
 PACED = ("none", "ours", "at_once")

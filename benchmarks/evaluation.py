@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
-from unicron_simulator import comparison, economy, experiments, parameters, plots, traces
-from unicron_simulator.parameters import Costs
-from unicron_simulator.traces import Trace
+from unicron_simulator.policies import comparison, economy, experiments, parameters, plots, traces
+from unicron_simulator.policies.parameters import Costs
+from unicron_simulator.policies.traces import Trace
 
 from benchmarks import figures
 from benchmarks.figures import Spread, Table, spread

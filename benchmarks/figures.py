@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
-from unicron_simulator import comparison, experiments, parameters, plots, traces, transitions
-from unicron_simulator.economy import tariffs
+from unicron_simulator import transitions
+from unicron_simulator.policies import comparison, experiments, parameters, plots, traces
+from unicron_simulator.policies.economy import tariffs
 from unicron_simulator.transitions import Transition
 
 from unicron.costmodel import catalogue

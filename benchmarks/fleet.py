@@ -18,7 +18,7 @@ from unicron_agent.core import FRESH
 
 from benchmarks.harness.agents import BEAT_S, COMMANDS, answers, joined
 from benchmarks.harness.cluster import until
-from unicron import codec, proofs, subjects
+from unicron import codec, fabric_proofs, subjects
 from unicron.aio import insist
 from unicron.bus import nats, topology
 from unicron.bus.journal import REST_S
@@ -221,7 +221,7 @@ class Generator:
             node = self._nodes[number]
             node.beats += 1
             heapq.heappush(self._due, (at + (node.every_s if node.beats >= FRESH else BEAT_S), number))
-            beat = NodeHeartbeat(node=node.name, incarnation=f"{proofs.boot(node.name)}.1")
+            beat = NodeHeartbeat(node=node.name, incarnation=f"{fabric_proofs.boot(node.name)}.1")
             await self._tell(beat, number)
             self._counted.sent["beats"] += 1
 

@@ -31,19 +31,19 @@ import msgspec
 from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
 from unicron_deploy.rights import SUBSCRIBER, USER
-from unicron_simulator import lies
+from unicron_simulator.storms import lies
 
 from benchmarks.fuzz_checks import HEALED_S, SCRIPT, Checks, parameters_differ, task
 from benchmarks.harness.command import Options, Result, main, option
 from unicron import codec, subjects
-from unicron.bootstrap import connected
+from unicron.authentication import received
 from unicron.bus import access, nats, topology
 from unicron.bus.client import KeyedClient
 from unicron.client import Client
 from unicron.contracts.base import Message
 from unicron.contracts.events import CommandRefused, DeadLetter, IterationFinished, Regrouped, WorkerExited, WorkerReady
 from unicron.errors import UnicronError
-from unicron.said import received
+from unicron.service.bootstrap import connected
 from unicron.services import SERVICES
 
 SLOTS = 2

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 from torch._C._distributed_c10d import TCPStore
-from unicron_agent.warm import WITHOUT_GPU
+from unicron_agent.workers.warm import WITHOUT_GPU
 
 from benchmarks import gpu_ranks
 from benchmarks.harness.command import Options, Result, main, option, say
 from benchmarks.harness.processes import result_of
-from unicron.train import nccl
+from unicron.train.groups import nccl
 
 RANKS, MULTI_RANK = 3, 23000  # the first version of NCCL that has several ranks on one GPU, as it counts them
 ON_ONE = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2"}
@@ -35,7 +35,7 @@ PARTS = ("start", *gpu_ranks.PARTS, "heal")
 
 FORK = """
 import json, os, time, torch
-from unicron_agent import standby
+from unicron_agent.workers import standby
 standby._warm_up()
 began, found = time.monotonic(), {}
 if os.fork() == 0:

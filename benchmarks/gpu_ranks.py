@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from unicron.train import nccl
+from unicron.train.groups import nccl
 
 EPOCHS, ROUNDS = 12, 30
 SMALL, LARGE = 1 << 10, 1 << 24  # elements of four bytes: NCCL sends few and many of them by different protocols

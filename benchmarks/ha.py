@@ -45,7 +45,6 @@ from benchmarks.harness.processes import ONE_THREAD
 from benchmarks.harness.stats import median, quantile
 from unicron import codec, subjects
 from unicron.aio import insist
-from unicron.bootstrap import connected
 from unicron.bus import topology
 from unicron.bus.nats import NatsBus
 from unicron.contracts.base import Message
@@ -53,6 +52,7 @@ from unicron.contracts.commands import Regroup
 from unicron.contracts.events import DeadLetter, FailureDetected, Regrouped
 from unicron.contracts.tasks import TaskState
 from unicron.errors import UnicronError
+from unicron.service.bootstrap import connected
 
 WORKERS, MICROBATCHES, TOTAL = 3, 6, 6000
 TASKS = ("struck", "beside")

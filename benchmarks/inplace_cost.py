@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from benchmarks.harness.command import Options, Result, main, option
-from unicron.train.instrument import NAME, instrument
-from unicron.train.loops import Loops
-from unicron.train.under_way import Record
+from unicron.train.scripts.instrument import NAME, instrument
+from unicron.train.scripts.loops import Loops
+from unicron.train.scripts.under_way import Record
 
 WARM = 5  # iterations of a turn that do not count
 SCRIPT = """

@@ -14,9 +14,9 @@ from benchmarks.harness.cluster import Scene, running
 from benchmarks.harness.command import Figures, Options, Result, main, option
 from benchmarks.harness.processes import cpu_s, ended, start
 from benchmarks.harness.stats import median, worst
-from unicron.bootstrap import connected
 from unicron.bus.lease import token_in_force
 from unicron.bus.nats import NatsBus
+from unicron.service.bootstrap import connected
 from unicron.services import SERVICES
 
 POLL_S = 0.02

@@ -27,8 +27,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from unicron_simulator import traces
-from unicron_simulator.traces import Failure, Trace
+from unicron_simulator.policies import traces
+from unicron_simulator.policies.traces import Failure, Trace
 
 from benchmarks.harness.command import Options, Result, main, option
 from unicron.snapshots.interval import daly, young

@@ -21,8 +21,8 @@ from benchmarks.harness.command import ROOT
 from benchmarks.harness.processes import cpu_s
 from benchmarks.struck import loaded
 from unicron.train import Session
-from unicron.train.inner import DIMENSIONS
-from unicron.train.overlap import Overlap
+from unicron.train.groups.inner import DIMENSIONS
+from unicron.train.session.overlap import Overlap
 
 SCRIPT = ROOT / "examples" / "parallel" / "train.py"
 MODES = ("dp", "fsdp", "tp")

@@ -14,10 +14,10 @@ import torch
 
 from benchmarks.struck import EXAMPLES, loaded
 from unicron.contracts.states import StateRef
-from unicron.train import session
-from unicron.train.gathering import laid_out
-from unicron.train.state import path_of
-from unicron.train.torch_states import TorchStates
+from unicron.train.session import session
+from unicron.train.session.states import TorchStates
+from unicron.train.snapshots.gathering import laid_out
+from unicron.train.snapshots.state import path_of
 
 
 def note(kind: str, iteration: int, seconds: float, size: int = 0) -> Path:

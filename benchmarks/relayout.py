@@ -31,8 +31,8 @@ from benchmarks.harness.stats import median, worst
 from benchmarks.struck import EXAMPLES, loaded
 from unicron.contracts.events import PlanDecided, Regrouped, TaskRecovered, TaskSubmitted
 from unicron.contracts.tasks import ParallelLayout
-from unicron.train.gathering import Gathering
-from unicron.train.packed import unpack
+from unicron.train.snapshots.gathering import Gathering
+from unicron.train.snapshots.packed import unpack
 
 LAYOUTS = {
     "dp4": ParallelLayout(),

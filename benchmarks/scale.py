@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
-from unicron_simulator import experiments
-from unicron_simulator.bus import MemoryBucket, MemoryWorld
-from unicron_simulator.world import wirings
+from unicron_simulator.policies import experiments
+from unicron_simulator.storms.bus import MemoryBucket, MemoryWorld
+from unicron_simulator.storms.world import wirings
 
 from benchmarks.harness.agents import BEAT_S, COMMANDS, answers, joined
 from benchmarks.harness.cluster import background
@@ -35,7 +35,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.events import FailureDetected, NodeHeartbeat, TaskStateChanged
 from unicron.contracts.queries import GetStatus, Query, Reply, SubmitTask
 from unicron.contracts.tasks import Slot, TaskSpec, TaskState
-from unicron.service import Service
+from unicron.service.service import Service
 
 SLOTS = 8
 START = 1_700_000_000.0

@@ -14,7 +14,7 @@ import resource
 import time
 from pathlib import Path
 
-from unicron_simulator import comparison, experiments, traces
+from unicron_simulator.policies import comparison, experiments, traces
 
 from benchmarks.harness.command import Figures, Options, Result, main, option
 from benchmarks.harness.processes import result_of

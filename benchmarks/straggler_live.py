@@ -30,7 +30,7 @@ from unicron.contracts.events import IterationFinished, StepTimed
 from unicron.contracts.queries import StragglerWindow
 from unicron.contracts.timings import DEFAULT_SHARE
 from unicron.contracts.worker import frame
-from unicron.train.timing import BACKWARD, FORWARD, OPTIMIZER, REDUCE, Recorder
+from unicron.train.worker.timing import BACKWARD, FORWARD, OPTIMIZER, REDUCE, Recorder
 
 WORKERS, MICROBATCHES = 4, 12
 LEVELS = (1.2, 1.4, 2.0)

@@ -16,10 +16,10 @@ from typing import Any, cast
 import msgspec
 import torch
 
-import unicron.train.session
+import unicron.train.session.session
 from benchmarks.harness.command import ROOT
 from benchmarks.harness.strikes import LEAST_APART, VARIABLE, Note, Orders, Struck, made_in, marker
-from unicron.train.gradients import TorchGradients
+from unicron.train.session.gradients import TorchGradients
 
 EXAMPLES = ROOT / "examples"
 
@@ -77,7 +77,7 @@ class Scene:
 def watched(scene: Scene) -> Any:
     """Return a `Session` that tells the scene what it does."""
 
-    class Watched(unicron.train.session.Session):
+    class Watched(unicron.train.session.session.Session):
         def __init__(self, **arguments: Any) -> None:
             super().__init__(**arguments)
             scene.session = self
@@ -159,7 +159,7 @@ def example(scene: Scene) -> Any:
 def run() -> None:
     """Train."""
     scene = Scene()
-    patched: Any = unicron.train.session
+    patched: Any = unicron.train.session.session
     patched.TorchGradients = watched_gradients(scene)
     train = example(scene)
     train.Session = watched(scene)

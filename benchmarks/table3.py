@@ -16,7 +16,7 @@ from msgspec import structs
 from unicron_planner import program
 from unicron_planner.policies import Demand, Policy, equally, sized, weighted
 from unicron_planner.program import Floats, Ints
-from unicron_simulator import plots
+from unicron_simulator.policies import plots
 
 from benchmarks.harness.command import Options, Result, main, option
 from unicron.contracts.tasks import ModelSpec

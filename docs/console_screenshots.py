@@ -20,12 +20,12 @@ from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
 
 from benchmarks.console_world import chromium
-from unicron.bootstrap import connected_client
 from unicron.client import Client
 from unicron.contracts.base import Message
 from unicron.contracts.events import FailureDetected, IterationFinished, TaskRecovered, WorkerReady
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import TaskSpec
+from unicron.service.bootstrap import connected_client
 
 FOLDER = Path(__file__).with_name("console")
 NODES, SLOTS = 6, 2

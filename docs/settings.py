@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from unicron.contracts.faults import FAULTS
-from unicron.families import FAMILIES
+from unicron.metric_definitions import FAMILIES
 from unicron.services import CONSOLE, NAMED
 from unicron.settings import PREFIX, Settings
 

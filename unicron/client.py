@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from unicron import codec, subjects
 from unicron.aio import RETRY_S
+from unicron.authentication import received
 from unicron.bus.protocol import Bus
 from unicron.contracts.base import Message
 from unicron.contracts.enrolment import TokenView
@@ -46,7 +47,6 @@ from unicron.contracts.queries import (
 from unicron.contracts.states import StateRef
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError, NobodyAnswersError
-from unicron.said import received
 from unicron.services import ANSWERING, ENROLLER
 
 ANSWER_S = 5.0

@@ -15,9 +15,9 @@ from unicron.bus.protocol import Bus
 from unicron.contracts.base import Message
 from unicron.contracts.events import CommandRefused, DeadLetter
 from unicron.errors import InvalidInputError
-from unicron.floods import LETTERS, Floods, more
-from unicron_agent.clocks import MOST_S
+from unicron.rate_limits import LETTERS, Floods, more
 from unicron_agent.core import AgentCore
+from unicron_agent.hardware.clocks import MOST_S
 from unicron_agent.outbox import Outbox
 from unicron_agent.stimuli import (
     AskToken,

@@ -14,13 +14,13 @@ from unicron.contracts.faults import NODE, WORKER, kind_of
 from unicron.contracts.queries import InjectFault
 from unicron.contracts.worker import ExitFault, RaiseFault, ResetFault, SlowFault, ToWorker
 from unicron.errors import InvalidInputError
-from unicron_agent.activity import processes_of, start_time
 from unicron_agent.core import AgentCore
-from unicron_agent.gpus import addresses
-from unicron_agent.kernel_log import append
+from unicron_agent.hardware.gpus import addresses
+from unicron_agent.hardware.kernel_log import append
 from unicron_agent.snapshots.memory import SnapshotMemory
-from unicron_agent.supervisor import Supervisor
-from unicron_agent.workers import Worker
+from unicron_agent.workers.activity import processes_of, start_time
+from unicron_agent.workers.supervisor import Supervisor
+from unicron_agent.workers.workers import Worker
 
 SOON_S = 0.05
 """From the answer to a fault that would hold it back."""

@@ -4,6 +4,7 @@ import math
 
 import msgspec
 
+from unicron.authentication import received
 from unicron.checks import share_problems
 from unicron.contracts.base import Message
 from unicron.contracts.commands import (
@@ -51,10 +52,8 @@ from unicron.contracts.worker import (
     Unprotected,
 )
 from unicron.errors import InvalidInputError, StaleTokenError, UnicronError
-from unicron.said import received
-from unicron_agent.clocks import clock_off
-from unicron_agent.hardware import Hardware
-from unicron_agent.reports import report
+from unicron_agent.hardware.clocks import clock_off
+from unicron_agent.hardware.hardware import Hardware
 from unicron_agent.silence import Silence
 from unicron_agent.snapshots.snapshots import NodeSnapshots
 from unicron_agent.stimuli import (
@@ -85,9 +84,10 @@ from unicron_agent.stimuli import (
     TokenRead,
     WorkerSaid,
 )
-from unicron_agent.timings import Timings
-from unicron_agent.watch import PING_S, Watch
-from unicron_agent.workers import StallLimits, Worker
+from unicron_agent.workers.reports import report
+from unicron_agent.workers.timings import Timings
+from unicron_agent.workers.watch import PING_S, Watch
+from unicron_agent.workers.workers import StallLimits, Worker
 
 FRESH = 6
 """Heartbeats after joining that come at the agent's own pace: only then the server may tell of the end of an earlier

@@ -10,11 +10,11 @@ from typing import Any
 import grpc.aio
 import msgspec
 
-from unicron import proofs
+from unicron import fabric_proofs
 from unicron.contracts.worker import Enter, Membership
 from unicron.errors import InvalidInputError
 from unicron.files import read_secret
-from unicron.floods import LETTERS, Floods, more
+from unicron.rate_limits import LETTERS, Floods, more
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +72,12 @@ class Fabric:
             if str(error) != self._problem:
                 log.warning("the fabric key stays what it was: %s", error)
             self._problem = str(error)
-        return proofs.keys_in(self._content, self._now())
+        return fabric_proofs.keys_in(self._content, self._now())
 
     def _read(self, path: Path) -> bytes:
         content = read_secret(path)
         try:
-            proofs.keys_in(content, self._now())
+            fabric_proofs.keys_in(content, self._now())
         except InvalidInputError as error:
             raise InvalidInputError(f"{path}: {error}") from error
         return content
@@ -118,13 +118,13 @@ class Fabric:
 
     def told(self, membership: Membership) -> Membership:
         """Return a membership with what opens its rendezvous."""
-        secrets = proofs.epoch_secrets(self.keys(), membership.rendezvous_id, membership.epoch)
+        secrets = fabric_proofs.epoch_secrets(self.keys(), membership.rendezvous_id, membership.epoch)
         return msgspec.structs.replace(membership, secrets=secrets)
 
     def admits(self, enter: Enter, address: str, challenge: bytes) -> bool:
         """Return whether somebody has a secret of the membership that it names, as its answer to `challenge` shows."""
-        secrets = proofs.epoch_secrets(self.keys(), enter.rendezvous_id, enter.epoch)
-        return proofs.answered(secrets, enter.answers, address, challenge)
+        secrets = fabric_proofs.epoch_secrets(self.keys(), enter.rendezvous_id, enter.epoch)
+        return fabric_proofs.answered(secrets, enter.answers, address, challenge)
 
     # --- state servers -----------------------------------------------------------------------------------------------
 
@@ -134,10 +134,10 @@ class Fabric:
         """Return the metadata that a call needs whose first message is `request`."""
         if not self.closed:
             return ()
-        shown = proofs.CallProof.of(self.keys(), method, address, request, self._node, self._now(), challenge)
+        shown = fabric_proofs.CallProof.of(self.keys(), method, address, request, self._node, self._now(), challenge)
         return ((HEADER, msgspec.msgpack.encode(shown)),)
 
-    def checked(self, metadata: Any, method: str, address: str) -> proofs.CallProof:
+    def checked(self, metadata: Any, method: str, address: str) -> fabric_proofs.CallProof:
         """Return the proof in the metadata of a call; it holds once.
 
         Raises:
@@ -145,20 +145,24 @@ class Fabric:
             InvalidInputError: there is none, or it does not hold; says why, with the cure.
         """
         now = self._now()
-        found = proofs.checked(self.keys(), dict(metadata or ()).get(HEADER), method, address, now, self._challenges)
+        found = fabric_proofs.checked(
+            self.keys(), dict(metadata or ()).get(HEADER), method, address, now, self._challenges
+        )
         self._challenges.pop(found.challenge, None)
         while self._used and next(iter(self._used.values())) < now:
             del self._used[next(iter(self._used))]
         if found.nonce in self._used:
             raise InvalidInputError("a proof that was shown before: each call needs one of its own")
-        self._used[found.nonce] = now + 2 * proofs.WINDOW_S  # a clock that is ahead has its proofs hold as much longer
+        self._used[found.nonce] = (
+            now + 2 * fabric_proofs.WINDOW_S
+        )  # a clock that is ahead has its proofs hold as much longer
         return found
 
     def challenge(self) -> bytes:
         """Return what somebody is to prove anew whose proof is not of now; it can be answered once."""
         while len(self._challenges) >= CHALLENGES:
             del self._challenges[next(iter(self._challenges))]
-        asked = proofs.nonce()
+        asked = fabric_proofs.nonce()
         self._challenges[asked] = None
         return asked
 

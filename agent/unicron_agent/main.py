@@ -11,14 +11,14 @@ from secrets import token_hex
 from unicron.bus.nats import connect
 from unicron.clock import SystemClock
 from unicron.errors import InvalidInputError
-from unicron.proofs import boot
-from unicron.runner import run_process
+from unicron.fabric_proofs import boot
+from unicron.service.runner import run_process
 from unicron_agent.enrolment import enrol
+from unicron_agent.hardware.slots import find_slots
 from unicron_agent.node import Node
 from unicron_agent.notice import notice
 from unicron_agent.settings import AgentSettings
-from unicron_agent.slots import find_slots
-from unicron_agent.warm import Standby, WarmStandby
+from unicron_agent.workers.warm import Standby, WarmStandby
 
 DYING_S = 5.0
 """How long an agent that was killed may take to be gone."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from unicron.contracts.base import Message
 from unicron.contracts.events import NodeHeartbeat
 from unicron.contracts.hardware import Gpu, GpusSampled
-from unicron.families import Sample
-from unicron.metrics import Metrics
+from unicron.metric_definitions import Sample
+from unicron.service.metrics import Metrics
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
 

@@ -31,32 +31,26 @@ from unicron.contracts.worker import (
     ToAgent,
     told_cause,
 )
-from unicron.core import order_taken
 from unicron.errors import (
     BusUnavailableError,
     InvalidInputError,
     UnicronError,
 )
-from unicron.health import ALIVE
 from unicron.rules import load
-from unicron_agent import flight
-from unicron_agent.activity import Pressure, asleep, is_stopped, use_of
+from unicron.service.core import order_taken
+from unicron.service.health import ALIVE
 from unicron_agent.agent import Agent
-from unicron_agent.channels import Channels
 from unicron_agent.chaos import Chaos
 from unicron_agent.core import AgentCore
 from unicron_agent.fabric import Fabric
-from unicron_agent.gpus import GpuWatch, addresses
-from unicron_agent.kernel_log import KernelLog
+from unicron_agent.hardware.gpus import GpuWatch, addresses
+from unicron_agent.hardware.kernel_log import KernelLog
+from unicron_agent.hardware.network import home, interface_of, memory_dir, own_address
 from unicron_agent.measured import Measured
-from unicron_agent.network import home, interface_of, memory_dir, own_address
 from unicron_agent.outbox import Outbox
-from unicron_agent.output import Outputs, last_lines, put_aside
-from unicron_agent.rendezvous import RendezvousServer
 from unicron_agent.settings import AgentSettings
 from unicron_agent.snapshots.memory import SnapshotMemory
 from unicron_agent.snapshots.transfers import Transfers
-from unicron_agent.stacks import stacks_of
 from unicron_agent.stimuli import (
     Adopted,
     Effect,
@@ -74,11 +68,17 @@ from unicron_agent.stimuli import (
     Tick,
     WorkerSaid,
 )
-from unicron_agent.supervisor import Supervisor
 from unicron_agent.traffic import NodeTraffic
-from unicron_agent.warm import Standby, single_thread
-from unicron_agent.watch import QUIET_S
-from unicron_agent.workers import StallLimits, communicating
+from unicron_agent.workers import flight
+from unicron_agent.workers.activity import Pressure, asleep, is_stopped, use_of
+from unicron_agent.workers.channels import Channels
+from unicron_agent.workers.output import Outputs, last_lines, put_aside
+from unicron_agent.workers.rendezvous import RendezvousServer
+from unicron_agent.workers.stacks import stacks_of
+from unicron_agent.workers.supervisor import Supervisor
+from unicron_agent.workers.warm import Standby, single_thread
+from unicron_agent.workers.watch import QUIET_S
+from unicron_agent.workers.workers import StallLimits, communicating
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Node:
         bus: its connection.
         clock: of the machine.
         slots: that workers can have here.
-        boot: the agent's proof that this connection is its own; see `unicron.proofs`.
+        boot: the agent's proof that this connection is its own; see `unicron.fabric_proofs`.
         standby: forks workers.
         leaving: returns when the node is to hand over what it has.
         cut: takes the agent off the bus for so many seconds, as a fault.

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from unicron import proofs
+from unicron import fabric_proofs
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Regroup, StartWorker, StopWorker
 from unicron.contracts.events import NodeJoined, Regrouped, WorkerExited, WorkerReady
@@ -16,7 +16,7 @@ def joined(node: str, start: int, host: str, slots: list[Slot]) -> NodeJoined:
     """Return what a node says that joins for the `start`-th time."""
     return NodeJoined(
         node=node,
-        incarnation=f"{proofs.boot(node)}.{start}",
+        incarnation=f"{fabric_proofs.boot(node)}.{start}",
         host=host,
         slots=slots,
         rendezvous=f"{host}:29400",

@@ -19,7 +19,6 @@ from benchmarks.harness.command import ROOT
 from benchmarks.harness.processes import ONE_THREAD
 from unicron import subjects
 from unicron.aio import insist
-from unicron.bootstrap import connected, connected_client
 from unicron.bus import topology
 from unicron.bus.nats import NatsBus
 from unicron.client import Client
@@ -27,6 +26,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.events import IterationFinished, Regrouped, TaskStateChanged, WorkerReady
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import UnicronError
+from unicron.service.bootstrap import connected, connected_client
 from unicron.settings import Settings
 
 PATIENCE_S = 180.0

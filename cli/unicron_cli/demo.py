@@ -24,7 +24,6 @@ from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
 from unicron_deploy.options import CONSOLE_PORT
 
-from unicron.bootstrap import connected_client
 from unicron.client import Client
 from unicron.contracts.base import Message, TimerFired
 from unicron.contracts.events import Alert, DeadLetter, FailureDetected, IterationFinished, NodeAdmitted
@@ -32,6 +31,7 @@ from unicron.contracts.queries import Status
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.observe.words.story import story
+from unicron.service.bootstrap import connected_client
 from unicron_cli.output import console
 from unicron_cli.report import Report, TaskReport, fault_reports, is_ok, report_view
 from unicron_cli.views import status_view

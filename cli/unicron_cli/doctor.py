@@ -18,12 +18,12 @@ from rich.table import Table
 from rich.text import Text
 from unicron_deploy.nats_server import find_binary
 
-from unicron.bootstrap import connected_client
 from unicron.client import Client
 from unicron.contracts.base import Record
 from unicron.contracts.events import NodeHeartbeat
 from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
+from unicron.service.bootstrap import connected_client
 from unicron.services import SERVICES
 from unicron.settings import Settings
 from unicron_cli.output import FOLDER
@@ -150,7 +150,7 @@ def _gpus() -> Check:
 
 def _overridden() -> str:
     """Return which variables workers would set for NCCL, and find set to something else."""
-    from unicron.train.nccl import ENVIRONMENT  # noqa: PLC0415 loads torch
+    from unicron.train.groups.nccl import ENVIRONMENT  # noqa: PLC0415 loads torch
 
     given = {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
     return ", ".join(f"{name}={value}" for name, value in given.items() if value != ENVIRONMENT[name])

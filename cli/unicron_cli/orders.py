@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 from msgspec.structs import replace
 
-from unicron.bootstrap import connected
 from unicron.bus import backup as backups
 from unicron.bus import topology
+from unicron.service.bootstrap import connected
 from unicron.taskfile import load
 from unicron_cli.output import Json, Nats, done, patient, settings, warn, with_client
 

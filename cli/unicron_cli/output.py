@@ -76,7 +76,7 @@ def with_client(nats: str | None, job: "Callable[[Client], Awaitable[T]]") -> T:
     """Run `job` on a connection to the cluster."""
     import asyncio  # noqa: PLC0415 - slow to import, and --help needs none of it
 
-    from unicron.bootstrap import connected_client  # noqa: PLC0415 - likewise
+    from unicron.service.bootstrap import connected_client  # noqa: PLC0415 - likewise
 
     async def main() -> T:
         async with connected_client(settings(nats), "unicron-cli", patient=patient()) as client:

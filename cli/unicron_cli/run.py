@@ -16,13 +16,13 @@ from msgspec.structs import replace
 from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
 
-from unicron.bootstrap import connected_client
 from unicron.client import Client
 from unicron.contracts.events import FailureDetected, ScriptDrilled, TaskRecovered
 from unicron.contracts.queries import TaskView
 from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskSpec
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.observe.words.story import describe
+from unicron.service.bootstrap import connected_client
 from unicron.taskfile import load
 from unicron_cli.output import console, say
 

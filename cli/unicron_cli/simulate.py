@@ -45,7 +45,7 @@ def simulate(
 
         check_path(plot)
     with needs("unicron simulate", "planner"):
-        from unicron_simulator import report  # noqa: PLC0415
+        from unicron_simulator.policies import report  # noqa: PLC0415
     if my_cluster is not None:
         found = report.my_cluster(my_cluster, costs)
     else:
@@ -63,7 +63,7 @@ def storm(
 ) -> None:
     """Run the real services through seeded storms of faults, and check invariants after every step."""
     with needs("unicron simulate storm", "planner,train"):
-        from unicron_simulator.storm import run  # noqa: PLC0415
+        from unicron_simulator.storms.storm import run  # noqa: PLC0415
     began, bad, virtual, messages, lied = time.monotonic(), [], 0.0, 0, 0
     for done, number in enumerate(range(seed, seed + seeds), start=1):
         outcome = run(number, lies=lies)
@@ -85,7 +85,7 @@ def storm(
 
 def _show(report: dict[str, Any], json_file: str, plot: Path | None) -> None:
     """Print the report as a table, and write and draw it where that is asked for."""
-    from unicron_simulator import plots  # noqa: PLC0415
+    from unicron_simulator.policies import plots  # noqa: PLC0415
 
     if json_file != "-":
         say(_table(report))
@@ -96,8 +96,8 @@ def _show(report: dict[str, Any], json_file: str, plot: Path | None) -> None:
 
 def _table(report: dict[str, Any]) -> str:
     """Return the report as a table for people."""
-    from unicron_simulator.comparison import UNICRON  # noqa: PLC0415
-    from unicron_simulator.traces import DAY  # noqa: PLC0415
+    from unicron_simulator.policies.comparison import UNICRON  # noqa: PLC0415
+    from unicron_simulator.policies.traces import DAY  # noqa: PLC0415
 
     trace, rows = report["trace"], report["policies"]
     faults = ", ".join(f"{trace[kind]} {kind}" for kind in ("sev1", "sev2", "sev3"))

@@ -104,8 +104,8 @@ def restore(
     from unicron.snapshots.storage import catalog  # noqa: PLC0415 by now what it needs is there
 
     with needs("unicron checkpoints restore", "agent"):
-        from unicron.train import whole  # noqa: PLC0415
-        from unicron.train.stored import reading  # noqa: PLC0415
+        from unicron.train.snapshots import whole  # noqa: PLC0415
+        from unicron.train.snapshots.stored import reading  # noqa: PLC0415
     if step is None:
         newest = catalog.newest(storage, task)
         for each in newest.skipped:

@@ -20,13 +20,13 @@ from typing import BinaryIO, Protocol, Self
 import msgspec
 
 from unicron.aio import insist
-from unicron.bootstrap import connected, connected_client
 from unicron.bus import topology
 from unicron.bus.backup import restore
 from unicron.client import Client
 from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.processes import Started, wait_until_gone
+from unicron.service.bootstrap import connected, connected_client
 from unicron.services import CONSOLE, ENROLLER, NAMED, SERVICES
 from unicron.settings import Settings
 from unicron_deploy.keys import Keyring

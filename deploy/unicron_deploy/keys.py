@@ -20,7 +20,7 @@ from pathlib import Path
 
 import nkeys
 
-from unicron import proofs
+from unicron import fabric_proofs
 from unicron.bus import access
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.files import read_secret, write_secret
@@ -237,7 +237,9 @@ class Keyring:
             InvalidInputError: there are no nodes, or the key that is there can't be used.
         """
         old, now = self._fabric(), time.time()
-        found = self._spread(proofs.as_file(proofs.new_key(), proofs.keys_in(old, now)[0], now + OVERLAP_S))
+        found = self._spread(
+            fabric_proofs.as_file(fabric_proofs.new_key(), fabric_proofs.keys_in(old, now)[0], now + OVERLAP_S)
+        )
         if not found:
             raise InvalidInputError(f"no node has a key in {self.folder}; give one with `unicron credentials node`")
         return found
@@ -253,7 +255,9 @@ class Keyring:
         """
         self._known(name)
         nodes = self._nodes()  # who is cut off here can do it again: the key of the user goes last
-        others = self._spread(proofs.as_file(proofs.new_key()), {*nodes} - {name}) if name in nodes else []
+        others = (
+            self._spread(fabric_proofs.as_file(fabric_proofs.new_key()), {*nodes} - {name}) if name in nodes else []
+        )
         self.fabric(name).unlink(missing_ok=True)
         (self.path(name).parent / "shut-out").touch()
         self.path(name).unlink(missing_ok=True)
@@ -276,7 +280,7 @@ class Keyring:
     def _fabric(self) -> bytes:
         """Return what stands in the newest file of a fabric key, or what is to stand there where no node has one."""
         files = sorted(self.folder.glob("*/fabric.key"), key=lambda path: path.stat().st_mtime_ns)
-        return read_secret(files[-1]) + b"\n" if files else proofs.as_file(proofs.new_key())
+        return read_secret(files[-1]) + b"\n" if files else fabric_proofs.as_file(fabric_proofs.new_key())
 
     def _spread(self, content: bytes, nodes: Iterable[str] | None = None) -> list[Path]:
         """Give these nodes, or all, this fabric key; return the paths of its files."""

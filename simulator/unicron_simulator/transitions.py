@@ -12,7 +12,6 @@ from typing import NamedTuple
 import msgspec
 
 from unicron.clock import VirtualClock
-from unicron.commit import Commit
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Command
 from unicron.contracts.events import FailureDetected, PlanDecided, Regrouped, TaskRecovered
@@ -20,12 +19,13 @@ from unicron.contracts.tasks import TaskSpec
 from unicron.costmodel import catalogue, formulas, planning
 from unicron.costmodel.planning import Configuration
 from unicron.errors import InvalidInputError, UnicronError
-from unicron_simulator import parameters
-from unicron_simulator.faults import CALM, FOREVER, LosePower, Scene
-from unicron_simulator.links import Commits
-from unicron_simulator.parameters import Phases
-from unicron_simulator.training import Pace, Trainer
-from unicron_simulator.world import START, Parts, World
+from unicron.service.commit import Commit
+from unicron_simulator.policies import parameters
+from unicron_simulator.policies.parameters import Phases
+from unicron_simulator.storms.faults import CALM, FOREVER, LosePower, Scene
+from unicron_simulator.storms.links import Commits
+from unicron_simulator.storms.training import Pace, Trainer
+from unicron_simulator.storms.world import START, Parts, World
 
 SLOTS = 8
 BOOT_S = 0.05

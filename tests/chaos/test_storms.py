@@ -12,20 +12,20 @@ from msgspec.structs import replace as replace_record
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
 from unicron_agent.snapshots.snapshots import NodeSnapshots
-from unicron_simulator import storm
-from unicron_simulator.faults import Lies, scene
-from unicron_simulator.world import Parts
+from unicron_simulator.storms import storm
+from unicron_simulator.storms.faults import Lies, scene
+from unicron_simulator.storms.world import Parts
 
 from unicron import codec
 from unicron.contracts.events import NodeJoined
 from unicron.errors import GroupBrokenError, InvalidInputError
-from unicron.intake import Input, Intake
-from unicron.ledger import Ledger
-from unicron.service import Service
-from unicron.train.duties import Duties
-from unicron.train.iteration import WorkerCore
-from unicron.train.phases import Phase
-from unicron.train.replica import Replica
+from unicron.service.commit_store import Ledger
+from unicron.service.intake import Input, Intake
+from unicron.service.service import Service
+from unicron.train.worker.duties import Duties
+from unicron.train.worker.iteration import WorkerCore
+from unicron.train.worker.phases import Phase
+from unicron.train.worker.replica import Replica
 
 BATCH = 10
 MORE = pytest.mark.exhaustive("the more seeds, the rarer what they find")

@@ -11,9 +11,9 @@ from helpers.worlds import known, serving
 from unicron_deploy import nats_server
 from unicron_deploy.keys import Keyring
 
-from unicron.bootstrap import connected
 from unicron.bus import backup, nats, topology
 from unicron.errors import InvalidInputError
+from unicron.service.bootstrap import connected
 
 pytestmark = pytest.mark.real
 

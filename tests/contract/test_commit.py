@@ -12,9 +12,9 @@ from unicron_straggler import state as straggler
 from unicron_transition import state as transition
 
 from unicron import codec
-from unicron.commit import Commit
 from unicron.contracts.ranges import Amount
 from unicron.errors import InvalidInputError
+from unicron.service.commit import Commit
 
 
 class Ages(msgspec.Struct):

@@ -15,22 +15,22 @@ import pytest
 from helpers.fabric import KEY, Node, fabric, fetched, state_ref
 from helpers.waiting import elapse, in_virtual_time
 from msgspec.structs import replace
-from unicron_agent import rendezvous
 from unicron_agent.fabric import HEADER, LETTERS, Fabric, Strangers, challenged
-from unicron_agent.rendezvous import UNPROVEN, RendezvousServer
 from unicron_agent.snapshots import server
 from unicron_agent.snapshots.sending import send_copy
 from unicron_agent.snapshots.server import FETCH, KEEP, LIMITS
 from unicron_agent.snapshots.sources import OtherNode
+from unicron_agent.workers import rendezvous
+from unicron_agent.workers.rendezvous import UNPROVEN, RendezvousServer
 
-from unicron import proofs
+from unicron import fabric_proofs
 from unicron.contracts.states import Keeper
 from unicron.contracts.worker import LENGTH, NOWHERE, Enter, Put, Take, challenge, frame, length_of, taken, to_worker
 from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
-from unicron.train.rendezvous import Rendezvous
+from unicron.train.groups.rendezvous import Rendezvous
 
 NAME, CONTENT = "gpt-1.1.saved", os.urandom(100_000)
-OTHER_KEY = proofs.new_key()
+OTHER_KEY = fabric_proofs.new_key()
 NOW = 1_800_000_000.0
 
 
@@ -64,7 +64,7 @@ class States(Node):
 
     def header(self, method=FETCH, request=None, address=None, at=None, key=KEY):
         request, at = NAME.encode() if request is None else request, self.now if at is None else at
-        shown = proofs.CallProof.of([key], method, address or self.address, request, "n2", at)
+        shown = fabric_proofs.CallProof.of([key], method, address or self.address, request, "n2", at)
         return ((HEADER, msgspec.msgpack.encode(shown)),)
 
     async def fetch(self, header, name=NAME):
@@ -153,7 +153,7 @@ async def test_what_was_shown_is_forgotten_when_it_holds_no_more(tmp_path):
     own = fabric(tmp_path, now=lambda: now)
     for _ in range(100):
         own.checked(own.header(FETCH, "here", b""), FETCH, "here")
-    now += 2 * proofs.WINDOW_S + 1.0
+    now += 2 * fabric_proofs.WINDOW_S + 1.0
     own.checked(own.header(FETCH, "here", b""), FETCH, "here")
     assert len(own._used) == 1
 
@@ -266,8 +266,8 @@ class Rank:
         self._writer.transport.abort()
 
     def enter(self, key=KEY, name="gpt-1", epoch=3, asked=None, address=None, under=None):
-        secrets = proofs.epoch_secrets([key], *(under or (name, epoch)))
-        answers = proofs.answers(secrets, address or self.address, asked or self.asked)
+        secrets = fabric_proofs.epoch_secrets([key], *(under or (name, epoch)))
+        answers = fabric_proofs.answers(secrets, address or self.address, asked or self.asked)
         return Enter(rendezvous_id=name, epoch=epoch, answers=answers)
 
     def say(self, *messages):
@@ -334,7 +334,7 @@ PUT = Put(rendezvous_id="gpt-1-3", key="here-0", value=b"")
         pytest.param(lambda rank: rank.enter(OTHER_KEY), id="another key"),
         pytest.param(lambda rank: rank.enter(under=("gpt-1", 2)), id="the secret of an earlier epoch"),
         pytest.param(lambda rank: rank.enter(under=("gpt-2", 3)), id="the secret of another task"),
-        pytest.param(lambda rank: rank.enter(asked=proofs.nonce()), id="an answer to another challenge"),
+        pytest.param(lambda rank: rank.enter(asked=fabric_proofs.nonce()), id="an answer to another challenge"),
         pytest.param(lambda rank: rank.enter(address="127.0.0.1:1"), id="an answer given elsewhere"),
         pytest.param(lambda rank: LENGTH.pack(16_000_000) + bytes(100_000), id="a long message"),
         pytest.param(lambda rank: LENGTH.pack(3) + b"\xc1\xc1\xc1", id="nonsense"),
@@ -402,7 +402,7 @@ async def test_workers_of_nodes_with_and_without_a_key_say_which_of_them_lacks_i
         await asyncio.to_thread(without)
     server, address = await RendezvousServer(Fabric("", "n1")).serve("127.0.0.1")
     with monkeypatch.context() as patch:
-        patch.setattr("unicron.train.rendezvous.CONNECT_S", 0.3)  # here alone: what meets later has its time
+        patch.setattr("unicron.train.groups.rendezvous.CONNECT_S", 0.3)  # here alone: what meets later has its time
         with pytest.raises(GroupBrokenError, match="UNICRON_FABRIC_KEY on its node too"):
             await asyncio.to_thread(Rendezvous, meeting.membership(rendezvous=address))
     meeting.address = address
@@ -417,9 +417,9 @@ async def test_workers_of_nodes_with_and_without_a_key_say_which_of_them_lacks_i
 def test_a_key_is_replaced_while_nodes_hold_either_and_in_the_end_the_old_one_opens_nothing(tmp_path):
     now = NOW
     late, early = (fabric(tmp_path, node, now=lambda: now) for node in ("n1", "n2"))
-    new = proofs.new_key()
+    new = fabric_proofs.new_key()
     path = tmp_path / "n2-fabric.key"
-    path.write_bytes(proofs.as_file(new, KEY, now + 600.0))
+    path.write_bytes(fabric_proofs.as_file(new, KEY, now + 600.0))
     for one, other in ((late, early), (early, late)):
         one.checked(other.header(FETCH, "here", b""), FETCH, "here")
     now += 601.0
@@ -432,9 +432,12 @@ def test_a_key_is_replaced_while_nodes_hold_either_and_in_the_end_the_old_one_op
 
 def test_a_membership_is_told_what_opens_it_under_both_keys_and_shows_none_of_it(tmp_path):
     own = fabric(tmp_path, now=lambda: NOW)
-    (tmp_path / "n1-fabric.key").write_bytes(proofs.as_file(OTHER_KEY, KEY, NOW + 1.0))
+    (tmp_path / "n1-fabric.key").write_bytes(fabric_proofs.as_file(OTHER_KEY, KEY, NOW + 1.0))
     told = own.told(replace(NOWHERE, rendezvous_id="gpt-1", epoch=3))
-    assert told.secrets == [*proofs.epoch_secrets([OTHER_KEY], "gpt-1", 3), *proofs.epoch_secrets([KEY], "gpt-1", 3)]
+    assert told.secrets == [
+        *fabric_proofs.epoch_secrets([OTHER_KEY], "gpt-1", 3),
+        *fabric_proofs.epoch_secrets([KEY], "gpt-1", 3),
+    ]
     assert len({*told.secrets, KEY, OTHER_KEY}) == 4
     assert to_worker(frame(told)[LENGTH.size :]) == told
     shown = f"{told!r} {told} {[told]}"
@@ -447,10 +450,10 @@ def test_a_membership_is_told_what_opens_it_under_both_keys_and_shows_none_of_it
     [
         b"",
         b"x" * 64,
-        proofs.as_file(KEY)[:-2],
+        fabric_proofs.as_file(KEY)[:-2],
         b"%s until 1900000000\n" % KEY.hex().encode(),
-        proofs.as_file(KEY) * 3,
-        proofs.as_file(KEY).upper(),
+        fabric_proofs.as_file(KEY) * 3,
+        fabric_proofs.as_file(KEY).upper(),
     ],
     ids=["empty", "no number", "cut", "only an old one", "three", "capitals"],
 )

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from unicron import codec
-from unicron.commit import Commit, Outgoing, Part
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
-from unicron.ledger import Ledger, Sizes, segments
-from unicron.timers import Timer
+from unicron.service.commit import Commit, Outgoing, Part
+from unicron.service.commit_store import Ledger, Sizes, segments
+from unicron.service.timers import Timer
 
 SIZES = Sizes(whole=400, segment=200, most=300)
 

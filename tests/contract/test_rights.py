@@ -13,11 +13,12 @@ from unicron_deploy import keys, nats_server, rights
 from unicron_deploy.keys import Keyring
 from unicron_detector import statistics
 
-from unicron import codec, health, subjects
-from unicron.bootstrap import connected
+from unicron import codec, subjects
 from unicron.bus import access, nats, topology
 from unicron.contracts.queries import GetStatus, RemoveTask
 from unicron.errors import BusUnavailableError, InvalidInputError, NotAllowedError
+from unicron.service import health
+from unicron.service.bootstrap import connected
 from unicron.services import ANSWERING, NAMED
 from unicron.settings import Settings
 

@@ -16,9 +16,9 @@ from unicron_deploy.keys import Keyring
 from unicron_deploy.nats_server import NatsServer, Routes
 
 from unicron.aio import insist
-from unicron.bootstrap import connected
 from unicron.bus import nats, topology
 from unicron.errors import BusUnavailableError
+from unicron.service.bootstrap import connected
 from unicron.settings import Settings
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]

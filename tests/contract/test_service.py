@@ -41,7 +41,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import BusUnavailableError, InvalidInputError
-from unicron.service import COMMIT_EVERY
+from unicron.service.service import COMMIT_EVERY
 
 
 @in_virtual_time
@@ -363,7 +363,7 @@ async def test_corrupt_telemetry_becomes_a_dead_letter_and_good_telemetry_counts
 
 @in_virtual_time
 async def test_telemetry_that_is_dropped_is_counted_and_the_core_and_everybody_are_told(world, monkeypatch):
-    monkeypatch.setattr("unicron.service.WAITING", 5)
+    monkeypatch.setattr("unicron.service.service.WAITING", 5)
     bus = await world.connect()
     beat = NodeHeartbeat(node="n1", incarnation="i", source="n1")
     alerts = []

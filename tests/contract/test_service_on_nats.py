@@ -16,7 +16,7 @@ from unicron import codec, subjects
 from unicron.clock import SystemClock
 from unicron.contracts import queries
 from unicron.contracts.events import Alert, FailureDetected
-from unicron.service import Service
+from unicron.service.service import Service
 
 pytestmark = pytest.mark.real
 

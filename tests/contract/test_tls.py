@@ -22,10 +22,10 @@ from unicron_deploy.certificates import Authority
 from unicron_deploy.keys import Keyring
 from unicron_deploy.nats_server import Routes, config_text
 
-from unicron.bootstrap import connected
 from unicron.bus import nats, topology
 from unicron.contracts.states import Keeper
 from unicron.errors import BusUnavailableError, InvalidInputError, StateTransferError
+from unicron.service.bootstrap import connected
 from unicron.settings import Settings
 
 pytestmark = pytest.mark.real

@@ -17,12 +17,12 @@ import pytest
 from helpers import ROOT
 from helpers.ports import free_port
 
-from unicron.bootstrap import connected_client
 from unicron.bus import topology
 from unicron.client import Client
 from unicron.contracts.queries import NodeView, Status, TaskView
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import UnicronError
+from unicron.service.bootstrap import connected_client
 from unicron.settings import Settings
 from unicron.taskfile import load
 

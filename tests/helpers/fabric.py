@@ -9,17 +9,17 @@ from unicron_agent.snapshots.server import FETCH, LIMITS, SnapshotServer
 from unicron_agent.traffic import NodeTraffic
 from xxhash import xxh3_128
 
-from unicron import proofs
+from unicron import fabric_proofs
 from unicron.contracts.states import StateLocation, StateRef
 
-KEY = proofs.new_key()
+KEY = fabric_proofs.new_key()
 
 
 def fabric(folder, node="n1", key=KEY, **fields):
     """Return a node's end of it, with a file of its own in `folder`."""
     path = folder / f"{node}-fabric.key"
     path.touch(mode=0o600)
-    path.write_bytes(proofs.as_file(key))
+    path.write_bytes(fabric_proofs.as_file(key))
     return Fabric(str(path), node, **fields)
 
 

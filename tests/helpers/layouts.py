@@ -12,8 +12,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from helpers import ROOT
 from unicron.contracts.tasks import ParallelLayout
-from unicron.train.gathering import laid_out
-from unicron.train.shards import Box, local
+from unicron.train.snapshots.gathering import laid_out
+from unicron.train.snapshots.shards import Box, local
 
 EXAMPLE = ROOT / "examples" / "parallel" / "train.py"
 FORKSERVER = multiprocessing.get_context("forkserver")
@@ -24,8 +24,8 @@ FORKSERVER.set_forkserver_preload(  # what would take each of its processes seco
         "torch.distributed.fsdp",
         "torch.distributed.tensor.parallel",
         "torch.testing._internal.distributed.fake_pg",
-        "unicron.train.gathering",
-        "unicron.train.stored.reading",
+        "unicron.train.snapshots.gathering",
+        "unicron.train.snapshots.stored.reading",
     ]
 )
 HEADS = 2

@@ -74,7 +74,7 @@ def install(library):
     """Have this process take it for NCCL, and its processors for GPUs."""
     from torch._C import _distributed_c10d  # noqa: PLC0415
 
-    from unicron.train import nccl  # noqa: PLC0415
+    from unicron.train.groups import nccl  # noqa: PLC0415
 
     loader = importlib.machinery.ExtensionFileLoader("_likenccl", str(library))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("_likenccl", loader))

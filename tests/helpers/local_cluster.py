@@ -8,9 +8,9 @@ import asyncio
 import contextlib
 import secrets
 
+from unicron_agent.hardware.slots import find_slots
 from unicron_agent.node import Node
 from unicron_agent.settings import AgentSettings
-from unicron_agent.slots import find_slots
 from unicron_detector.main import DetectorSettings
 from unicron_detector.main import wiring as detector
 from unicron_planner.lookup import warm_up
@@ -18,7 +18,7 @@ from unicron_planner.main import PlannerSettings
 from unicron_planner.main import wiring as planner
 from unicron_registry.main import RegistrySettings
 from unicron_registry.main import wiring as registry
-from unicron_simulator.bus import MemoryWorld
+from unicron_simulator.storms.bus import MemoryWorld
 from unicron_straggler.main import StragglerSettings
 from unicron_straggler.main import wiring as straggler
 from unicron_transition.main import TransitionSettings
@@ -30,8 +30,8 @@ from unicron.client import Client
 from unicron.clock import SystemClock
 from unicron.contracts.tasks import NodeState
 from unicron.errors import UnicronError
-from unicron.proofs import boot
-from unicron.service import Service
+from unicron.fabric_proofs import boot
+from unicron.service.service import Service
 
 LEASE_TTL_S = 60.0
 """Nobody else wants it."""

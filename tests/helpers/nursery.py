@@ -20,12 +20,12 @@ import sys
 import threading
 from pathlib import Path
 
-from unicron_agent.warm import WarmStandby, single_thread
+from unicron_agent.workers.warm import WarmStandby, single_thread
 from unicron_deploy.embedded import MODULES
 
 from unicron.services import SERVICES
 
-AGENT, STANDBY = "unicron_agent", "unicron_agent.standby"
+AGENT, STANDBY = "unicron_agent", "unicron_agent.workers.standby"
 PROGRAMS = {AGENT, *(MODULES[name] for name in SERVICES)}
 MESSAGE_BYTES = 1 << 20
 

@@ -58,9 +58,9 @@ STRIKES = """
 
 PARALLEL = """
     import torch.distributed as dist
-    from unicron.train.gradients import TorchGradients
-    from unicron.train.torch_ranks import TorchRanks
-    from unicron.train.torch_states import TorchStates
+    from unicron.train.session.gradients import TorchGradients
+    from unicron.train.session.ranks import TorchRanks
+    from unicron.train.session.states import TorchStates
 
     class Session(train.Session):
         def step(self):

@@ -5,7 +5,7 @@ import textwrap
 from functools import partial
 
 from unicron_agent.fabric import Fabric
-from unicron_agent.rendezvous import RendezvousServer
+from unicron_agent.workers.rendezvous import RendezvousServer
 
 from helpers import standby
 

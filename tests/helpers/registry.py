@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 from helpers.waiting import until
-from unicron.bootstrap import connected_client
 from unicron.contracts.tasks import TaskSpec
+from unicron.service.bootstrap import connected_client
 
 SPEC = TaskSpec(name="gpt", command=["train.py"], max_workers=2, microbatches=4, flops_per_iteration=3e9)
 

@@ -11,10 +11,10 @@ import functools
 import inspect
 import logging
 
-from unicron_simulator import rest
-from unicron_simulator.faults import CALM, FOREVER, Scene
-from unicron_simulator.training import Trainer
-from unicron_simulator.world import START, Parts, World
+from unicron_simulator.storms import convergence
+from unicron_simulator.storms.faults import CALM, FOREVER, Scene
+from unicron_simulator.storms.training import Trainer
+from unicron_simulator.storms.world import START, Parts, World
 
 from helpers.told import Told
 from unicron.client import Client
@@ -22,7 +22,7 @@ from unicron.clock import VirtualClock
 from unicron.contracts.events import Regrouped
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import BusUnavailableError
-from unicron.train.iteration import WorkerCore
+from unicron.train.worker.iteration import WorkerCore
 
 PATIENCE_S = 120.0
 """Virtual seconds within which what is waited for must come."""
@@ -175,7 +175,7 @@ class Stage(Told):
 
         async def at_rest():
             nonlocal why
-            why = await rest.lacking(self.world)
+            why = await convergence.lacking(self.world)
             return not why
 
         try:

@@ -12,7 +12,6 @@ from helpers.waiting import elapse, insist, until
 from helpers.worlds import LEASE_TTL_S
 from unicron import codec, subjects
 from unicron.clock import SystemClock
-from unicron.commit import Commit
 from unicron.contracts import queries
 from unicron.contracts.events import (
     Alert,
@@ -24,7 +23,8 @@ from unicron.contracts.events import (
     WorkerExited,
 )
 from unicron.errors import BusUnavailableError
-from unicron.service import Service
+from unicron.service.commit import Commit
+from unicron.service.service import Service
 
 NOW = time.time()
 

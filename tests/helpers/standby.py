@@ -12,7 +12,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from unicron_agent.warm import PR_SET_CHILD_SUBREAPER, single_thread
+from unicron_agent.workers.warm import PR_SET_CHILD_SUBREAPER, single_thread
 
 FOR_LIBRARIES = ("torchmetrics", "transformers.models.llama.modeling_llama")
 """What takes seconds of all that Lightning and transformers import; nothing of it trains."""
@@ -75,7 +75,7 @@ def _plain():
 def _main():
     """Be the standby; import such things before the first script is forked that has a use for them."""
     import likenccl  # noqa: PLC0415 of that process, where it lies beside this file
-    from unicron_agent import standby  # noqa: PLC0415
+    from unicron_agent.workers import standby  # noqa: PLC0415
 
     def ahead(request, usual=standby._ahead):
         script = Path(request["cwd"], request["argv"][0])

@@ -4,9 +4,9 @@ import torch
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.snapshots.storage.root import begin
-from unicron.train.gathering import laid_out
-from unicron.train.stored.commit import commit
-from unicron.train.stored.parts import write_part
+from unicron.train.snapshots.gathering import laid_out
+from unicron.train.snapshots.stored.commit import commit
+from unicron.train.snapshots.stored.parts import write_part
 
 TASK = "gpt"
 

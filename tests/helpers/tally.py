@@ -27,9 +27,9 @@ from unicron.contracts.events import (
     WorkerExited,
 )
 from unicron.contracts.queries import GetStatus, Query, Reply, SubmitTask
-from unicron.core import Core, Handlers
-from unicron.runner import run_service
-from unicron.service import Wiring
+from unicron.service.core import Core, Handlers
+from unicron.service.runner import run_service
+from unicron.service.service import Wiring
 from unicron.settings import Settings
 
 NAME = "tally"

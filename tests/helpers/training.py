@@ -18,15 +18,16 @@ from helpers.ports import free_port
 from helpers.told import Told
 from helpers.waiting import insist, until
 from helpers.worlds import PATIENT_PING_S
-from unicron.bootstrap import connected_client
 from unicron.contracts.events import FailureDetected, WorkerReady
 from unicron.contracts.tasks import TaskSpec, TaskState
+from unicron.service.bootstrap import connected_client
 
 TRAIN = """
     import os, sys, time
     import gate
     import torch
-    from unicron.train import Session, gradients
+    from unicron.train import Session
+    from unicron.train.session import gradients
 
     gradients.BUCKET_BYTES = 4096  # several buckets even of this model, so that reduces overlap with backward passes
     torch.manual_seed(0)

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from nats.js.errors import NotFoundError
 from unicron_deploy import nats_server
-from unicron_simulator.bus import MemoryWorld
+from unicron_simulator.storms.bus import MemoryWorld
 
 from helpers.ports import free_port
 from unicron import client

@@ -42,8 +42,8 @@ def service(name: str) -> Room:
 
 SHELL = [f"tests/contract/test_{name}.py" for name in ("commit", "ledger", "service")]
 AGENT = (
-    "core counters flight hardware lines measured reports silence slots snapshots/snapshots stimuli timings watch "
-    "workers"
+    "core hardware/counters hardware/hardware hardware/slots lines measured silence snapshots/snapshots stimuli "
+    "workers/flight workers/reports workers/timings workers/watch workers/workers"
 )
 ROOMS = {
     "detector": service("detector"),
@@ -52,12 +52,13 @@ ROOMS = {
     "registry": service("registry"),
     "agent": Room([f"agent/unicron_agent/{name}.py" for name in AGENT.split()], ["tests/unit/agent"]),
     "train": Room(
-        [f"unicron/train/{name}.py" for name in ("iteration", "regrouping", "redistribute", "exchange", "gathering")],
+        [f"unicron/train/worker/{name}.py" for name in ("iteration", "regrouping", "redistribute", "exchange")]
+        + ["unicron/train/snapshots/gathering.py"],
         ["tests/unit/train"],
     ),
     "snapshots": Room(["unicron/snapshots/placement.py"], ["tests/unit/snapshots"]),
     "shell": Room(
-        ["unicron/service.py", "unicron/ledger.py"],
+        ["unicron/service/service.py", "unicron/service/commit_store.py"],
         # with the bus in memory only: the other one is no decision of these two
         ["tests/unit/service", *SHELL, "-k", "not nats and not server"],
     ),

@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from unicron_simulator.world import wirings
+from unicron_simulator.storms.world import wirings
 
 from unicron import codec, subjects
-from unicron.bootstrap import connected
 from unicron.contracts.base import CancelTimer, ConnectionLost, Message, SetTimer, Started, TimerFired
 from unicron.contracts.events import (
     FailureDetected,
@@ -38,6 +37,7 @@ from unicron.contracts.events import (
     TaskSubmitted,
 )
 from unicron.contracts.queries import DrainNode, Query, RemoveTask, SubmitTask
+from unicron.service.bootstrap import connected
 from unicron.settings import Settings
 
 HERE = Path(__file__).parent

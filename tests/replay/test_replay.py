@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from replay import replayer
 from replay.replayer import HERE, NAMES
-from unicron_simulator.world import wirings
+from unicron_simulator.storms.world import wirings
 
 from unicron import codec
-from unicron.commit import Commit
 from unicron.contracts.commands import StopWorker
+from unicron.service.commit import Commit
 
 
 def difference(name):

@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from unicron_agent.workers import StallLimits, Worker
+from unicron_agent.workers.workers import StallLimits, Worker
 from unicron_detector.window import Windows
 
 from unicron import codec

@@ -3,13 +3,13 @@
 from functools import partial
 
 from helpers.scenes import scene, task
-from unicron_simulator.training import Trainer
+from unicron_simulator.storms.training import Trainer
 
 from unicron.contracts.events import FailureDetected, GradientNotFinite, WorkerReady
 from unicron.contracts.tasks import TaskState
 from unicron.contracts.worker import Raised
 from unicron.errors import NonFiniteGradientError
-from unicron.train.iteration import WorkerCore
+from unicron.train.worker.iteration import WorkerCore
 
 BAD = (4, 2)
 """Iteration and microbatch."""

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from helpers.scenes import scene, task
-from unicron_simulator.training import INFINITE
+from unicron_simulator.storms.training import INFINITE
 
 from unicron.contracts.events import (
     FailureDetected,

@@ -9,13 +9,13 @@ from unicron_notifier import couriers
 from unicron_notifier.config import load
 from unicron_notifier.main import NotifierSettings, wiring
 from unicron_notifier.senders import DeliveryError
-from unicron_simulator.links import CrashedError
-from unicron_simulator.world import LEASE_TTL_S
+from unicron_simulator.storms.links import CrashedError
+from unicron_simulator.storms.world import LEASE_TTL_S
 
 from unicron.contracts.events import Alert, FailureDetected
 from unicron.contracts.notices import NotificationFailed, NotificationSent
 from unicron.errors import BusUnavailableError
-from unicron.service import Service
+from unicron.service.service import Service
 
 CHANNEL = '[channel.{name}]\nkind = "json"\nurl = "http://{name}"\ngive_up_s = 2.0\n'
 RULE = "[rule.all]\nchannels = {channels}\nwait_s = 3.0\n"

@@ -12,11 +12,10 @@ from helpers.waiting import elapse
 from unicron_agent.outbox import Outbox
 from unicron_agent.stimuli import Logged
 from unicron_console.pages import Pages
-from unicron_simulator.invariants import SERVICES
-from unicron_simulator.training import Trainer
-from unicron_simulator.world import LEASE_TTL_S
+from unicron_simulator.storms.invariants import SERVICES
+from unicron_simulator.storms.training import Trainer
+from unicron_simulator.storms.world import LEASE_TTL_S
 
-from unicron import health
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import (
     FailureDetected,
@@ -35,7 +34,8 @@ from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import BusUnavailableError
 from unicron.observe.cluster import Cluster
-from unicron.train.iteration import WorkerCore
+from unicron.service import health
+from unicron.train.worker.iteration import WorkerCore
 
 
 def none_twice(stage):

@@ -28,7 +28,7 @@ from unicron.bus.dialling import Dialling, start_it
 from unicron.bus.journal import Reader, patterns
 from unicron.bus.protocol import Entry, Handler, Heard
 from unicron.errors import BusUnavailableError, InvalidInputError, NobodyAnswersError, NotAllowedError, UnicronError
-from unicron.floods import LETTERS, Floods
+from unicron.rate_limits import LETTERS, Floods
 from unicron.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """What the fields of messages may hold, as types: whoever decodes a message or a stored state has them checked.
 
 They are wide. What an honest sender can say at all is in range; the rest would overflow a sum, fill a memory, or leave
-a folder. Where a value is allowed but contradicts what is known, a service's doubts say so (`unicron.core`).
+a folder. Where a value is allowed but contradicts what is known, a service's doubts say so (`unicron.service.core`).
 """
 
 import re

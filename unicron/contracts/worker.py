@@ -14,8 +14,8 @@ from unicron.contracts.states import ParkedSnapshot, StateRef
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, Seat, WorkerPhase
 from unicron.contracts.timings import Op
 from unicron.errors import InvalidInputError
+from unicron.fabric_proofs import Nonce, Proofs
 from unicron.printable import one_line
-from unicron.proofs import Nonce, Proofs
 
 LENGTH = struct.Struct(">I")
 LIMIT = 16 * 1024 * 1024

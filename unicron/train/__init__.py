@@ -7,12 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unicron.train.session import Session
+    from unicron.train.session.session import Session
     from unicron.train.watching import watch
 
 __all__ = ["Session", "watch"]
 
-_HOMES = {"Session": "unicron.train.session", "watch": "unicron.train.watching"}
+_HOMES = {"Session": "unicron.train.session.session", "watch": "unicron.train.watching"}
 
 
 def __getattr__(name: str) -> Any:

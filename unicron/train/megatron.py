@@ -27,7 +27,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
 
 from unicron.errors import InvalidInputError
-from unicron.train.session import Session
+from unicron.train.session.session import Session
 
 
 def initialize_model_parallel(session: Session, **more: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from unicron.contracts.tasks import WorkerPhase
 from unicron.contracts.worker import Iterated, Progress
-from unicron.train import channel
+from unicron.train.worker import channel
 
 
 class watch:  # noqa: N801 scripts read it as a verb

@@ -13,7 +13,7 @@ from xxhash import xxh3_128
 
 from unicron.contracts.states import KEPT, SAVED, StateRef, label
 from unicron.errors import InvalidInputError, StateTransferError, UntimelyProofError
-from unicron.proofs import CallProof
+from unicron.fabric_proofs import CallProof
 from unicron.snapshots.gate import Gate
 from unicron_agent.fabric import CHALLENGE, Fabric, Strangers
 from unicron_agent.snapshots.memory import SnapshotMemory

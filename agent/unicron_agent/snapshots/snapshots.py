@@ -35,7 +35,7 @@ from unicron_agent.stimuli import (
     StorePart,
     UseStorage,
 )
-from unicron_agent.workers import Worker
+from unicron_agent.workers.workers import Worker
 
 AGAIN_S = 1.0
 """After how long a copy is sent again that did not arrive."""

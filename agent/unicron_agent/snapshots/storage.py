@@ -14,7 +14,7 @@ from unicron.contracts.storage import StoredPart, StoredState
 from unicron.errors import CheckpointError, UnicronError
 from unicron_agent.snapshots.memory import SnapshotMemory
 from unicron_agent.stimuli import StorePart
-from unicron_agent.supervisor import Supervisor
+from unicron_agent.workers.supervisor import Supervisor
 
 Job = StorePart | CommitCheckpoint | FindCheckpoint
 LONGEST = 2000
@@ -68,7 +68,7 @@ async def _run(supervisor: Supervisor, request: dict[str, Any]) -> Any:
         CheckpointError: it failed.
         UnicronError: there is no standby to fork it.
     """
-    status, lines = await supervisor.run("unicron.train.stored", msgspec.json.encode(request).decode())
+    status, lines = await supervisor.run("unicron.train.snapshots.stored", msgspec.json.encode(request).decode())
     if status or not lines:
         raise CheckpointError(lines[-1] if lines else f"its process ended with {status}")
     return msgspec.json.decode(lines[-1])

@@ -29,8 +29,8 @@ from unicron_agent.stimuli import (
     StorePart,
     UseStorage,
 )
-from unicron_agent.supervisor import Supervisor
 from unicron_agent.traffic import NodeTraffic
+from unicron_agent.workers.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """Which token lets whom in: decisions about what was asked, the tokens, and the time. It opens nothing."""
 
 import hmac
-import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated
 
 from msgspec import Meta
@@ -133,7 +133,7 @@ def _check(token: Token, request: JoinRequest, now: float, *, again: bool) -> No
     if state == "revoked":
         raise InvalidInputError(f"token {view.token} was revoked; {CURE}")
     if state == "expired":
-        ended = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(view.expires))
+        ended = datetime.fromtimestamp(view.expires, UTC).strftime("%Y-%m-%d %H:%M:%S")
         raise InvalidInputError(f"token {view.token} expired at {ended} UTC; {CURE}")
     if request.pool and request.pool != view.pool:
         raise InvalidInputError(

@@ -20,11 +20,11 @@ from unicron.contracts.base import Message, Record
 from unicron.contracts.enrolment import JoinReply, JoinRequest, Papers, PapersRequest
 from unicron.contracts.events import Alert, EnrolmentRefused
 from unicron.contracts.queries import CreateToken, Query, Reply, RevokeToken
-from unicron.core import order_taken
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.files import read_secret, write_secret
-from unicron.floods import LETTERS, Floods, more
 from unicron.printable import one_line
+from unicron.rate_limits import LETTERS, Floods, more
+from unicron.service.core import order_taken
 from unicron.services import ENROLLER
 from unicron_deploy.enrolment.core import Book
 from unicron_deploy.enrolment.servers import reload

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from unicron.bus import nats
 from unicron.errors import InvalidInputError
-from unicron.runner import run_process
+from unicron.service.runner import run_process
 from unicron.settings import PREFIX, Settings
 from unicron_deploy.enrolment.enroller import Enroller
 from unicron_deploy.keys import Keyring

@@ -10,15 +10,15 @@ from typing import ClassVar
 import uvicorn
 
 from unicron.aio import insist, together
-from unicron.bootstrap import connected
 from unicron.bus.protocol import Bus
 from unicron.client import Client
 from unicron.errors import InvalidInputError, UnicronError
-from unicron.families import Sample
-from unicron.metrics import Metrics
+from unicron.metric_definitions import Sample
 from unicron.observe.accounts.otel import Traces, endpoint
 from unicron.observe.cluster import TELEMETRY, Cluster
-from unicron.runner import run_process
+from unicron.service.bootstrap import connected
+from unicron.service.metrics import Metrics
+from unicron.service.runner import run_process
 from unicron.settings import MOST_PORT, PREFIX, Settings
 from unicron_console.live import Hub
 from unicron_console.tokens import Tokens

@@ -1,21 +1,36 @@
 """The description of the console's interface, as OpenAPI 3.1 has it, made from what it answers with."""
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, NamedTuple
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
 import unicron
 from unicron_console.views import Answer
-
-if TYPE_CHECKING:
-    from unicron_console.web import Way
 
 REFERENCE = "#/components/schemas/{name}"
 KIND = "application/json"
 
 
-def describe(ways: Iterable["Way"]) -> bytes:
+class Way(NamedTuple):
+    """A way of asking the console, and what it is for.
+
+    Attributes:
+        path: with names in braces.
+        asked: what is sent along; None for nothing.
+        answer: what comes back.
+    """
+
+    path: str
+    call: Callable[[Request], Awaitable[Response]]
+    text: str
+    answer: Any
+    asked: type | None = None
+
+
+def describe(ways: Iterable[Way]) -> bytes:
     """Return the description of these ways of asking, as JSON."""
     known = list(ways)
     kinds = [kind for way in known for kind in (way.answer, way.asked) if kind is not None]

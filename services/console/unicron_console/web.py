@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -27,7 +27,7 @@ from unicron.observe.accounts.report import Report
 from unicron.observe.state import Entry
 from unicron_console import orders
 from unicron_console.live import CLUSTER, Hub
-from unicron_console.openapi import describe
+from unicron_console.openapi import Way, describe
 from unicron_console.pages import plan_page, straggler_page
 from unicron_console.tokens import Tokens
 from unicron_console.views import (
@@ -75,22 +75,6 @@ TOO_SLOW = 1013
 """Code with which a websocket is closed whose reader is too slow: "try again later"."""
 
 KINDS = {"tasks": "task", "failures": "failure", "nodes": "node"}
-
-
-class Way(NamedTuple):
-    """A way of asking the console, and what it is for.
-
-    Attributes:
-        path: with names in braces.
-        asked: what is sent along; None for nothing.
-        answer: what comes back.
-    """
-
-    path: str
-    call: Callable[[Request], Awaitable[Response]]
-    text: str
-    answer: Any
-    asked: type | None = None
 
 
 class Web:

@@ -45,8 +45,8 @@ from unicron.contracts.failures import Cure, DetectionMethod, FailureStatus, Sev
 from unicron.contracts.hardware import FaultLogged
 from unicron.contracts.slowdowns import ComputeTimed
 from unicron.contracts.tasks import WorkerPhase
-from unicron.core import Core, Handlers
 from unicron.rules import Rules
+from unicron.service.core import Core, Handlers
 from unicron_detector.doubts import doubt
 from unicron_detector.hardware import Hardware
 from unicron_detector.memberships import Memberships

@@ -6,7 +6,7 @@ never was, whoever tells of it.
 
 from unicron.contracts.base import Message
 from unicron.contracts.events import WorkerFact, WorkerFinished
-from unicron.core import too_far
+from unicron.service.core import too_far
 from unicron.subjects import TELEMETRY
 from unicron_detector.state import State, Task, Worker, number_of
 

@@ -5,15 +5,15 @@ from datetime import datetime
 from functools import partial
 from typing import ClassVar
 
-from unicron import proofs, subjects
+from unicron import fabric_proofs, subjects
 from unicron.bus import topology
 from unicron.bus.protocol import Bus
 from unicron.clock import SystemClock
 from unicron.contracts.base import ConnectionLost
 from unicron.errors import InvalidInputError
 from unicron.rules import load
-from unicron.runner import run_service
-from unicron.service import Service, Wiring
+from unicron.service.runner import run_service
+from unicron.service.service import Service, Wiring
 from unicron.settings import PREFIX, Settings
 from unicron_detector.core import DetectorCore
 from unicron_detector.state import Limits, State
@@ -88,7 +88,7 @@ def translate(subject: str, data: bytes) -> ConnectionLost | None:
     except (ValueError, TypeError, KeyError, AttributeError, InvalidInputError):
         return None  # whatever it is, it tells of no agent of ours
     return ConnectionLost(
-        node=node, boot=proofs.boot(secret), reason=str(advisory.get("reason", "")), id=str(identity), at=at
+        node=node, boot=fabric_proofs.boot(secret), reason=str(advisory.get("reason", "")), id=str(identity), at=at
     )
 
 

@@ -3,7 +3,7 @@
 from unicron.contracts.base import CancelTimer, ConnectionLost, Message
 from unicron.contracts.events import Alert, NodeAdmitted, NodeGone, NodeHeartbeat, NodeLeft, NodePaced, NodeSuspected
 from unicron.contracts.tasks import WorkerStatus
-from unicron.proofs import WINDOW_S
+from unicron.fabric_proofs import WINDOW_S
 from unicron_detector.memberships import Memberships, lost_connection
 from unicron_detector.processes import Processes
 from unicron_detector.report import Reporter

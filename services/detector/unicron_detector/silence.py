@@ -21,7 +21,7 @@ AWAITS = "await_membership ("
 WAITS = (
     AWAITS,
     "take (rendezvous.py:",  # for what the other ranks are to leave there
-    "take (unicron/train/rendezvous.py:",
+    "take (unicron/train/groups/rendezvous.py:",
     "torch/distributed/distributed_c10d.py:",
     "torch/distributed/rendezvous.py:",
     "torch/distributed/_functional_collectives.py:",

@@ -23,7 +23,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.events import IterationFinished
 from unicron.contracts.slowdowns import ComputeTimed
 from unicron.errors import ConflictError
-from unicron.service import Service
+from unicron.service.service import Service
 from unicron_detector.window import Known, Windows
 
 log = logging.getLogger(__name__)

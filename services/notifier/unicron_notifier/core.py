@@ -21,8 +21,8 @@ from unicron.contracts.notices import (
     Phase,
 )
 from unicron.contracts.queries import AcknowledgeIncident, GetNotifications, Reply
-from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
+from unicron.service.core import Answers, Core, Handlers
 from unicron_notifier import page
 from unicron_notifier.incidents import SETTLED_S, Incidents
 from unicron_notifier.rules import Routing, Rule

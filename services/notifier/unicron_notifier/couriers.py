@@ -17,8 +17,8 @@ from unicron.contracts.base import Delivered, GivenUp, Message, Probed, Started
 from unicron.contracts.notices import Notice
 from unicron.contracts.queries import GetNotifications
 from unicron.errors import UnicronError
-from unicron.intake import Input
-from unicron.service import Service
+from unicron.service.intake import Input
+from unicron.service.service import Service
 from unicron_notifier.channels import Heartbeat, Secrets
 from unicron_notifier.config import Config, Reached
 from unicron_notifier.incidents import OWN

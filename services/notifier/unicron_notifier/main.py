@@ -6,8 +6,8 @@ from typing import ClassVar
 from unicron import subjects
 from unicron.bus.protocol import Bus
 from unicron.clock import SystemClock
-from unicron.runner import run_service
-from unicron.service import Service, Wiring
+from unicron.service.runner import run_service
+from unicron.service.service import Service, Wiring
 from unicron.settings import Settings
 from unicron_notifier.config import load
 from unicron_notifier.core import NotifierCore

@@ -32,8 +32,8 @@ from unicron.contracts.plans import Plan, Trigger, TriggerKind
 from unicron.contracts.queries import GetCurve, GetPlan, PlanView, Reply, TableRow, WhatIf
 from unicron.contracts.ranges import AHEAD_S, SHORTEST_S
 from unicron.contracts.tasks import SlotRef, TaskState
-from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
+from unicron.service.core import Answers, Core, Handlers
 from unicron_planner import estimates, lookup, nodes, situation, throughput
 from unicron_planner.doubts import doubt
 from unicron_planner.estimates import FAILURE, KINDS, Options

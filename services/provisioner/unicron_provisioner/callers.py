@@ -15,8 +15,8 @@ import msgspec
 from unicron.contracts.base import Answer, MachinesListed, Message, ProviderAnswered
 from unicron.contracts.pools import Errand, Verb
 from unicron.contracts.queries import GetPools
-from unicron.intake import Input
-from unicron.service import Service
+from unicron.service.intake import Input
+from unicron.service.service import Service
 from unicron_provisioner.config import Supply
 from unicron_provisioner.providers.protocol import (
     MachineReport,

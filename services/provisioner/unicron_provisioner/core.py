@@ -22,7 +22,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.pools import Pool, Stage
 from unicron.contracts.queries import GetPools, Reply
-from unicron.core import Answers, Core, Handlers
+from unicron.service.core import Answers, Core, Handlers
 from unicron_provisioner import errands, nodes, tasks
 from unicron_provisioner.demand import wanted
 from unicron_provisioner.settle import settle

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from unicron import subjects
 from unicron.bus.protocol import Bus
-from unicron.runner import run_service
-from unicron.service import Service, Wiring
+from unicron.service.runner import run_service
+from unicron.service.service import Service, Wiring
 from unicron.settings import Settings
 from unicron_provisioner.callers import Callers
 from unicron_provisioner.config import Supply, load

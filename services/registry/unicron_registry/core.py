@@ -53,8 +53,8 @@ from unicron.contracts.ranges import SHORTEST_S
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import NodeState, TaskState
-from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
+from unicron.service.core import Answers, Core, Handlers
 from unicron_registry import orders
 from unicron_registry.doubts import doubt
 from unicron_registry.nodes import OFTEN_S, TOO_OFTEN, heartbeat_s, node_problems, refusal

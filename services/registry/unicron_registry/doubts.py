@@ -2,7 +2,7 @@
 
 from unicron.contracts.base import Message
 from unicron.contracts.events import IterationFinished, PlanDecided, TaskStateChanged
-from unicron.core import too_far
+from unicron.service.core import too_far
 from unicron_registry.state import RegistryState
 
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 from unicron import subjects
 from unicron.bus.protocol import Bus
 from unicron.client import Client
-from unicron.runner import run_service
-from unicron.service import Service, Wiring
+from unicron.service.runner import run_service
+from unicron.service.service import Service, Wiring
 from unicron.settings import Settings
 from unicron_registry.core import RegistryCore
 from unicron_registry.state import RegistryState

@@ -12,8 +12,8 @@ from unicron.contracts.events import Alert, NodeAdmitted, StepTimed, TaskRemoved
 from unicron.contracts.queries import GetStraggler, Reply, StragglerView, SwitchRecording
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import RecordingSwitched, StragglerDetected
-from unicron.core import Answers, Core, Handlers
 from unicron.errors import InvalidInputError
+from unicron.service.core import Answers, Core, Handlers
 from unicron_straggler.collect import Collector
 from unicron_straggler.live import Verdict, judge
 from unicron_straggler.records import timing_problems

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from unicron import subjects
 from unicron.errors import InvalidInputError
-from unicron.runner import run_service
-from unicron.service import Wiring
+from unicron.service.runner import run_service
+from unicron.service.service import Wiring
 from unicron.settings import PREFIX, Settings
 from unicron_straggler.core import StragglerCore
 from unicron_straggler.state import Limits, State

@@ -29,7 +29,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import Cure, Severity
 from unicron.contracts.worker import LONGEST_CAUSE
-from unicron.core import Core, Handlers
+from unicron.service.core import Core, Handlers
 from unicron_transition.deadlines import TIMEOUT_S, Deadline, Wait
 from unicron_transition.doubts import doubt
 from unicron_transition.membership import WorkerRun, WorkerStage

@@ -15,7 +15,7 @@ from unicron.contracts.events import (
     WorkerFinished,
 )
 from unicron.contracts.states import KEPT, StateRef
-from unicron.core import FAR, too_far
+from unicron.service.core import FAR, too_far
 from unicron_transition.state import TransitionState
 
 

@@ -138,7 +138,7 @@ async def test_counters_come_in_one_message_a_node(machine):
 
 WATCH = """
 import logging, sys
-from unicron_agent import gpus
+from unicron_agent.hardware import gpus
 from unicron.rules import load
 logging.basicConfig(format="log %(message)s", stream=sys.stdout)
 gpus.SAMPLE_S = gpus.RETRY_S = 0.02

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 from helpers.local_cluster import local_cluster
 from helpers.training import TRAIN, difference, plain_run, running_cluster, shared, task, write_script
-from unicron_agent.network import memory_dir
+from unicron_agent.hardware.network import memory_dir
 from unicron_agent.snapshots.memory import FILLER
 from unicron_chaos.script import Rank
 from unicron_chaos.strikes import strike

@@ -22,7 +22,7 @@ from helpers.training import SMALL
 from helpers.waiting import block_until
 from unicron_deploy.embedded import Cluster
 
-from unicron.bootstrap import own_name
+from unicron.service.bootstrap import own_name
 from unicron.services import SERVICES
 
 pytestmark = pytest.mark.slow

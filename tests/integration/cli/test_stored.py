@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.snapshots.storage.root import begin
-from unicron.train.gathering import laid_out
+from unicron.train.snapshots.gathering import laid_out
 
 
 @pytest.fixture

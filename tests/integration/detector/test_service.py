@@ -12,7 +12,7 @@ from helpers.waiting import PATIENT_S
 from helpers.worlds import LEASE_TTL_S
 from msgspec.structs import replace
 
-from unicron import codec, proofs, subjects
+from unicron import codec, fabric_proofs, subjects
 from unicron.aio import insist
 from unicron.contracts.base import AGENT
 from unicron.contracts.commands import Regroup, StartWorker
@@ -66,7 +66,7 @@ async def cluster(nats_world, detector):
     """A cluster of two nodes; the detector has taken both of them in."""
     cluster = Cluster(await nats_world.connect("cluster"))
     for node in ("n1", "n2"):
-        await cluster.say(NodeAdmitted(node=node, incarnation=f"{proofs.boot(node)}.1", host="h", slots=[]))
+        await cluster.say(NodeAdmitted(node=node, incarnation=f"{fabric_proofs.boot(node)}.1", host="h", slots=[]))
     await cluster.start_worker("other-0", "other")
     await cluster.say(WorkerExited(node="n2", slot=0, task="other", worker="other-0", signal=9))
     await cluster.first(FailureDetected)  # it has read so far

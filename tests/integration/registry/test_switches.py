@@ -8,9 +8,9 @@ import pytest
 from helpers.registry import SPEC, connected, eventually, facts, registry
 from unicron_registry.switches import LEFT_S, MOST, Switches
 
-from unicron.bootstrap import own_name
 from unicron.contracts.events import OrderTaken, TaskRemoved
 from unicron.errors import BusUnavailableError
+from unicron.service.bootstrap import own_name
 
 
 async def test_the_registry_watches_a_folder_and_says_who_ordered(private_world, tmp_path, monkeypatch):

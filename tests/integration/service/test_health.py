@@ -1,4 +1,4 @@
-"""`python -m unicron.health OWNER` tells a service that works from one that does not; and how long nodes beat."""
+"""`python -m unicron.service.health OWNER` tells working services from others; and how long nodes beat."""
 
 import asyncio
 import sys
@@ -6,16 +6,16 @@ import sys
 from helpers.waiting import until
 
 from unicron import codec, subjects
-from unicron.bootstrap import connected
 from unicron.bus import topology
 from unicron.contracts.events import NodeHeartbeat, NodeJoined
+from unicron.service.bootstrap import connected
 from unicron.settings import Settings
 
 
 async def ask(url: str, *words: str) -> tuple[int, str]:
     patience = ("--nats-url", url, "--connect-timeout-s", "20")
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "unicron.health", words[0], *patience, *words[1:], stderr=asyncio.subprocess.PIPE
+        sys.executable, "-m", "unicron.service.health", words[0], *patience, *words[1:], stderr=asyncio.subprocess.PIPE
     )
     _, error = await process.communicate()
     return process.returncode, error.decode()

@@ -7,8 +7,8 @@ import signal
 import msgspec
 import pytest
 from helpers.training import TRAIN, running_cluster, task, write_script
-from unicron_simulator import faults, storm
-from unicron_simulator.links import Weather
+from unicron_simulator.storms import faults, storm
+from unicron_simulator.storms.links import Weather
 
 from unicron.contracts.events import FailureDetected, NodeGone, PlanDecided, WorkerReady
 from unicron.contracts.tasks import TaskState

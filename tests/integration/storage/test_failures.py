@@ -22,9 +22,9 @@ from unicron.errors import CheckpointError
 from unicron.snapshots.storage import catalog, check
 from unicron.snapshots.storage.manifest import MANIFEST, REWOUND
 from unicron.snapshots.storage.root import MARKER, Storage, begin
-from unicron.train.stored.commit import abandon, commit
-from unicron.train.stored.parts import write_part
-from unicron.train.stored.reading import read
+from unicron.train.snapshots.stored.commit import abandon, commit
+from unicron.train.snapshots.stored.parts import write_part
+from unicron.train.snapshots.stored.reading import read
 
 DAY = 24 * 3600.0
 WHOLE = ParallelLayout()
@@ -72,7 +72,7 @@ WRITER = """
     import msgspec, torch
     from unicron.contracts.storage import Saving
     from unicron.errors import CheckpointError
-    from unicron.train.stored.parts import write_part
+    from unicron.train.snapshots.stored.parts import write_part
 
     if sys.argv[2]:
         resource.setrlimit(resource.RLIMIT_FSIZE, 2 * (int(sys.argv[2]),))
@@ -426,9 +426,8 @@ def test_what_no_longer_counts_does_not_make_others_superfluous_and_is_removed_a
 
 
 def test_looking_for_a_checkpoint_does_not_wait_for_torch(tmp_path):
-    code = (
-        "import sys; sys.modules['torch'] = None\nfrom unicron.train.stored import __main__ as it; sys.exit(it.main())"
-    )
+    run = "from unicron.train.snapshots.stored import __main__ as it; sys.exit(it.main())"
+    code = f"import sys; sys.modules['torch'] = None\n{run}"
     request = {"do": "find", "root": str(tmp_path), "task": "t", "since": 0.0, "before": -1, "iteration": -1}
     ended = subprocess.run([sys.executable, "-c", code, json.dumps(request)], capture_output=True, check=True)
     assert json.loads(ended.stdout) == {"stored": None, "skipped": []}

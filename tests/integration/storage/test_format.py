@@ -27,11 +27,11 @@ from unicron.errors import CheckpointError
 from unicron.snapshots.storage import catalog, check
 from unicron.snapshots.storage.manifest import Index, checksum_of, joint_checksum
 from unicron.snapshots.storage.root import Storage, begin
-from unicron.train.gathering import laid_out, loaded
-from unicron.train.stored.commit import commit
-from unicron.train.stored.parts import PieceWriter, working_folder, write_part
-from unicron.train.stored.pieces import Taken
-from unicron.train.stored.reading import gathered, read
+from unicron.train.snapshots.gathering import laid_out, loaded
+from unicron.train.snapshots.stored.commit import commit
+from unicron.train.snapshots.stored.parts import PieceWriter, working_folder, write_part
+from unicron.train.snapshots.stored.pieces import Taken
+from unicron.train.snapshots.stored.reading import gathered, read
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

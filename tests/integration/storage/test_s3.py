@@ -15,10 +15,10 @@ from unicron.errors import CheckpointError
 from unicron.snapshots.storage import catalog
 from unicron.snapshots.storage.manifest import MANIFEST
 from unicron.snapshots.storage.root import Storage, begin
-from unicron.train.gathering import laid_out, loaded
-from unicron.train.stored.commit import abandon, commit
-from unicron.train.stored.parts import write_part
-from unicron.train.stored.reading import gathered, read
+from unicron.train.snapshots.gathering import laid_out, loaded
+from unicron.train.snapshots.stored.commit import abandon, commit
+from unicron.train.snapshots.stored.parts import write_part
+from unicron.train.snapshots.stored.reading import gathered, read
 
 ROOT = f"s3://{BUCKET}/runs"
 DAY = 24 * 3600.0

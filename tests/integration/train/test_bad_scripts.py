@@ -11,8 +11,8 @@ from helpers.local_cluster import local_cluster
 from helpers.scripts import Run, program
 from helpers.training import running_cluster, shared
 from msgspec.structs import replace
-from unicron_agent.activity import children_of, start_time
-from unicron_agent.output import LOG_BYTES
+from unicron_agent.workers.activity import children_of, start_time
+from unicron_agent.workers.output import LOG_BYTES
 
 from unicron.contracts.events import FailureDetected
 from unicron.contracts.tasks import Healing, ParallelLayout

@@ -14,7 +14,7 @@ from helpers import training
 from helpers.cli import data, unicron
 from helpers.local_cluster import local_cluster
 from helpers.training import ITERATIONS, difference, running_cluster, shared, task, write_script
-from unicron_agent.network import memory_dir
+from unicron_agent.hardware.network import memory_dir
 
 from unicron.contracts.commands import Regroup
 from unicron.contracts.events import (
@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 TRAIN = training.TRAIN.replace(
     "    gradients.BUCKET",
     """
-    from unicron.train import duties
+    from unicron.train.worker import duties
     duties.CHEAP_S = 1.0  # that it takes long to save, as on a busy machine, is no reason to save rarely
     gradients.BUCKET""",
 )
@@ -71,7 +71,7 @@ FLIPPING = TRAIN.replace(
 DYING = TRAIN.replace(
     "    for iteration",
     """
-    from unicron.train.packed import Packing
+    from unicron.train.snapshots.packed import Packing
     write, iteration = Packing.write, 0
     def dies_half_way(packing, mapped, before=None):
         if iteration >= 8 and not os.path.exists(os.environ["DIED"]):

@@ -15,7 +15,7 @@ from unicron_agent.fabric import Fabric
 from unicron_agent.snapshots.server import FETCH
 from unicron_deploy.keys import Keyring
 
-from unicron import proofs
+from unicron import fabric_proofs
 from unicron.contracts.commands import Regroup
 from unicron.contracts.events import FailureDetected, StateSecured
 
@@ -36,7 +36,7 @@ async def test_it_is_replaced_while_a_task_trains_and_nobody_without_it_gets_a_s
     caplog.set_level(logging.INFO)
 
     def note():
-        known.append(proofs.keys_in(keys.fabric("node-1").read_bytes(), time.time()))
+        known.append(fabric_proofs.keys_in(keys.fabric("node-1").read_bytes(), time.time()))
 
     async with local_cluster(tmp_path) as scene, gate() as held:
 
@@ -73,7 +73,7 @@ async def test_it_is_replaced_while_a_task_trains_and_nobody_without_it_gets_a_s
         healed = await scene.saved(out)
         every = {key for keys in known for key in keys}
         for order in scene.of(Regroup, task=name):
-            every |= {*proofs.epoch_secrets(every, order.rendezvous_id, order.epoch)}
+            every |= {*fabric_proofs.epoch_secrets(every, order.rendezvous_id, order.epoch)}
         assert len(every) > 9
     logs, said = b"".join(path.read_bytes() for path in tmp_path.rglob("*.log")), repr(scene.journal)
     logs += caplog.text.encode()

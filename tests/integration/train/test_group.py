@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 RANK = """
     import json, os, random, sys, threading, time
     import torch
-    from unicron.train.group import Group
+    from unicron.train.groups.group import Group
 
     rank, world, epochs = map(int, sys.argv[2:5])
     first = Group(torch.device("cpu"))
@@ -66,7 +66,7 @@ async def test_a_group_that_is_interrupted_at_any_moment_forms_again(tmp_path, e
 LEFT = """
     import json, os, sys, threading
     import torch
-    from unicron.train.group import Group
+    from unicron.train.groups.group import Group
 
     rank, left, told = int(sys.argv[2]), threading.Event(), []
     group = Group(torch.device("cpu"), None, lambda epoch: (told.append(epoch), left.set()))
@@ -90,10 +90,10 @@ async def test_a_rank_that_is_in_no_collective_hears_at_once_when_a_peer_leaves_
 REDUCE = """
     import json, sys
     import torch
-    from unicron.train import gradients
-    from unicron.train.shell import run
-    from unicron.train.timing import PlannedCollection
-    from unicron.train.torch_ranks import TorchRanks
+    from unicron.train.session import gradients
+    from unicron.train.worker.shell import run
+    from unicron.train.worker.timing import PlannedCollection
+    from unicron.train.session.ranks import TorchRanks
 
     gradients.BUCKET_BYTES = 800  # 100 float64
     rank = int(sys.argv[2])
@@ -138,8 +138,8 @@ async def test_finished_buckets_are_kept_and_shared_and_only_the_others_are_redu
 LATE = """
     import json, os, random, sys, time
     import torch
-    from unicron.train.connections import POLL
-    from unicron.train.group import Group
+    from unicron.train.groups.connections import POLL
+    from unicron.train.groups.group import Group
 
     rank = int(sys.argv[2])
     group = Group(torch.device("cpu"))
@@ -172,7 +172,7 @@ async def test_a_collective_that_ends_as_a_poll_times_out_did_not_fail_and_a_los
 OTHERS = """
     import json, os, socket, sys, threading
     import torch
-    from unicron.train.group import Group
+    from unicron.train.groups.group import Group
 
     rank = int(sys.argv[2])
     server = socket.create_server(("127.0.0.1", 0))
@@ -206,7 +206,7 @@ PLACES = """
     import json, threading
     import torch
     from unicron.errors import GroupBrokenError
-    from unicron.train.group import Group
+    from unicron.train.groups.group import Group
 
     layout = ParallelLayout(tensor=2, replicas=2)
     group, told = Group(torch.device("cpu")), []
@@ -248,8 +248,8 @@ CONFER = """
     import json, os, sys, time
     import torch
     from unicron.contracts.tasks import ParallelLayout
-    from unicron.train.inner import InnerGroups
-    from unicron.train.rendezvous import Rendezvous
+    from unicron.train.groups.inner import InnerGroups
+    from unicron.train.groups.rendezvous import Rendezvous
 
     rank = int(sys.argv[2])
     inner = InnerGroups(ParallelLayout(shard=2), rank, torch.device("cpu"))
@@ -270,8 +270,8 @@ SAVE = """
     import json, os, pathlib, sys, threading, time
     import torch
     from unicron.contracts.tasks import ParallelLayout
-    from unicron.train.inner import InnerGroups
-    from unicron.train.rendezvous import Rendezvous
+    from unicron.train.groups.inner import InnerGroups
+    from unicron.train.groups.rendezvous import Rendezvous
 
     rank = int(sys.argv[2])
     inner = InnerGroups(ParallelLayout(shard=2), rank, torch.device("cpu"))

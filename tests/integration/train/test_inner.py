@@ -6,7 +6,7 @@ import textwrap
 import pytest
 from helpers import standby
 from unicron_agent.fabric import Fabric
-from unicron_agent.rendezvous import RendezvousServer
+from unicron_agent.workers.rendezvous import RendezvousServer
 
 pytestmark = pytest.mark.slow
 
@@ -19,8 +19,8 @@ RANK = """
     from unicron.contracts.tasks import ParallelLayout
     from unicron.contracts.worker import NOWHERE
     from unicron.errors import GroupBrokenError
-    from unicron.train.inner import InnerGroups
-    from unicron.train.rendezvous import Rendezvous
+    from unicron.train.groups.inner import InnerGroups
+    from unicron.train.groups.rendezvous import Rendezvous
 
     address, place = sys.argv[1], int(sys.argv[2])
     found = {}

@@ -91,10 +91,11 @@ WAITS = """
     import torch
     sys.path.insert(0, {example!r})
     import train
-    from unicron.train import nccl
+    from unicron.train.groups import nccl
 
     waits = []
-    HOSTS = ("/train/group.py", "/train/inner.py", "/optim/optimizer.py", "/tensor/_utils.py")  # read their own memory
+    # these read their own memory
+    HOSTS = ("/groups/group.py", "/groups/inner.py", "/optim/optimizer.py", "/tensor/_utils.py")
 
     def noted(owner, name, waits_for):
         usual = getattr(owner, name)
@@ -160,9 +161,9 @@ STATE = """
     sys.path.insert(0, {example!r})
     import train
     from unicron.contracts.tasks import ParallelLayout
-    from unicron.train import shards
-    from unicron.train.gathering import Gathering, laid_out, loaded
-    from unicron.train.inner import InnerGroups
+    from unicron.train.snapshots import shards
+    from unicron.train.snapshots.gathering import Gathering, laid_out, loaded
+    from unicron.train.groups.inner import InnerGroups
 
     def made(seed):
         torch.manual_seed(seed)
@@ -198,11 +199,11 @@ OVERLAPS = """
     sys.path.insert(0, {example!r})
     import train
     from unicron.contracts.tasks import ParallelLayout
-    from unicron.train import gradients
-    from unicron.train.inner import InnerGroups
-    from unicron.train.shell import run
-    from unicron.train.timing import PlannedCollection
-    from unicron.train.torch_ranks import TorchRanks
+    from unicron.train.session import gradients
+    from unicron.train.groups.inner import InnerGroups
+    from unicron.train.worker.shell import run
+    from unicron.train.worker.timing import PlannedCollection
+    from unicron.train.session.ranks import TorchRanks
 
     class Twice:
         begun, on_streams = 0, False

@@ -14,11 +14,11 @@ BEGIN = """
     import torch
     import torch.distributed as dist
     from unicron.errors import GroupBrokenError
-    from unicron.train import connections, nccl
-    from unicron.train.group import Group
-    from unicron.train.inner import InnerGroups
-    from unicron.train.rendezvous import Rendezvous
-    from unicron.train.replica import Replica
+    from unicron.train.groups import connections, nccl
+    from unicron.train.groups.group import Group
+    from unicron.train.groups.inner import InnerGroups
+    from unicron.train.groups.rendezvous import Rendezvous
+    from unicron.train.worker.replica import Replica
 
     faulthandler.dump_traceback_later(20, exit=True)
     rank, size, cpu, told = int(sys.argv[2]), int(sys.argv[3]), torch.device("cpu"), []
@@ -290,7 +290,7 @@ async def test_an_error_of_nccl_s_own_that_no_call_returns_interrupts(tmp_path):
 
 SCRIPT = """
     import contextlib
-    from unicron.train.script_groups import ScriptGroups
+    from unicron.train.scripts.groups import ScriptGroups
 
     def go_on(_):
         inner.cut(2)

@@ -11,7 +11,7 @@ from helpers.local_cluster import local_cluster
 from helpers.scripts import Run
 from helpers.training import plain_run, running_cluster, task, write_script
 from msgspec.structs import replace
-from unicron_agent import timings
+from unicron_agent.workers import timings
 from unicron_detector.main import DetectorSettings, watch_statistics
 
 from unicron.contracts.events import (

@@ -19,7 +19,8 @@ SCRIPT = """
     import os
     import gate
     import torch
-    from unicron.train import Session, whole
+    from unicron.train import Session
+    from unicron.train.snapshots import whole
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(32, 1024), torch.nn.Tanh(), torch.nn.Linear(1024, 1))

@@ -4,7 +4,7 @@ import pytest
 from helpers.gate import gate
 from helpers.local_cluster import local_cluster
 from helpers.training import task, write_script
-from unicron_agent.network import memory_dir
+from unicron_agent.hardware.network import memory_dir
 
 from unicron.contracts.events import StateSecured
 from unicron.contracts.tasks import ParallelLayout
@@ -16,14 +16,15 @@ SHARDED = """
     import gate
     import torch
     from torch.distributed.fsdp import fully_shard
-    from unicron.train import Session, torch_ranks
+    from unicron.train import Session
+    from unicron.train.session import ranks
 
-    class Watched(torch_ranks.Traffic):
+    class Watched(ranks.Traffic):
         def begins(self):
             super().begins()
             gate.at(session.iteration, microbatch, "sending")
 
-    torch_ranks.Traffic = Watched
+    ranks.Traffic = Watched
     session, microbatch = Session(seed=3), 0
     model = torch.nn.Linear(32, 32)
     fully_shard(model, mesh=session.mesh["shard"])

@@ -103,7 +103,7 @@ async def test_an_agent_that_crashes_finds_its_workers_again(tmp_path):
 MISSES_THE_END = """
     import os
     from unicron.errors import GroupBrokenError
-    from unicron.train.gradients import TorchGradients
+    from unicron.train.session.gradients import TorchGradients
 
     reduce, missed = TorchGradients.reduce, []
 
@@ -137,7 +137,7 @@ async def test_a_rank_that_missed_the_end_of_an_iteration_takes_the_state_of_one
 WAITS_BEHIND_THE_FIRST_BUCKET = """
     import os
     import gate
-    from unicron.train.gradients import TorchGradients
+    from unicron.train.session.gradients import TorchGradients
 
     begin, waited = TorchGradients._sent, []
 

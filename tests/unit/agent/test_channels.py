@@ -5,7 +5,7 @@ import signal
 import socket
 import sys
 
-from unicron_agent.channels import Channels
+from unicron_agent.workers.channels import Channels
 
 from unicron.contracts.worker import Finished, Hello, Progress, WorkerPhase, frame
 

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from unicron_agent.activity import start_time
+from unicron_agent.workers.activity import start_time
 
 
 def test_a_node_that_is_killed_takes_along_what_leads_a_session_of_its_own(tmp_path):

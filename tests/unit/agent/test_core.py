@@ -2,7 +2,6 @@
 
 import msgspec
 import pytest
-from unicron_agent import activity
 from unicron_agent.core import ADOPTION_S, AGAIN_S, AgentCore
 from unicron_agent.stimuli import (
     AbandonCopies,
@@ -29,7 +28,8 @@ from unicron_agent.stimuli import (
     UseStorage,
     WorkerSaid,
 )
-from unicron_agent.workers import StallLimits
+from unicron_agent.workers import activity
+from unicron_agent.workers.workers import StallLimits
 
 from unicron import codec, subjects
 from unicron.contracts import events

@@ -9,8 +9,8 @@ import sys
 import time
 
 import pytest
-from unicron_agent import flight
-from unicron_agent.flight import MOST_BYTES, RECENT_S, VARIABLES, left_behind, plain, variables
+from unicron_agent.workers import flight
+from unicron_agent.workers.flight import MOST_BYTES, RECENT_S, VARIABLES, left_behind, plain, variables
 
 from unicron.errors import InvalidInputError
 
@@ -18,7 +18,7 @@ SCRIPT = """
 import json, os, sys, threading
 import torch, torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace
-from unicron.train.flight import collectives
+from unicron.train.worker.flight import collectives
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
 dist.all_reduce(torch.ones(1024))

@@ -1,10 +1,10 @@
 """What an agent tells of faults: once, and about whom; and of counters of GPUs."""
 
 import pytest
-from unicron_agent.counters import grew
-from unicron_agent.hardware import AGAIN_S, Hardware
+from unicron_agent.hardware.counters import grew
+from unicron_agent.hardware.hardware import AGAIN_S, Hardware
 from unicron_agent.stimuli import Logged, Running, Sampled
-from unicron_agent.workers import Worker
+from unicron_agent.workers.workers import Worker
 
 from unicron.contracts.hardware import FaultLogged, Gpu, GpusSampled
 

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.waiting import block_until
-from unicron_agent import changes, kernel_log
+from unicron_agent import changes
 from unicron_agent.changes import Changes
-from unicron_agent.kernel_log import KernelLog, append, pci
+from unicron_agent.hardware import kernel_log
+from unicron_agent.hardware.kernel_log import KernelLog, append, pci
 from unicron_agent.lines import LONGEST_LINE
 
 from unicron.errors import InvalidInputError

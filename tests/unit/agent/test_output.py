@@ -3,9 +3,9 @@
 import os
 
 import pytest
-from unicron_agent import output
-from unicron_agent.output import MOST, TAIL_BYTES, Outputs, last_lines, put_aside
 from unicron_agent.stimuli import Logged
+from unicron_agent.workers import output
+from unicron_agent.workers.output import MOST, TAIL_BYTES, Outputs, last_lines, put_aside
 
 from unicron.errors import InvalidInputError
 from unicron.rules import LONGEST_LINE, load

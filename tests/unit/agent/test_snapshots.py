@@ -16,7 +16,7 @@ from unicron_agent.stimuli import (
     StorePart,
     UseStorage,
 )
-from unicron_agent.workers import Worker
+from unicron_agent.workers.workers import Worker
 
 from unicron.contracts import events
 from unicron.contracts.commands import CopyState, DropStates, FindCheckpoint, FindStates, SaveStates, StoreState

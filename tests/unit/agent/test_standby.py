@@ -3,8 +3,8 @@
 import pytest
 import torch
 from helpers.standby import run
-from unicron_agent import standby
-from unicron_agent.warm import WITHOUT_GPU
+from unicron_agent.workers import standby
+from unicron_agent.workers.warm import WITHOUT_GPU
 
 
 @pytest.fixture

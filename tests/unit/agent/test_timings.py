@@ -4,9 +4,9 @@ import math
 
 import pytest
 from msgspec.structs import replace
-from unicron_agent.timings import SHORTEST_S, Timings
 from unicron_agent.traffic import NodeTraffic
-from unicron_agent.workers import Worker, communicating
+from unicron_agent.workers.timings import SHORTEST_S, Timings
+from unicron_agent.workers.workers import Worker, communicating
 
 from unicron.contracts.slowdowns import Computed
 from unicron.contracts.traffic import Forecast, forecast_name

@@ -9,13 +9,13 @@ import time
 
 import pytest
 from helpers.waiting import PATIENT_S, block_until
-from unicron_agent import stacks
-from unicron_agent.activity import asleep, is_stopped, use_of
 from unicron_agent.silence import Silence, Use
-from unicron_agent.stacks import stacks_of, told
 from unicron_agent.stimuli import SendToWorker, TakeStacks, Tick
-from unicron_agent.watch import Watch
-from unicron_agent.workers import StallLimits, Worker
+from unicron_agent.workers import stacks
+from unicron_agent.workers.activity import asleep, is_stopped, use_of
+from unicron_agent.workers.stacks import stacks_of, told
+from unicron_agent.workers.watch import Watch
+from unicron_agent.workers.workers import StallLimits, Worker
 
 from unicron.contracts.events import WorkerAsleep, WorkerStalled
 from unicron.contracts.tasks import WorkerPhase

@@ -4,8 +4,8 @@ import itertools
 import math
 
 import pytest
-from unicron_simulator import traces
-from unicron_simulator.traces import Failure, Trace
+from unicron_simulator.policies import traces
+from unicron_simulator.policies.traces import Failure, Trace
 
 from benchmarks.lost_time import COPIES, HOUR, OURS, RACK, Saving, Scheme, compared, lost, reduction, report, schemes
 

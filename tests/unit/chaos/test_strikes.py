@@ -24,7 +24,7 @@ from unicron.contracts.events import TaskStateChanged
 from unicron.contracts.queries import Reply
 from unicron.contracts.tasks import Member, TaskSpec, TaskState
 from unicron.errors import InvalidInputError
-from unicron.service import Service
+from unicron.service.service import Service
 
 SPEC = TaskSpec(name="gpt", command=["train.py"], max_workers=2, iterations=50)
 

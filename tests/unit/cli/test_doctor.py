@@ -11,7 +11,7 @@ from helpers.refusing import REFUSED, serving
 from unicron_cli import doctor
 
 from unicron.settings import Settings
-from unicron.train.nccl import ENVIRONMENT
+from unicron.train.groups.nccl import ENVIRONMENT
 
 WHY = "Authorization Violation"
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from helpers.cli import invoke
-from unicron_simulator import traces
+from unicron_simulator.policies import traces
 
 from unicron.errors import InvalidInputError, UnicronError
 

@@ -16,7 +16,7 @@ from unicron_console.live import CLUSTER, GROWS_S, WAITING, Hub
 from unicron_console.main import ConsoleSettings, export_recoveries
 from unicron_console.main import read as read_journal
 from unicron_console.pages import Pages
-from unicron_simulator.bus import MemoryWorld
+from unicron_simulator.storms.bus import MemoryWorld
 
 from unicron import codec, subjects
 from unicron.client import Client

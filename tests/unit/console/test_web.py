@@ -17,17 +17,18 @@ from unicron_console.orders import ORDERS
 from unicron_console.tokens import Tokens
 from unicron_console.web import MOST_BODY, Web
 from unicron_deploy.nats_server import is_free
-from unicron_simulator.bus import MemoryWorld
+from unicron_simulator.storms.bus import MemoryWorld
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from unicron import codec, health, subjects
+from unicron import codec, subjects
 from unicron.client import Client
 from unicron.contracts.plans import Plan
 from unicron.contracts.queries import DrainNode, InjectFault, PlanView, Reply, RewindTask, TableRow
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.observe.cluster import Cluster
 from unicron.observe.state import Node
+from unicron.service import health
 
 TOKEN = "ada-has-a-long-enough-token"
 MINE = {"Authorization": f"Bearer {TOKEN}"}

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from unicron_cli.samples import sample
 
 from unicron import codec, subjects
+from unicron.authentication import received
 from unicron.contracts.base import AGENT, LOCAL, Started
 from unicron.contracts.commands import StopWorker
 from unicron.contracts.events import (
@@ -35,7 +36,6 @@ from unicron.contracts.queries import GetStatus
 from unicron.contracts.ranges import AHEAD_S, BEHIND_S, MOST_NUMBER
 from unicron.contracts.tasks import WorkerStatus
 from unicron.errors import InvalidInputError
-from unicron.said import received
 from unicron.services import ANSWERING
 
 GOOD = st.from_regex(re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII), fullmatch=True)

@@ -7,7 +7,7 @@ import time
 import pytest
 from unicron_deploy.keys import OVERLAP_S, Keyring
 
-from unicron import proofs
+from unicron import fabric_proofs
 from unicron.errors import InvalidInputError
 
 
@@ -23,7 +23,7 @@ def files(ring):
 
 
 def held(ring, node, now=None):
-    return proofs.keys_in(ring.fabric(node).read_bytes(), time.time() if now is None else now)
+    return fabric_proofs.keys_in(ring.fabric(node).read_bytes(), time.time() if now is None else now)
 
 
 def test_all_nodes_have_the_same_and_nobody_else_has_it(ring):

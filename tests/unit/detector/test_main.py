@@ -5,7 +5,7 @@ import json
 import pytest
 from unicron_detector.main import DetectorSettings, translate, wiring
 
-from unicron import proofs
+from unicron import fabric_proofs
 from unicron.bus import topology
 from unicron.errors import InvalidInputError
 
@@ -27,7 +27,7 @@ def advisory(**client):
 def test_an_agents_disconnect_becomes_a_message():
     lost = translate(ENDED, advisory())
     assert (lost.node, lost.reason, lost.id) == ("n1", "Client Closed", "AOWX9DUDXsy9KFxAXvPwU3")
-    assert lost.boot == proofs.boot("secret")
+    assert lost.boot == fabric_proofs.boot("secret")
     assert lost.at == pytest.approx(1795183200.123456)
 
 

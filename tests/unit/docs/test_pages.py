@@ -270,7 +270,7 @@ def test_the_page_of_the_demo_explains_the_columns_of_its_report():
 def test_the_page_on_training_names_each_field_and_each_call():
     text = TRAINING.read_text()
     assert [field for field in taskfile.FIELDS if f"| `{field}` |" not in text] == []
-    module = ast.parse((ROOT / "unicron" / "train" / "session.py").read_text())
+    module = ast.parse((ROOT / "unicron" / "train" / "session" / "session.py").read_text())
     [session] = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Session"]
     methods = [node for node in session.body if isinstance(node, ast.FunctionDef)]
     public = {node.name for node in methods if not node.name.startswith("_")}

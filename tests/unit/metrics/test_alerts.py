@@ -9,7 +9,7 @@ import pytest
 import yaml
 from helpers import ROOT
 
-from unicron.families import FAMILIES, HISTOGRAM
+from unicron.metric_definitions import FAMILIES, HISTOGRAM
 
 FOLDER = ROOT / "deploy" / "prometheus"
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "unicron.json").read_text())

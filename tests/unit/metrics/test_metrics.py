@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from unicron_agent.core import AgentCore
 from unicron_agent.measured import Measured
 from unicron_agent.stimuli import Adopted, Running, Sampled
-from unicron_agent.workers import StallLimits
+from unicron_agent.workers.workers import StallLimits
 from unicron_registry.core import RegistryCore
 
 from unicron.contracts import events
@@ -25,8 +25,8 @@ from unicron.contracts.plans import Plan
 from unicron.contracts.queries import GetStatus, Load, SubmitTask
 from unicron.contracts.tasks import Slot, TaskSpec, TaskState
 from unicron.errors import InvalidInputError
-from unicron.families import FAMILIES
-from unicron.metrics import KEEP_S, OTHER, Metrics, of_load, of_status
+from unicron.metric_definitions import FAMILIES
+from unicron.service.metrics import KEEP_S, OTHER, Metrics, of_load, of_status
 from unicron.settings import Settings
 
 OWN = ("process_",)
@@ -158,7 +158,7 @@ def test_the_series_of_a_task_go_a_while_after_it_ended_and_stay_where_it_was_la
 
 
 def test_beyond_so_many_names_the_rest_is_other(monkeypatch):
-    monkeypatch.setattr("unicron.metrics.MOST_NAMES", 3)
+    monkeypatch.setattr("unicron.service.metrics.MOST_NAMES", 3)
     metrics = Metrics("detector")
     for number in range(9):
         take(metrics, fact(), [failure(task=f"t{number}", node=f"n{number}")])
@@ -175,7 +175,7 @@ def test_an_agent_that_names_tasks_that_there_are_not_makes_no_series_of_them():
 
 
 def test_chains_without_an_end_are_forgotten(monkeypatch):
-    monkeypatch.setattr("unicron.metrics.MOST_CHAINS", 5)
+    monkeypatch.setattr("unicron.service.metrics.MOST_CHAINS", 5)
     metrics = Metrics("transition")
     for number in range(100):
         take(metrics, failure(correlation=f"c{number}"), [])
@@ -302,7 +302,7 @@ async def test_a_scrape_gets_all_of_it_read_on_the_loop_and_a_taken_port_is_refu
 
 
 async def test_a_process_that_hangs_is_not_told_to_be_well_and_who_connects_and_says_nothing_is_shown_out(monkeypatch):
-    monkeypatch.setattr("unicron.metrics.SCRAPE_S", 0.1)
+    monkeypatch.setattr("unicron.service.metrics.SCRAPE_S", 0.1)
     port = free_port()
     Metrics("planner").serve(("127.0.0.1", port))
     with ThreadPoolExecutor() as threads, pytest.raises((urllib.error.URLError, ConnectionError)):

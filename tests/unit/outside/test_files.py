@@ -9,7 +9,7 @@ from helpers import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unicron_chaos import script
-from unicron_simulator import files, parameters, traces
+from unicron_simulator.policies import files, parameters, traces
 from unicron_straggler.analysis import reader
 from unicron_straggler.analysis.trace import Meta
 
@@ -62,7 +62,10 @@ READERS = {
     "faults": (_on_disk(script.load), FAULTS),
     "failures": (_on_disk(lambda path: traces.load(path, ["node-0", "node-1"])), FAILURES),
     "cluster": (_on_disk(files.load_cluster), CLUSTER),
-    "parameters": (_on_disk(parameters.load), (ROOT / "simulator/unicron_simulator/parameters.toml").read_bytes()),
+    "parameters": (
+        _on_disk(parameters.load),
+        (ROOT / "simulator/unicron_simulator/policies" / parameters.NAME).read_bytes(),
+    ),
     "meta": (_on_disk(reader.read_meta), META),
     "chrome": (_on_disk(lambda path: reader.read_chrome(path, Meta("x", 1, 1))), CHROME),
     "parquet": (_on_disk(lambda path: reader.read_parquet(path, Meta("x", 1, 1))), b"PAR1" + bytes(40) + b"PAR1"),

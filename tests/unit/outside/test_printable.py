@@ -15,10 +15,10 @@ from rich.text import Text
 from unicron_cli.output import console, say, to_json
 
 from unicron import codec
-from unicron.bootstrap import own_name
 from unicron.contracts.queries import DrainNode
 from unicron.printable import listed, one_line, printable, shown
-from unicron.runner import set_up_logging
+from unicron.service.bootstrap import own_name
+from unicron.service.runner import set_up_logging
 
 EVIL = "\x1b]0;pwned\x07\x9b2J\u202egpt\r\x7f"
 TAMED = r"\u001b]0;pwned\u0007\u009b2J\u202egpt\u000d\u007f"

@@ -30,7 +30,6 @@ from unicron_planner.estimates import LONGEST_S, Options
 from unicron_planner.main import PlannerSettings, wiring
 from unicron_planner.state import LEARNT, PlannerState
 
-from unicron.commit import Commit
 from unicron.contracts import events
 from unicron.contracts.base import SetTimer, Started, TimerFired
 from unicron.contracts.events import FailureDetected, NodeDrained, TaskRecovered
@@ -38,6 +37,7 @@ from unicron.contracts.failures import Severity
 from unicron.contracts.queries import GetPlan
 from unicron.contracts.tasks import ParallelLayout, Slot, TaskState
 from unicron.errors import InvalidInputError
+from unicron.service.commit import Commit
 
 # --- the example: three nodes of two slots, weights 1.0 and 2.0 ------------------------------------------------------
 

@@ -29,7 +29,7 @@ from unicron.contracts.states import Saver
 from unicron.contracts.storage import StoredState
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import Member, NodeState, ParallelLayout, Slot, SlotRef, TaskSpec, TaskState, WorkerStatus
-from unicron.health import SILENT_S
+from unicron.service.health import SILENT_S
 
 SLOTS = [Slot(index=0), Slot(index=1)]
 SIZES = {"max_workers": 4, "microbatches": 8, "iterations": 10, "flops_per_iteration": 6e9}

@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 from helpers.cores import Cores
-from unicron_simulator.claims import ABOUT_TASKS, CLAIMS, Claim
+from unicron_simulator.storms.forged_facts import ABOUT_TASKS, CLAIMS, Claim
 
 from unicron import codec
 from unicron.contracts.base import AGENT, CancelTimer, SetTimer

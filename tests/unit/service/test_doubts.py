@@ -13,7 +13,7 @@ from unicron.contracts.events import CollectiveFailed, PlanDecided, Regrouped, T
 from unicron.contracts.plans import Plan
 from unicron.contracts.queries import TaskView
 from unicron.contracts.tasks import SlotRef, TaskSpec, TaskState
-from unicron.core import FAR
+from unicron.service.core import FAR
 
 PLACE = {"node": "n1", "slot": 0, "task": "gpt", "worker": "gpt-1"}
 SPEC = TaskSpec(name="gpt", command=["x"], iterations=50)

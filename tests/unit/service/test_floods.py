@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron.floods import OTHERS, TELEMETRY, Floods, Limit, more
-from unicron.timers import Timer, Timers
+from unicron.rate_limits import OTHERS, TELEMETRY, Floods, Limit, more
+from unicron.service.timers import Timer, Timers
 
 LIMIT = Limit(each=3, overall=5, period_s=10.0)
 

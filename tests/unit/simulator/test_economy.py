@@ -2,11 +2,11 @@
 
 import msgspec
 import pytest
-from unicron_simulator import comparison, experiments, parameters, traces
-from unicron_simulator.economy import tariffs
-from unicron_simulator.economy_policies import Unicron
-from unicron_simulator.parameters import Costs
-from unicron_simulator.traces import DAY, Failure, Trace, node_names
+from unicron_simulator.policies import comparison, experiments, parameters, traces
+from unicron_simulator.policies.economy import tariffs
+from unicron_simulator.policies.parameters import Costs
+from unicron_simulator.policies.policies import Unicron
+from unicron_simulator.policies.traces import DAY, Failure, Trace, node_names
 
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError

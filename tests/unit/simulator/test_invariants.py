@@ -1,7 +1,7 @@
 """What a storm looks for in the journal, on journals that are written for it."""
 
-from unicron_simulator.invariants import Invariants
-from unicron_simulator.liars import Liars
+from unicron_simulator.storms.invariants import Invariants
+from unicron_simulator.storms.liars import Liars
 
 from unicron import codec, subjects
 from unicron.contracts.commands import StartWorker, StopWorker

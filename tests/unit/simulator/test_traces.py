@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from unicron_simulator import traces
-from unicron_simulator.traces import DAY, Failure, Trace
+from unicron_simulator.policies import traces
+from unicron_simulator.policies.traces import DAY, Failure, Trace
 
 from unicron.errors import InvalidInputError
 

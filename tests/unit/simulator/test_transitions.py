@@ -2,7 +2,8 @@
 
 import pytest
 from msgspec.structs import replace
-from unicron_simulator import experiments, parameters, transitions
+from unicron_simulator import transitions
+from unicron_simulator.policies import experiments, parameters
 
 from unicron.errors import InvalidInputError
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from unicron.contracts.traffic import Forecast
 from unicron.snapshots.gate import LEAST, MARGIN_S, MOST_ITERATIONS, RATES, Gate, Line
-from unicron.train.spans import LEARNT, IdleSpans
+from unicron.train.worker.spans import LEARNT, IdleSpans
 
 MB = 1_000_000
 PIECE = 2 * MB

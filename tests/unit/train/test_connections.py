@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from unicron.train.connections import PROBE_S, PROBES, QUIET_S, Connections, _wait_for_end
+from unicron.train.groups.connections import PROBE_S, PROBES, QUIET_S, Connections, _wait_for_end
 
 
 @contextlib.contextmanager
@@ -48,8 +48,8 @@ def test_those_that_were_never_formed_are_not_cut_and_leave_nothing_to_wait_for(
 
 LOST = """
     import socket, subprocess, sys, time
-    from unicron.train import connections
-    from unicron.train.connections import Connections
+    from unicron.train.groups import connections
+    from unicron.train.groups.connections import Connections
 
     connections.QUIET_S, connections.PROBE_S, connections.PROBES = 1, 1, 2
     subprocess.run("ip link set lo up", shell=True, check=True)

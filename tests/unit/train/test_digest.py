@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from unicron.train.digest import CHUNK, digest, of_state
+from unicron.train.snapshots.digest import CHUNK, digest, of_state
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64)
 

@@ -7,10 +7,10 @@ from unicron.contracts.storage import StoredState
 from unicron.contracts.tasks import Member, ParallelLayout
 from unicron.contracts.worker import Diverged, Membership, Unusable
 from unicron.errors import StateDivergedError, UnusableStateError
-from unicron.train.duties import Duties, Vote, judge
-from unicron.train.phases import Due
-from unicron.train.redistribute import Standing, resume
-from unicron.train.shell import run
+from unicron.train.worker.duties import Duties, Vote, judge
+from unicron.train.worker.phases import Due
+from unicron.train.worker.redistribute import Standing, resume
+from unicron.train.worker.shell import run
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from unicron.train.files import FILE, Files
-from unicron.train.instrument import NAME
+from unicron.train.scripts.files import FILE, Files
+from unicron.train.scripts.instrument import NAME
 
 SCRIPT = """
 import os, shutil

@@ -12,8 +12,8 @@ from unicron.contracts.tasks import Member, ParallelLayout
 from unicron.contracts.worker import Membership, NotFinite
 from unicron.errors import NonFiniteGradientError
 from unicron.train import Session
-from unicron.train.finite import Account, Finite, elsewhere
-from unicron.train.shell import run
+from unicron.train.worker.finite import Account, Finite, elsewhere
+from unicron.train.worker.shell import run
 
 
 class Shell:

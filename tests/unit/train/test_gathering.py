@@ -8,8 +8,8 @@ from torch import nn
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import StateTransferError
-from unicron.train.gathering import Gathering, Needs, assembled, laid_out, loaded
-from unicron.train.shards import Box
+from unicron.train.snapshots.gathering import Gathering, Needs, assembled, laid_out, loaded
+from unicron.train.snapshots.shards import Box
 
 
 def leave(protected, path):

@@ -8,12 +8,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from unicron.errors import GroupBrokenError
-from unicron.train import gradients
-from unicron.train.gradients import TorchGradients
-from unicron.train.phases import ANNOUNCED
-from unicron.train.shell import run
-from unicron.train.timing import PlannedCollection
-from unicron.train.torch_ranks import TorchRanks
+from unicron.train.session import gradients
+from unicron.train.session.gradients import TorchGradients
+from unicron.train.session.ranks import TorchRanks
+from unicron.train.worker.phases import ANNOUNCED
+from unicron.train.worker.shell import run
+from unicron.train.worker.timing import PlannedCollection
 
 
 class Twice:

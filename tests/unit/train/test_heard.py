@@ -2,8 +2,8 @@
 
 import torch
 
-from unicron.train import heard
-from unicron.train.heard import Ended, Heard
+from unicron.train.scripts import heard
+from unicron.train.scripts.heard import Ended, Heard
 
 
 def test_results_are_given_once_each_in_their_order_as_they_were():

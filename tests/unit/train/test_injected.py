@@ -5,8 +5,8 @@ import pytest
 from unicron.contracts.faults import EXCEPTIONS
 from unicron.errors import InvalidInputError
 from unicron.rules import load
-from unicron.train import injected as injected_module
-from unicron.train.injected import Injected, exception
+from unicron.train.worker import injected as injected_module
+from unicron.train.worker.injected import Injected, exception
 
 STATUSES = {
     "cuda-illegal-access": ("illegal_memory_access", 2),

@@ -7,8 +7,8 @@ from collections import defaultdict
 import msgspec
 import pytest
 from helpers.waiting import elapse
-from unicron_simulator.collectives import Group
-from unicron_simulator.training import INFINITE, Trainer
+from unicron_simulator.storms.collectives import Group
+from unicron_simulator.storms.training import INFINITE, Trainer
 
 from unicron.clock import VirtualClock
 from unicron.contracts import worker as wire
@@ -16,9 +16,9 @@ from unicron.contracts.commands import StartWorker
 from unicron.contracts.states import ParkedSnapshot, StateLocation, StateRef
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, TaskSpec
 from unicron.errors import GroupBrokenError, StateTransferError
-from unicron.train.iteration import WorkerCore
-from unicron.train.phases import MOVES, Move, Phase
-from unicron.train.shell import Shell, run
+from unicron.train.worker.iteration import WorkerCore
+from unicron.train.worker.phases import MOVES, Move, Phase
+from unicron.train.worker.shell import Shell, run
 
 SPEC = TaskSpec(name="t", command=["true"], microbatches=4, iterations=50)
 WHOLE, PAIR = ParallelLayout(), ParallelLayout(tensor=2)

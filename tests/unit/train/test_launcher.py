@@ -1,4 +1,4 @@
-"""What a program without a session is told, and what it says: `unicron.train.launcher` and `unicron.train.watch`."""
+"""What a program without a session is told, and what it says: by its launcher, and through `unicron.train.watch`."""
 
 import math
 import os
@@ -10,8 +10,9 @@ import torch
 import unicron.train
 from unicron.contracts import worker as wire
 from unicron.contracts.tasks import WorkerPhase
-from unicron.train import Session, channel
-from unicron.train.launcher import Place, free_port, is_echo, variables_of
+from unicron.train import Session
+from unicron.train.scripts.launcher import Place, free_port, is_echo, variables_of
+from unicron.train.worker import channel
 
 PLACES = [
     *(Place("node-a", "0", 5, "10.0.0.1", 4711, 4712), Place("node-b", "1")),

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from unicron.train.liveness import Liveness
+from unicron.train.scripts.liveness import Liveness
 
 SCOPE = """
 def main():

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from unicron.rules import load
-from unicron.train.instrument import NAME, instrument
-from unicron.train.kinds import NotCarriedError, OwnCheckpointNewerError
-from unicron.train.loops import Loops
-from unicron.train.under_way import Record
+from unicron.train.scripts.instrument import NAME, instrument
+from unicron.train.scripts.kinds import NotCarriedError, OwnCheckpointNewerError
+from unicron.train.scripts.loops import Loops
+from unicron.train.scripts.under_way import Record
 
 SCRIPT = """
 import torch

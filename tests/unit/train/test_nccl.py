@@ -5,7 +5,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from unicron.errors import GroupBrokenError
-from unicron.train.connections import POLL, Connections
+from unicron.train.groups.connections import POLL, Connections
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

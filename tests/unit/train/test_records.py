@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from unicron.contracts.worker import NOWHERE
-from unicron.train.kinds import NotCarriedError
-from unicron.train.records import Records, distrust
+from unicron.train.scripts.kinds import NotCarriedError
+from unicron.train.scripts.records import Records, distrust
 
 OPEN = replace(NOWHERE, rendezvous="10.0.0.7:4000")
 

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from unicron.contracts.states import ParkedSnapshot, StateLocation, StateRef
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import InvalidInputError, StateTransferError
-from unicron.train import redistribute
-from unicron.train.redistribute import Standing
+from unicron.train.worker import redistribute
+from unicron.train.worker.redistribute import Standing
 
 
 def standing(iteration=5, done=(), todo=(), buckets=(False,), has_state=True, node="n"):

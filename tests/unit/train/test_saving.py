@@ -8,9 +8,9 @@ import torch
 
 from unicron.contracts.states import StateLocation, StateRef, label, read_label
 from unicron.errors import InvalidInputError, StateTransferError
-from unicron.train.gathering import Gathering, laid_out, loaded
-from unicron.train.packed import Packing, mapped, unpack
-from unicron.train.saving import Saver, set_aside
+from unicron.train.snapshots.gathering import Gathering, laid_out, loaded
+from unicron.train.snapshots.packed import Packing, mapped, unpack
+from unicron.train.snapshots.saving import Saver, set_aside
 
 HERE = StateLocation(node="n1", worker="t-1", name="", address="n1:1")
 REF = StateRef(task="t", iteration=7, place=0, location=HERE, size=0, checksum=b"")

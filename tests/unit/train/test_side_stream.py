@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from unicron.train.packed import Packing, mapped, unpack
-from unicron.train.side_stream import HALF_BYTES, SideStream, pieces
+from unicron.train.snapshots.packed import Packing, mapped, unpack
+from unicron.train.snapshots.side_stream import HALF_BYTES, SideStream, pieces
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (64, 33), (1024, 1024)])

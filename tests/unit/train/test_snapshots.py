@@ -7,14 +7,14 @@ import types
 import pytest
 import torch
 
-from unicron.train import limit
-from unicron.train.instrument import NAME, instrument
-from unicron.train.kinds import NotCarriedError
-from unicron.train.loops import Loops
-from unicron.train.records import checked, signed
-from unicron.train.snapshots import Heap
-from unicron.train.under_way import Record
-from unicron.train.variables import Variables
+from unicron.train.scripts import limit
+from unicron.train.scripts.instrument import NAME, instrument
+from unicron.train.scripts.kinds import NotCarriedError
+from unicron.train.scripts.loops import Loops
+from unicron.train.scripts.own_snapshot import Heap
+from unicron.train.scripts.records import checked, signed
+from unicron.train.scripts.under_way import Record
+from unicron.train.scripts.variables import Variables
 
 MODULE = "script_of_a_test"
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unicron.contracts.traffic import Forecast, decode_forecast, forecast_name
-from unicron.train.spans import LEARNT, REMEMBERED, IdleSpans
-from unicron.train.traffic import Traffic
+from unicron.train.worker.spans import LEARNT, REMEMBERED, IdleSpans
+from unicron.train.worker.traffic import Traffic
 
 BUSY_S = 0.25
 

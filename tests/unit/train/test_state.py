@@ -9,10 +9,11 @@ import torch
 from unicron.contracts.tasks import Member, ParallelLayout
 from unicron.contracts.worker import NOWHERE
 from unicron.errors import InvalidInputError, StateTransferError
-from unicron.train import Session, state
-from unicron.train.gathering import laid_out
-from unicron.train.shell import run
-from unicron.train.torch_ranks import TorchRanks
+from unicron.train import Session
+from unicron.train.session.ranks import TorchRanks
+from unicron.train.snapshots import state
+from unicron.train.snapshots.gathering import laid_out
+from unicron.train.worker.shell import run
 
 MEMBERSHIP = msgspec.structs.replace(NOWHERE, epoch=3, world_size=1, member=Member(worker="t-1", node="node-1", slot=0))
 

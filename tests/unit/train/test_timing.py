@@ -10,8 +10,8 @@ import torch
 from unicron.contracts.timings import MOST_OPS, OPERATIONS, period_of
 from unicron.contracts.worker import LENGTH, Finished, Hello, Ping, Pong, Sample, frame, length_of, to_agent
 from unicron.train import Session
-from unicron.train.channel import Channel
-from unicron.train.timing import BACKWARD, FORWARD, OPTIMIZER, REDUCE, PlannedCollection, Recorder
+from unicron.train.worker.channel import Channel
+from unicron.train.worker.timing import BACKWARD, FORWARD, OPTIMIZER, REDUCE, PlannedCollection, Recorder
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from unicron.train import whole
+from unicron.train.snapshots import whole
 
 MODEL = {"0.weight": torch.arange(6.0).reshape(2, 3), "0.bias": torch.ones(2)}
 

@@ -1,7 +1,7 @@
 """For each cause of slowness: the figures it rests on, the culprits, and the cure in a sentence."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -9,9 +9,7 @@ from unicron.train.balance import balance
 from unicron_straggler.analysis.measures import Analysis
 from unicron_straggler.analysis.parts import LEAST_SLOW, Parts, in_order
 from unicron_straggler.analysis.trace import COMMUNICATION, Floats, Integers
-
-if TYPE_CHECKING:
-    from unicron_straggler.analysis.diagnosis import WhatIf
+from unicron_straggler.analysis.what_if import WhatIf, stage_times
 
 MOST_NAMED = 5
 """Culprits that a sentence names."""
@@ -22,7 +20,7 @@ MOST_MOVED = 4_000
 Found = tuple[dict[str, Any], str, tuple[int, ...]]
 
 
-def of(cause: str, what_if: "WhatIf", seconds: float, layers: int) -> Found:
+def of(cause: str, what_if: WhatIf, seconds: float, layers: int) -> Found:
     """Return evidence, cure and culprits of a cause, without which a step takes `seconds`."""
     gain = _gain(what_if.as_is, seconds)
     match cause:
@@ -36,11 +34,6 @@ def of(cause: str, what_if: "WhatIf", seconds: float, layers: int) -> Found:
             return _pauses(what_if.analysis, what_if.found, gain)
         case _:
             return _network(what_if.analysis, gain)
-
-
-def stage_times(found: Parts) -> Floats:
-    """Return (pp,) mean seconds of forward and backward of a microbatch, slow workers and pauses taken out."""
-    return np.asarray(found.stages.sum(axis=0).reshape(found.pp, -1).sum(axis=1))
 
 
 def _gain(before: float, after: float) -> str:
@@ -78,7 +71,7 @@ def _slow(analysis: Analysis, found: Parts, gain: str) -> Found:
     return {"workers": workers, "m_w": analysis.m_w}, cure, ranks
 
 
-def _stage(what_if: "WhatIf", gain: str, layers: int) -> Found:
+def _stage(what_if: WhatIf, gain: str, layers: int) -> Found:
     times = stage_times(what_if.found)
     worst = int(times.argmax())
     others = float(np.delete(times, worst).mean())
@@ -105,7 +98,7 @@ def _stage(what_if: "WhatIf", gain: str, layers: int) -> Found:
     return evidence, f"{cure}{hint}.", ()
 
 
-def _best_move(what_if: "WhatIf", worst: int, layers: int) -> tuple[int, float]:
+def _best_move(what_if: WhatIf, worst: int, layers: int) -> tuple[int, float]:
     """Return how many layers to move from a stage, and the seconds of a step then."""
     found = what_if.found
     chunks = found.stages.shape[3] // found.pp
@@ -122,7 +115,7 @@ def _best_move(what_if: "WhatIf", worst: int, layers: int) -> tuple[int, float]:
     return best
 
 
-def _scaled(what_if: "WhatIf", factors: Floats, steps: Integers | None = None) -> dict[str, Floats]:
+def _scaled(what_if: WhatIf, factors: Floats, steps: Integers | None = None) -> dict[str, Floats]:
     """Return the durations with compute times (but not pauses) multiplied; of some steps, or of all."""
     found = what_if.found
     durations = dict(what_if.analysis.durations)
@@ -133,7 +126,7 @@ def _scaled(what_if: "WhatIf", factors: Floats, steps: Integers | None = None) -
     return durations | in_order(found, (times - pauses) * factors + pauses)
 
 
-def _lengths(what_if: "WhatIf") -> Found:
+def _lengths(what_if: WhatIf) -> Found:
     """What sharing out would bring lies between moving microbatches as they are and making all of a step equal."""
     found = what_if.found
     total, count, _, dp = found.content.shape[1:]

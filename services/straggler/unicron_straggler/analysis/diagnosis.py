@@ -1,15 +1,13 @@
 """Why a job is slow: which causes can be seen, what each costs, and what to do about it."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from unicron_straggler.analysis import cures, simulate
+from unicron_straggler.analysis import cures
 from unicron_straggler.analysis.measures import Analysis
-from unicron_straggler.analysis.parts import LEAST_SLOW, LENGTHS, NETWORK, PAUSES, SLOW, STAGE, Parts, parts, without
-from unicron_straggler.analysis.trace import CODES, Floats
+from unicron_straggler.analysis.parts import LENGTHS, NETWORK, PAUSES, SLOW, STAGE, without
+from unicron_straggler.analysis.what_if import WhatIf
 
 NONE = "none"
 CAUSES = (SLOW, STAGE, LENGTHS, PAUSES, NETWORK, NONE)
@@ -60,49 +58,6 @@ def diagnose(analysis: Analysis, *, layers: int = 0) -> list[Diagnosis]:
         evidence, cure, ranks = cures.of(cause, what_if, seconds, layers)
         found.append(Diagnosis(cause, saved / most, what_if.as_is / seconds, evidence, cure, ranks))
     return found or [_nothing(analysis)]
-
-
-class WhatIf:
-    """How long a step takes, on average, without some of the causes."""
-
-    def __init__(self, analysis: Analysis) -> None:
-        self.analysis = analysis
-        self.found: Parts = parts(analysis)
-        self.as_is = analysis.simulated_mean_s
-        self._ideal = {CODES[op]: seconds for op, seconds in analysis.ideal_values.items()}
-
-    def suspects(self) -> list[str]:
-        """Return the causes that there are signs of."""
-        found, durations = self.found, self.analysis.durations
-        recorded = bool(np.nan_to_num(durations["gc"]).any()) if "gc" in durations else False
-        stages = cures.stage_times(found)
-        signs = {
-            SLOW: found.slowness.any(),
-            STAGE: stages.max() > (1 + LEAST_SLOW) * stages.mean(),
-            LENGTHS: found.content.any(),
-            PAUSES: found.pauses.any() or recorded,
-            NETWORK: True,
-        }
-        return [cause for cause, sign in signs.items() if sign]
-
-    def worth(self, cause: str, causes: Collection[str], best: float) -> tuple[float, float]:
-        """Return the seconds of a step that `cause` costs, and those a step takes with only that cured.
-
-        Args:
-            cause: one of `causes`.
-            causes: all that there are signs of.
-            best: seconds of a step with all of them cured.
-        """
-        cured = self.seconds(without(self.analysis, self.found, [cause]))
-        others = [each for each in causes if each != cause]
-        left = self.seconds(without(self.analysis, self.found, others))
-        return ((self.as_is - cured) + (left - best)) / 2, cured
-
-    def seconds(self, durations: Mapping[str, Floats]) -> float:
-        """Return the mean seconds of a step with these durations."""
-        coded = {CODES[op]: each for op, each in durations.items()}
-        times = simulate.step_times(self.analysis.graph, coded, self._ideal, [simulate.Scenario()])
-        return float(times.mean())
 
 
 def _nothing(analysis: Analysis) -> Diagnosis:

@@ -1,0 +1,1 @@
+"""The hardware of a node: GPUs, kernel log, clock, network, and what their faults mean."""

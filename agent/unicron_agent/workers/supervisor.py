@@ -1,0 +1,246 @@
+"""Processes of this node: forked from the warm standby, watched by pidfd, found again after the agent's own restart."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from unicron.contracts.commands import StartWorker
+from unicron_agent.stimuli import ProcessExited, Running
+from unicron_agent.workers.activity import start_time
+from unicron_agent.workers.orphans import LOOKS_S
+from unicron_agent.workers.output import Outputs, tail
+from unicron_agent.workers.warm import Standby
+
+TAIL_LINES = 30
+
+
+HOW = ("parts", "restarts", "in_place")
+"""What a worker that is forked may be: one with a part of a model, or one of a script without a session."""
+
+
+class Supervisor:
+    """Starts, watches and ends worker processes.
+
+    Args:
+        run_dir: of the node, for logs and records.
+        environment: that all of them have.
+        outputs: what they write.
+        on_exit: is called with the end of each.
+        standby: forks those that run Python.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        environment: dict[str, str],
+        outputs: Outputs,
+        on_exit: Callable[[ProcessExited], None],
+        standby: Standby,
+    ) -> None:
+        self._run_dir = run_dir
+        self._outputs = outputs
+        self._environment = environment
+        self._on_exit = on_exit
+        self._running: dict[str, Running] = {}
+        self._standby = standby
+        self._fresh: dict[str, subprocess.Popen[bytes]] = {}
+        self._helpers: set[int] = set()
+        for name in ("logs", "workers"):
+            (run_dir / name).mkdir(parents=True, exist_ok=True)
+
+    async def run(self, module: str, argument: str) -> tuple[int, tuple[str, ...]]:
+        """Run a module that is no worker, forked from the standby; return its exit status and its last lines.
+
+        The status is that of a shell where a signal ended it.
+
+        Raises:
+            UnicronError: the standby is dead.
+        """
+        with tempfile.NamedTemporaryFile(dir=self._run_dir / "logs") as log:
+            there = {
+                "cwd": str(self._run_dir),
+                "log": log.name,
+                "env": {**self._environment, "UNICRON_WORKER_SOCKET": ""},
+            }
+            how = {"module": True, **dict.fromkeys(HOW, False)}
+            pid = await self._standby.fork({"argv": [module, argument], **how, **there})
+            self._helpers.add(pid)
+            descriptor, ended = os.pidfd_open(pid), asyncio.Event()
+            asyncio.get_running_loop().add_reader(descriptor, ended.set)
+            try:
+                await ended.wait()
+            finally:
+                asyncio.get_running_loop().remove_reader(descriptor)
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)  # where this was cancelled
+                code, number = _status(descriptor)
+                self._helpers.discard(pid)
+                os.close(descriptor)
+            return code if code is not None else 128 + (number or 0), _tail(log.name)
+
+    async def start_worker(self, command: StartWorker, env: dict[str, str]) -> int:
+        """Start the process of a worker; return its process id.
+
+        A Python script, or a module (`python -m`), is forked from the warm standby, and so is what runs any program
+        again where it heals by restarts; anything else starts afresh.
+
+        Raises:
+            OSError: the program or its folder is not there.
+            UnicronError: the standby is dead.
+        """
+        name, spec = command.worker, command.spec
+        log, env = self._run_dir / "logs" / f"{name}.log", {**self._environment, **env}
+        cwd = Path(spec.workdir or ".").resolve(strict=True)
+        script = _python_script(spec.command)
+        self._outputs.follow(name, str(log))
+        restarts, in_place = spec.way.runs_again, spec.way.fixes_ranks
+        if script is not None or restarts:
+            module, argv = script or (None, spec.command)
+            parts = command.layout.replica_workers > 1 and not in_place
+            how = {"parts": parts, "restarts": restarts, "in_place": in_place, "module": module}
+            pid = await self._standby.fork({"argv": argv, "cwd": str(cwd), "env": env, "log": str(log), **how})
+        else:
+            with log.open("ab") as output:
+                process = subprocess.Popen(  # noqa: ASYNC220 returns at once
+                    spec.command,
+                    cwd=cwd,
+                    env={**os.environ, **env},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    process_group=0,
+                )
+                self._fresh[name] = process
+                pid = process.pid
+        running = Running(
+            worker=name,
+            task=command.task,
+            slot=command.slot,
+            pid=pid,
+            started=start_time(pid) or 0,
+            log=str(log),
+            correlation=command.correlation,
+            place=command.place,
+            layout=command.layout,
+            restarts=restarts,
+            silence_s=spec.may_be_silent_s,
+            spins=bool(env.get("CUDA_VISIBLE_DEVICES")),
+        )
+        self._watch(running)
+        try:
+            self._record(name).write_bytes(msgspec.json.encode(running))
+        except OSError:  # no later agent would find it
+            self.kill(name)
+            raise
+        return pid
+
+    def adopt(self) -> list[Running]:
+        """Find and watch the workers of an earlier agent; `on_exit` tells soon which of them are gone."""
+        found = []
+        for path in sorted((self._run_dir / "workers").glob("*.json")):
+            try:
+                running = msgspec.json.decode(path.read_bytes(), type=Running)
+            except msgspec.MsgspecError:  # written half when the machine went down
+                path.unlink()
+                continue
+            found.append(running)
+            self._outputs.follow(running.worker, running.log)
+            if start_time(running.pid) == running.started:
+                self._watch(running)
+            else:
+                asyncio.get_running_loop().call_soon(self._gone, running, None)
+        return found
+
+    @property
+    def watching(self) -> bool:
+        """Whether there is a process of a worker."""
+        return bool(self._running)
+
+    def kill(self, name: str) -> None:
+        """Kill the worker at once, stopped ones too; `on_exit` tells when it is gone."""
+        running = self._running.get(name)
+        if running is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(running.pid, signal.SIGKILL)
+
+    def restarts(self, name: str) -> bool:
+        """Return whether the worker runs a program without a session."""
+        return self._running[name].restarts
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to the worker."""
+        os.kill(self._running[name].pid, number)
+
+    async def stop(self) -> None:
+        """Kill all workers, and wait for them to be gone."""
+        for name in list(self._running):
+            self.kill(name)
+        while self._running:
+            await asyncio.sleep(0.01)
+
+    # --- watching ----------------------------------------------------------------------------------------------------
+
+    def _record(self, name: str) -> Path:
+        return self._run_dir / "workers" / f"{name}.json"
+
+    def _watch(self, running: Running) -> None:
+        self._running[running.worker] = running
+        try:
+            descriptor = os.pidfd_open(running.pid)
+        except ProcessLookupError:
+            asyncio.get_running_loop().call_soon(self._gone, running, None)
+            return
+        asyncio.get_running_loop().add_reader(descriptor, self._gone, running, descriptor)
+
+    def _gone(self, running: Running, descriptor: int | None) -> None:
+        """The process has ended: collect its status where it was our child."""
+        code = number = None
+        if descriptor is not None:
+            asyncio.get_running_loop().remove_reader(descriptor)
+            code, number = _status(descriptor)
+            os.close(descriptor)
+        self._running.pop(running.worker, None)
+        if process := self._fresh.pop(running.worker, None):
+            process.returncode = 0  # its status was collected above; it must not be waited for again
+        self._record(running.worker).unlink(missing_ok=True)
+        for seconds in LOOKS_S:
+            asyncio.get_running_loop().call_later(seconds, self._clear_up)
+        self._on_exit(ProcessExited(running.worker, code, number, _tail(running.log)))
+
+    def _clear_up(self) -> None:
+        self._standby.clear_up({*self._helpers, *(each.pid for each in self._running.values())})
+
+
+def _status(descriptor: int) -> tuple[int | None, int | None]:
+    """Return the exit code of a process that has ended or is about to, or the signal that ended it.
+
+    Both are None where it was another's child.
+    """
+    with contextlib.suppress(ChildProcessError):
+        status = os.waitid(os.P_PIDFD, descriptor, os.WEXITED)
+        if status is not None:
+            return (status.si_status, None) if status.si_code == os.CLD_EXITED else (None, status.si_status)
+    return None, None
+
+
+def _tail(log: str) -> tuple[str, ...]:
+    """Return the last lines that a worker wrote."""
+    with contextlib.suppress(OSError):
+        return tuple(tail(log, TAIL_LINES))
+    return ()
+
+
+def _python_script(command: list[str]) -> tuple[bool, list[str]] | None:
+    """Return (is a module, arguments from the script's name on) where `command` runs Python, else None."""
+    if Path(command[0]).name not in {"python", "python3"} or len(command) < 2:
+        return None
+    if command[1] == "-m" and len(command) > 2:
+        return True, command[2:]
+    return None if command[1].startswith("-") else (False, command[1:])

@@ -1,0 +1,72 @@
+"""Several policies on the same trace and the same tasks."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from unicron.contracts.tasks import TaskSpec
+from unicron.errors import InvalidInputError
+from unicron_simulator.policies import parameters
+from unicron_simulator.policies.economy import Result, tariffs
+from unicron_simulator.policies.parameters import Costs
+from unicron_simulator.policies.policies import RepairHit, Unicron, oracle
+from unicron_simulator.policies.traces import Trace
+
+UNICRON = "unicron"
+ORACLE = "oracle"
+POLICIES = (UNICRON, "megatron", "oobleck", "varuna", "bamboo", ORACLE)
+"""Those that are compared where nobody says which."""
+
+
+def compare(
+    trace: Trace,
+    tasks: Sequence[TaskSpec],
+    policies: Sequence[str] = POLICIES,
+    *,
+    gpus: int = 8,
+    costs: dict[str, Costs] | None = None,
+    refresh_every_s: float = 0.0,
+) -> dict[str, Result]:
+    """Run each policy through the trace; return what came out, by policy.
+
+    Args:
+        trace: the failures.
+        tasks: what is trained, all the time.
+        policies: names in `parameters.toml`, or "oracle". Those that begin with "unicron" are planned for.
+        gpus: slots of a node.
+        costs: other parameters than those of the file.
+        refresh_every_s: as for `Unicron`.
+
+    Raises:
+        InvalidInputError: there is no such policy, no task, or a task can't be used.
+    """
+    known = costs or parameters.load()[0]
+    for policy in policies:
+        if policy != ORACLE and policy not in known:
+            raise InvalidInputError(f"no policy {policy!r}; there are {', '.join([*known, ORACLE])}")
+    if not tasks:
+        raise InvalidInputError("no tasks; give one at least")
+    if not trace.nodes:
+        raise InvalidInputError("no nodes; give one at least")
+    tariff = tariffs(tasks, len(trace.nodes) * gpus)
+    first = Unicron(trace._replace(faults=()), gpus, tariff, known[UNICRON])
+    first.start()
+    sizes = {task: first.size(task) for task in tariff}
+    found = {}
+    for policy in policies:
+        if policy == ORACLE:
+            found[policy] = oracle(trace, gpus, tariff)
+        elif policy.startswith(UNICRON):
+            found[policy] = Unicron(trace, gpus, tariff, known[policy], refresh_every_s).run(policy)
+        else:
+            found[policy] = RepairHit(trace, gpus, tariff, known[policy], sizes).run(policy)
+    return found
+
+
+def circular() -> dict[str, Costs]:
+    """Return the parameters with efficiencies from figure 11 of the paper, good for no comparison with that figure."""
+    known, figures = parameters.load()
+    return known | {
+        name: replace(known[name], basis=figures.basis, source=figures.source, efficiency=efficiency)
+        for name, efficiency in figures.efficiency.items()
+    }

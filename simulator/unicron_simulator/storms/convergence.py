@@ -1,0 +1,101 @@
+"""What a storm must come to: every task that can run runs, at the plan in force, and that plan is the best."""
+
+from math import isclose
+
+from unicron_planner.core import PlannerCore
+
+from unicron.contracts.events import NodeAdmitted, TaskSubmitted
+from unicron.contracts.plans import TaskShare
+from unicron.contracts.tasks import NodeState, Slot, TaskState
+from unicron_simulator.storms.training import Trainer
+from unicron_simulator.storms.world import OPTIONS, World
+
+
+def running(world: World) -> list[str]:
+    """Return the tasks that the plan in force gives workers."""
+    plan = world.invariants.plan
+    return [share.task for share in plan.shares if share.slots] if plan else []
+
+
+def progress(world: World) -> dict[str, int]:
+    """Return how far each task has come: iterations of its workers, in its newest epoch."""
+    found: dict[str, int] = {}
+    for trainer in world.trainers():
+        mark = trainer.core.epoch * 1_000_000 + trainer.core.iteration
+        found[trainer.spec.name] = max(found.get(trainer.spec.name, -1), mark)
+    return found
+
+
+async def lacking(world: World) -> str:
+    """Return what is not yet as the plan in force says, empty where all is."""
+    plan, status = world.invariants.plan, await world.status()
+    shares = {share.task: share for share in plan.shares} if plan else {}
+    for view in status.tasks:
+        task = view.spec.name
+        if not view.state.ended and (problem := _amiss(world, task, shares.get(task), view.state)):
+            return problem
+    known = {view.spec.name for view in status.tasks if not view.state.ended}
+    orphans = [trainer.name for trainer in world.trainers() if trainer.spec.name not in known]
+    if orphans:
+        return f"{', '.join(orphans)} of a task that ended still live"
+    given_up = world.invariants.given_up()
+    away = [view.node for view in status.nodes if view.state is not NodeState.UP and view.node not in given_up]
+    if away:
+        return f"{', '.join(away)} not in use though there"
+    return world.invariants.unplanned() or _better_plan(world)
+
+
+def _amiss(world: World, task: str, share: TaskShare | None, state: TaskState) -> str:
+    """Return what is wrong with one task."""
+    if share is None:
+        return f"{task} is {state} and in no plan"
+    wanted = sorted(map(str, share.slots))
+    mine = [trainer for trainer in world.trainers() if trainer.spec.name == task]
+    places = sorted(f"{trainer.host.name}:{trainer.slot}" for trainer in mine)
+    if places != wanted:
+        return f"{task} has workers in {', '.join(places) or 'no slot'}; the plan says {', '.join(wanted) or 'none'}"
+    if wanted and state is not TaskState.RUNNING:
+        return f"{task} is {state} to the registry"
+    return _apart(mine, len(wanted)) or (_not_as_laid_out(world, share, mine) if wanted else "")
+
+
+def _apart(mine: list[Trainer], wanted: int) -> str:
+    """Return why the workers of a task don't compute together."""
+    if len({trainer.core.epoch for trainer in mine}) > 1 or not all(trainer.computes for trainer in mine):
+        where = ", ".join(f"{trainer.name} in epoch {trainer.core.epoch}" for trainer in mine)
+        return f"the workers of a task do not compute together: {where}"
+    if any(trainer.core.membership.world_size != wanted or trainer.paused for trainer in mine):
+        return f"{mine[0].spec.name} computes with other than {wanted} workers"
+    return ""
+
+
+def _not_as_laid_out(world: World, share: TaskShare, mine: list[Trainer]) -> str:
+    """Return what of an earlier layout is still there, of a task that runs."""
+    if not all(trainer.layout.is_like(share.layout) for trainer in mine):
+        return f"{share.task} has workers of another layout than the plan says"
+    living, gone = {trainer.name for trainer in mine}, world.invariants.given_up()  # they are told when they are back
+    left = [
+        f"{name} on {node}"
+        for node, machine in world.machines.items()
+        for name, ref in (machine.kept | machine.saved).items()
+        if ref.task == share.task
+        if name in machine.kept or (ref.location.worker not in living and node not in gone)
+    ]
+    return f"{', '.join(left)} still lies where it was left behind, though {share.task} runs" if left else ""
+
+
+def _better_plan(world: World) -> str:
+    """Return by how much a planner that is started afresh does better, empty where it does not."""
+    fresh = PlannerCore(None, OPTIONS)
+    for name, machine in world.machines.items():
+        if name in world.invariants.given_up():
+            continue
+        slots = [Slot(index=index) for index in range(machine.slots)]
+        fresh.handle(NodeAdmitted(node=name, incarnation="x", host=name, slots=slots))
+    shares = world.invariants.plan.shares if world.invariants.plan else []
+    for share in shares:
+        fresh.handle(TaskSubmitted(task=share.task, spec=world.specs[share.task]))
+    best, plan = fresh.state.plan, world.invariants.plan
+    if best is None or plan is None or isclose(best.waf, plan.waf, rel_tol=1e-9):
+        return ""
+    return f"the plan in force earns {plan.waf:.4g}; a planner started afresh finds {best.waf:.4g}"

@@ -1,0 +1,219 @@
+"""Files and folders of a script that a new rank finds as its others have them: it makes nothing of them anew.
+
+A new rank runs what the script does before its loops once more. What it opens for writing meanwhile it writes to a
+file that nobody sees; the script's own it has at the place where the lost rank was, once it takes that one's place.
+"""
+
+import builtins
+import contextlib
+import io
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from unicron.train.scripts.instrument import NAME
+from unicron.train.scripts.kinds import Kind, NotCarriedError, Parts
+
+_open = io.open
+_BETWEEN = frozenset({__name__, "pathlib", "shutil", "os", "logging", "logging.handlers"})
+
+State = tuple[str, str, int, bool]
+"""Of an open file: path, mode, position in it, and whether it is closed."""
+
+
+class Files:
+    """Those that this process opens before it knows whether others are in their loops, and then on its way to them.
+
+    Args:
+        first: this process is one of the first of its task; so nobody is in a loop.
+
+    Attributes:
+        apart: what is opened for writing now is written where nobody sees it.
+    """
+
+    def __init__(self, *, first: bool) -> None:
+        self.apart, self._late = not first, False
+        self._opened: list[tuple[Any, int | None]] = []
+        self._told = set[str]()
+
+    def install(self) -> None:
+        """Have scripts open files, and make and remove folders, by way of this."""
+        builtins.open = io.open = self.open
+        for module, name in (
+            *((os, name) for name in ("remove", "unlink", "rmdir", "rename", "replace")),
+            *((shutil, name) for name in ("rmtree", "move")),
+        ):
+            setattr(module, name, self._left_alone(name, getattr(module, name)))
+        os.mkdir = self._made(os.mkdir)
+
+    def open(self, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        """Open a file as Python does, or another in its place."""
+        path = os.fspath(file) if isinstance(file, str | bytes | os.PathLike) else None
+        how = set("wax") if self._late else set("wa")  # a file that is to be new is none where nobody else has made it
+        writes = self.apart and path is not None and set(mode) & how
+        if path is None or not writes or _caller().get("__name__", "").startswith("unicron"):
+            return _open(file, mode, *arguments, **named)
+        if not Path(os.fsdecode(path)).is_file():  # such as one with this process's number in its name
+            opened = _open(file, mode, *arguments, **named)
+            self._opened.append((opened, None))
+            return opened
+        with tempfile.TemporaryFile() as scratch:
+            number = os.dup(scratch.fileno())
+        opened = _open(file, mode.replace("x", "w"), *arguments, **{**named, "opener": lambda *_: os.dup(number)})
+        self._opened.append((opened, number))
+        return opened
+
+    def know(self, *, late: bool) -> None:
+        """Know whether others are in their loops; if not, all is as this process has opened it."""
+        self._late = late
+        if not late:
+            self.apart = False
+            self._settle(_write_out)
+
+    def arrive(self) -> None:
+        """Be where the others are: what is still open and was not brought to its place is there now."""
+        self.apart = self._late = False
+        self._settle(_end)
+
+    def _settle(self, how: Callable[[Any, int | None], None]) -> None:
+        for opened, number in self._opened:
+            how(opened, number)
+            if number is not None:
+                os.close(number)
+        self._opened = []
+
+    def _left_alone(self, name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
+        def unless_late(*arguments: Any, **named: Any) -> Any:
+            path = arguments[0] if arguments else None
+            if not self._late or not _by_script() or _is_own(path):
+                return usual(*arguments, **named)
+            words = f"{name}({os.fspath(path)!r}) is left out, as the other ranks have it behind them"  # type: ignore[arg-type]
+            if words not in self._told:
+                self._told.add(words)
+                print(f"unicron: {words}", file=sys.stderr)  # noqa: T201 goes to the worker's log
+            return None
+
+        return unless_late
+
+    def _made(self, usual: Callable[..., None]) -> Callable[..., None]:
+        def unless_late(path: Any, *arguments: Any, **named: Any) -> None:
+            with contextlib.suppress(*([FileExistsError] if self._late and _by_script() else [])):
+                usual(path, *arguments, **named)
+
+        return unless_late
+
+
+def _caller() -> dict[str, Any]:
+    """Return the variables of the module that has called, by way of Python's own or not."""
+    frame = sys._getframe(1)  # noqa: SLF001 there is no other way to them
+    while frame.f_back is not None and frame.f_globals.get("__name__") in _BETWEEN:
+        frame = frame.f_back
+    return frame.f_globals
+
+
+def _by_script() -> bool:
+    return NAME in _caller()
+
+
+def _is_own(path: Any) -> bool:
+    """Return whether only this process is likely to use a path."""
+    if not isinstance(path, str | os.PathLike):
+        return True
+    real, folder = Path(path).resolve(), Path(tempfile.gettempdir()).resolve()
+    return not real.exists() or (real.is_relative_to(folder) and real.relative_to(folder).parts[0].startswith("tmp"))
+
+
+def _write_out(opened: Any, number: int | None) -> None:
+    """Have what was written to `number` be in the file that it was meant for."""
+    if number is None:
+        return
+    path, mode = _path(opened), _mode(opened)
+    if not opened.closed:
+        opened.flush()
+    with _open(path, "ab" if "a" in mode else "wb") as real:
+        real.write(os.pread(number, os.fstat(number).st_size, 0))
+        real.flush()
+        if not opened.closed:
+            os.dup2(real.fileno(), opened.fileno(), inheritable=False)
+
+
+def _end(opened: Any, number: int | None) -> None:
+    """Have a file be where its position is, and end there: what the lost rank wrote later is written once more."""
+    if opened.closed:
+        return
+    if number is not None and os.path.samestat(os.fstat(opened.fileno()), os.fstat(number)):
+        FILE.put(opened, FILE.state(opened))
+    position = 0 if set(_mode(opened)) & set("a+") else opened.tell()
+    if position:  # where it has written nothing, others may have
+        os.ftruncate(opened.fileno(), position)
+
+
+class _File(Kind):
+    """Open files of this machine, by their position."""
+
+    exact = False
+
+    def parts(self, thing: Any) -> Parts:  # noqa: ARG002
+        return []
+
+    def look(self, thing: Any) -> tuple[Any, ...]:
+        return thing.closed, None if thing.closed else _position(thing)
+
+    def state(self, thing: Any) -> State:
+        if thing.closed:
+            return _path(thing), _mode(thing), 0, True
+        position = _position(thing)
+        if position is None:
+            raise NotCarriedError(f"{thing.name}, which is gone over line by line")
+        return _path(thing), _mode(thing), position, False
+
+    def put(self, thing: Any, state: State) -> None:
+        path, mode, position, closed = state
+        if closed:
+            thing.close()
+            return
+        if set(mode) & set("wax+"):
+            thing.flush()
+            number = os.open(path, os.O_RDWR | os.O_CREAT | (os.O_APPEND if "a" in mode else 0), 0o666)
+            try:
+                os.dup2(number, thing.fileno(), inheritable=False)
+            finally:
+                os.close(number)
+        if "a" not in mode:
+            thing.seek(position)
+
+
+def _position(thing: Any) -> int | None:
+    try:
+        return int(thing.tell())
+    except OSError:  # of text that is gone over line by line
+        return None
+
+
+def _path(thing: Any) -> str:
+    return str(Path(thing.name).absolute())
+
+
+def _mode(thing: Any) -> str:
+    return str(getattr(thing, "mode", "") or "r")
+
+
+def is_file(thing: Any) -> bool:
+    """Return whether an object is an open file, or was one, that has a path."""
+    if not isinstance(thing, io.TextIOWrapper | io.BufferedIOBase | io.RawIOBase):
+        return False
+    if not isinstance(getattr(thing, "name", None), str):
+        return False
+    if thing.closed:
+        return True
+    with contextlib.suppress(OSError, ValueError):
+        return thing.fileno() > 2 and stat.S_ISREG(os.fstat(thing.fileno()).st_mode)
+    return False
+
+
+FILE = _File()

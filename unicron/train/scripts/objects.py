@@ -1,0 +1,378 @@
+"""Of which kind an object of a script is, and the kinds of those that are compared by value, or left alone."""
+
+import collections
+import enum
+import functools
+import io
+import itertools
+import os
+import pickle
+import random
+import sys
+import threading
+import types
+import weakref
+import zlib
+from collections.abc import Callable, Iterator
+from inspect import GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
+from typing import Any
+
+import torch
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+from unicron.train.scripts.files import FILE, is_file
+from unicron.train.scripts.kinds import (
+    ATTRIBUTES,
+    CELL,
+    CLASS,
+    DICT,
+    FUNCTION,
+    LIST,
+    MODULE,
+    OPTIMIZER,
+    SET,
+    Kind,
+    NotCarriedError,
+    Parts,
+    slots,
+)
+
+PLAIN: tuple[Any, ...] = (
+    *(type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range, slice, enum.Enum),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+    *(types.BuiltinFunctionType, types.CodeType),
+)
+"""What never changes."""
+
+_ITERATED: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), range(1), range(1 << 70), "", b"")
+BARE_ITERATORS = frozenset({type(iter(each)) for each in _ITERATED})
+"""Which run no line of Python as they hand out an item."""
+
+ITERATORS: tuple[Any, ...] = (
+    *BARE_ITERATORS,
+    *(type(reversed([])), zip, map, filter, enumerate, reversed),
+    *(each for each in vars(itertools).values() if isinstance(each, type) and each.__name__ != "_tee"),
+)
+"""Which tell where they are as they are pickled."""
+
+BOUND = (
+    *(types.ModuleType, types.FrameType, io.IOBase, threading.Thread, threading.Event),
+    *(type(threading.Lock()), type(threading.RLock())),
+    *weakref.ProxyTypes,
+    *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
+)
+BOUND_MODULES = (
+    *("torch._C", "torch.distributed.", "multiprocessing", "concurrent"),
+    *("_thread", "_io", "socket", "logging", "queue", "unicron"),
+)
+"""Of this process alone: each has its own, and is left with it."""
+
+SMALL_BYTES = 64 << 10
+COMPARED_BYTES = 256 << 10
+"""Of a tensor of more the version shows whether it has changed."""
+
+ARRAY_BYTES, MOST_DATA_BYTES = 1 << 20, 1 << 30
+"""An array of more is data: whether it changes is seen late, and of one that is larger still, not at all."""
+
+LARGE_BYTES = 4 << 20
+"""A tensor of more is not carried."""
+
+
+class _ByValue(Kind):
+    """What has no parts, and is compared by its value."""
+
+    exact = False
+
+    def __init__(self, state: Callable[[Any], Any], put: Callable[[Any, Any], None], look: Any = None) -> None:
+        self._state, self._put, self._look = state, put, look
+
+    def parts(self, thing: Any) -> Parts:  # noqa: ARG002
+        return []
+
+    def look(self, thing: Any) -> tuple[Any, ...]:
+        """Return its value, or what tells it from others."""
+        return ((self._look or self._state)(thing),)
+
+    def state(self, thing: Any) -> Any:
+        """Return its value."""
+        return self._state(thing)
+
+    def put(self, thing: Any, state: Any) -> None:
+        """Set its value."""
+        self._put(thing, state)
+
+
+class Position:
+    """What knows how far it is, and can go to where another one is."""
+
+    count: int
+
+    def saved(self) -> Any:
+        """Return how far it is."""
+        raise NotImplementedError
+
+    def go_to(self, saved: Any) -> Any:
+        """Go there."""
+        raise NotImplementedError
+
+
+class Call:
+    """What a generator function hands out, called with these arguments.
+
+    Args:
+        function: that wraps it.
+    """
+
+    def __init__(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self._function, self._arguments, self._named = function, arguments, named
+
+    def __iter__(self) -> Iterator[Any]:
+        """Call it."""
+        found: Iterator[Any] = self._function.__wrapped__(*self._arguments, **self._named)
+        return found
+
+
+class _Tensor(Kind):
+    exact = False
+
+    def parts(self, thing: torch.Tensor) -> Parts:
+        return [("grad", thing.grad)] if thing.is_leaf and thing.grad is not None else []
+
+    def look(self, thing: torch.Tensor) -> tuple[Any, ...]:
+        # a fused optimizer, or BatchNorm, leaves the version as it is
+        value = (thing._version, thing.data_ptr()) if thing.nbytes > COMPARED_BYTES else raw(thing)  # noqa: SLF001
+        return value, thing.requires_grad, id(thing.grad) if thing.is_leaf else 0, thing.shape, thing.dtype
+
+    def state(self, thing: torch.Tensor) -> Any:
+        return raw(thing), thing.dtype, tuple(thing.shape), thing.requires_grad, thing.grad if thing.is_leaf else None
+
+    @torch.no_grad()
+    def put(self, thing: torch.Tensor, state: Any) -> None:
+        new = unraw(*state[:3])
+        if (thing.shape, thing.dtype) == (new.shape, new.dtype):
+            thing.detach().copy_(new)
+        else:
+            thing.data = new.to(thing.device)
+        if thing.is_leaf:
+            thing.requires_grad_(state[3])
+            thing.grad = state[4]
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor.
+
+    Raises:
+        NotCarriedError: it has none of its own, or too many.
+    """
+    if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.nbytes > LARGE_BYTES:
+        raise NotCarriedError(f"a tensor of {tensor.nbytes} bytes on {tensor.device} ({tensor.layout})")
+    try:
+        return tensor.numpy(force=True).tobytes()
+    except TypeError:  # numpy has no such numbers
+        there = tensor.detach().cpu().contiguous().reshape(-1)
+        return there.view(torch.uint8).numpy().tobytes() if there.numel() else b""
+
+
+def unraw(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor of these bytes."""
+    if not data:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+class Opaque(Kind):
+    """What is left alone: of this process, or carried by other means."""
+
+    def parts(self, thing: Any) -> Parts:  # noqa: ARG002
+        """Return none."""
+        return []
+
+    def look(self, thing: Any) -> tuple[Any, ...]:  # noqa: ARG002
+        """Return nothing."""
+        return ()
+
+    exact = False
+
+
+class Hidden(Opaque):
+    """What a change can be seen of, though nobody else could be given it."""
+
+    def __init__(self, look: Callable[[Any], Any]) -> None:
+        self._look = look
+
+    def look(self, thing: Any) -> tuple[Any, ...]:
+        """Return what shows a change."""
+        return (self._look(thing),)
+
+
+class _Data(Hidden):
+    """Large arrays, which a script may write to."""
+
+    slow = True
+
+
+class Inline(Kind):
+    """What is pickled where it is found, as it can't be changed or is made anew."""
+
+    def parts(self, thing: Any) -> Parts:
+        """Return what it is made of."""
+        if isinstance(thing, types.MethodType):
+            return [("__self__", thing.__self__), ("__func__", thing.__func__)]
+        if isinstance(thing, functools.partial):
+            return [("func", thing.func), ("args", thing.args), ("keywords", thing.keywords)]
+        if isinstance(thing, weakref.ref):
+            return [("()", thing())]
+        if isinstance(thing, tuple | frozenset):
+            return [*enumerate(thing)]
+        told = thing.__reduce__()
+        return [] if isinstance(told, str) else [*enumerate(told[1])]
+
+
+def _load_on(thing: Any, count: int) -> None:
+    """Have a loader's iterator be so far, unless what goes over it has brought it there."""
+    while thing._num_yielded < count:  # noqa: SLF001
+        next(thing._sampler_iter, None)  # noqa: SLF001 what was loaded need not be loaded again
+        thing._num_yielded += 1  # noqa: SLF001
+
+
+def _is_under_way(thing: Any) -> bool:
+    return getgeneratorstate(thing) in {GEN_RUNNING, GEN_SUSPENDED}
+
+
+def _set_state(thing: Any, state: Any) -> None:
+    thing.set_state(state)
+
+
+def _pickled(thing: Any) -> bytes:
+    """Return what tells objects apart of whose kind nothing is known."""
+    try:
+        data = pickle.dumps(thing)
+    except Exception:  # noqa: BLE001 it is as it is
+        return b""
+    return data if len(data) <= SMALL_BYTES else b""
+
+
+UNKNOWN = Hidden(_pickled)
+OPAQUE, INLINE = Opaque(), Inline()
+TENSOR = _Tensor()
+TORCH_GENERATOR = _ByValue(lambda thing: thing.get_state(), _set_state, lambda thing: bytes(thing.get_state().numpy()))
+PYTHON_GENERATOR = _ByValue(random.Random.getstate, random.Random.setstate)
+BYTES = _ByValue(bytes, lambda thing, state: thing.__setitem__(slice(None), state))
+
+
+def _put_array(thing: Any, state: Any) -> None:
+    if thing.shape != state.shape:
+        thing.resize(state.shape, refcheck=False)
+    thing[...] = state
+
+
+def _look_array(thing: Any) -> Any:
+    if thing.dtype.hasobject:
+        raise NotCarriedError("an array of objects")
+    return thing.tobytes(), thing.shape, str(thing.dtype)
+
+
+def _numpy_state(thing: Any) -> Any:
+    if hasattr(thing, "bit_generator"):
+        return thing.bit_generator.state
+    return thing.get_state(legacy=False) if hasattr(thing, "get_state") else thing.state
+
+
+def _put_numpy_state(thing: Any, state: Any) -> None:
+    if hasattr(thing, "bit_generator"):
+        thing.bit_generator.state = state
+    elif hasattr(thing, "set_state"):
+        thing.set_state(state)
+    else:
+        thing.state = state
+
+
+DATA = _Data(lambda thing: zlib.crc32(thing.tobytes()))
+ARRAY = _ByValue(lambda thing: thing.copy(), _put_array, _look_array)
+NUMPY_GENERATOR = _ByValue(_numpy_state, _put_numpy_state, lambda thing: repr(_numpy_state(thing)))
+
+
+def _fill(thing: Any, state: Any) -> None:
+    if state is None:
+        thing.close()
+        return
+    thing.seek(0)
+    thing.truncate()
+    thing.write(state[0])
+    thing.seek(state[1])
+
+
+IN_MEMORY = _ByValue(lambda thing: None if thing.closed else (thing.getvalue(), thing.tell()), _fill)
+POSITION = _ByValue(lambda thing: thing.saved(), lambda thing, saved: thing.go_to(saved), lambda thing: thing.count)
+LOADING = _ByValue(lambda thing: thing._num_yielded, _load_on)  # noqa: SLF001
+
+_BY_CLASS: dict[Any, Kind] = {
+    Position: POSITION,
+    Call: ATTRIBUTES,
+    (io.BytesIO, io.StringIO): IN_MEMORY,
+    _SingleProcessDataLoaderIter: LOADING,
+    type(os.environ): Hidden(lambda thing: thing._data.copy()),  # noqa: SLF001 as bytes, which takes no decoding
+    type(functools.lru_cache(len)): Hidden(lambda thing: thing.cache_info()),
+    threading.local: Hidden(lambda thing: list(map(id, vars(thing).values()))),
+    # these move where nobody sees it
+    type(itertools.tee(())[0]): Hidden(lambda _: object()),
+    types.GeneratorType: Hidden(lambda thing: object() if _is_under_way(thing) else getgeneratorstate(thing)),
+    torch.nn.Module: MODULE,
+    torch.optim.Optimizer: OPTIMIZER,
+    torch.Tensor: TENSOR,
+    torch.Generator: TORCH_GENERATOR,
+    random.Random: PYTHON_GENERATOR,
+    tuple: INLINE,
+    frozenset: INLINE,
+    weakref.ref: INLINE,
+    functools.partial: INLINE,
+    types.MethodType: INLINE,
+    dict: DICT,
+    list: LIST,
+    collections.deque: LIST,
+    set: SET,
+    bytearray: BYTES,
+    types.CellType: CELL,
+    types.FunctionType: FUNCTION,
+    type: CLASS,
+}
+
+
+@functools.cache
+def _numpy() -> dict[Any, Kind | None]:
+    numpy = sys.modules["numpy"]
+    random_kinds = (numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
+    return {
+        (numpy.generic, numpy.dtype): None,
+        numpy.ndarray: ARRAY,
+        random_kinds: NUMPY_GENERATOR,
+    }
+
+
+def kind_of(thing: Any) -> Kind | None:
+    """Return the kind of an object, None for one that never changes."""
+    cls: Any = type(thing)
+    kind = _kind(cls)
+    if kind is OPAQUE and isinstance(thing, io.IOBase) and is_file(thing):
+        return FILE
+    if kind is ARRAY and thing.nbytes > ARRAY_BYTES:
+        return DATA if thing.flags.writeable and thing.nbytes < MOST_DATA_BYTES else OPAQUE
+    return kind
+
+
+@functools.cache
+def _kind(cls: Any) -> Kind | None:
+    tables: list[dict[Any, Kind | None]] = [{PLAIN: None, ITERATORS: INLINE}, {**_BY_CLASS}]
+    if "numpy" in sys.modules:
+        tables.append(_numpy())
+    for each, kind in itertools.chain.from_iterable(table.items() for table in tables):
+        if issubclass(cls, each):
+            return kind
+    if issubclass(cls, BOUND) or (cls.__module__ or "").startswith(BOUND_MODULES):
+        return OPAQUE
+    return ATTRIBUTES if cls.__dictoffset__ or slots(cls) else UNKNOWN
+
+
+def moves(thing: Any) -> bool:
+    """Return whether something changes where nobody sees it: an iterator, by itself or in a tuple."""
+    return isinstance(thing, ITERATORS) or (isinstance(thing, tuple) and any(map(moves, thing)))

@@ -1,0 +1,370 @@
+"""A rank's own snapshot of its script: all that has changed since its loops began, for the process that replaces it.
+
+A new process runs the script up to the loop by itself, so it has all that this makes. What is there then is numbered:
+each object has the path by which it is reached as its key, the same on both. A snapshot has the state of those objects
+that have changed, with references to numbered ones as their keys. The new process puts that into its own objects, so
+closures, aliases, and what libraries hold stay what they are.
+"""
+
+import io
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from unicron.train.scripts.kinds import ATTRIBUTES, OPTIMIZER, Kind, NotCarriedError, is_of_script, own_hooks
+from unicron.train.scripts.objects import INLINE, OPAQUE, POSITION, Opaque, kind_of, moves, raw, unraw
+from unicron.train.scripts.pickling import Key, Pickler, Unpickler
+from unicron.train.scripts.randomness import generators, set_generators
+from unicron.train.scripts.unchanged import Numbered, Unchanged, looked_at
+from unicron.train.scripts.variables import Variables
+from unicron.train.snapshots.shards import as_shard_of, local
+from unicron.train.worker.injected import InjectedFault
+
+MOST_OBJECTS = 200_000
+"""Numbered; a script with more holds data in many small objects, and looking at each in each iteration takes long."""
+
+TOGETHER = 256
+"""Objects that are compared in one go: if one of them has changed, each of these is looked at once more."""
+
+LARGEST_BYTES = 32 << 20
+"""Of a snapshot."""
+
+
+class TooLargeError(Exception):
+    """What has changed is more than a snapshot may have."""
+
+
+class _Stream(io.BytesIO):
+    """Takes no more, so that no time is lost with what is not sent."""
+
+    def write(self, data: Any) -> int:
+        """Take data.
+
+        Raises:
+            TooLargeError: it is too much.
+        """
+        if self.tell() + len(data) > LARGEST_BYTES:
+            raise TooLargeError(f"what has changed since the loop began takes more than {LARGEST_BYTES >> 20} MiB")
+        return super().write(data)
+
+
+class Heap:
+    """What a script's variables lead to, as far as a new process makes it by itself.
+
+    Args:
+        carried: objects that go another way, such as models and optimizers' moments: they are left alone.
+
+    Attributes:
+        lacking: parameters that had a gradient, which the snapshot does not have that was restored last. They have none
+            that is a number: whoever adds to it can be found out, and does not where it is made zero or left out.
+    """
+
+    def __init__(self, carried: Iterable[Any]) -> None:
+        self._carried = list(carried)
+        self._left = {id(each) for each in self._carried}
+        optimizers = [each for each in self._carried if isinstance(each, torch.optim.Optimizer)]
+        self._updated = {id(each) for one in optimizers for group in one.param_groups for each in group["params"]}
+        self._parameters = [each for each in self._carried if isinstance(each, torch.nn.Parameter)]
+        self._numbered, self._counted = dict[Key, Numbered](), 0
+        self._each, self._unchanged = dict[Key, Numbered](), list[Unchanged]()
+        self._keys: dict[int, Key] = {}
+        self._first: dict[str, dict[str, Any]] = {}
+        self._seen: dict[int, Any] = {}
+        self._unbound: set[tuple[str, str]] = set()
+        self._heads, self._written = 0, set[Key]()
+        self._put = dict[Key, Any]()
+        self._hooks, self._hooked = 0, set[int]()
+        self._modules, self._tensors = list[tuple[Key, Any]](), list[tuple[Key, Any]]()
+        self.lacking = list[torch.nn.Parameter]()
+
+    # --- numbering ---------------------------------------------------------------------------------------------------
+
+    @property
+    def versions(self) -> int:
+        """What moves as a script changes parameters by itself, and not by an optimizer."""
+        return sum(each._version for each in self._parameters)  # noqa: SLF001 there is no other way to it
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients that there are."""
+        return sum(local(each.grad).nbytes for each in self._parameters if each.grad is not None)
+
+    def number(self, spaces: Mapping[str, Variables], level: str = "") -> None:
+        """Number what is there and has no key yet: what the script has made before a loop begins.
+
+        Args:
+            spaces: the variables that lead to it.
+            level: which loop that is; empty for the first of all.
+        """
+        if not level:
+            self._first = {name: each.all() for name, each in spaces.items()}
+        for path, thing, kind in self._walk(spaces):
+            if id(thing) in self._keys or (level and id(thing) in self._seen and not isinstance(kind, Opaque)):
+                continue
+            key = (level, *path)
+            if key in self._numbered:  # keys that look alike, in a dictionary
+                key = (*key, len(self._numbered))
+            always = level or kind is OPTIMIZER or id(thing) in self._updated
+            self._counted += 1
+            one = (Numbered if always else looked_at)(self._counted, thing, kind)
+            if not one.hidden:
+                self._each[key] = one
+            self._numbered[key], self._keys[id(thing)] = one, key
+        if not level:
+            things = [(key, one.thing) for key, one in self._numbered.items()]
+            self._modules = [(key, thing) for key, thing in things if isinstance(thing, torch.nn.Module)]
+            self._tensors = [(key, thing) for key, thing in things if isinstance(thing, torch.Tensor)]
+            self._hooks, self._hooked = RemovableHandle.next_id, {number for _, number in self._tensor_hooks()}
+            those = iter([*self._each.items()])
+            while some := dict(islice(those, TOGETHER)):
+                self._unchanged.append(group := Unchanged(some))
+                for key in group.objects:
+                    del self._each[key]
+
+    def keep(self, things: Iterable[Any]) -> None:
+        """Keep what objects are like now: where a snapshot has nothing of them, they are to be so again.
+
+        Raises:
+            NotCarriedError: there is one that can't be kept.
+        """
+        for each in things:
+            if (key := self._keys.get(id(each))) is not None and not isinstance(self._numbered[key].kind, Opaque):
+                self._put[key] = self._numbered[key].kind.state(each)
+
+    def note(self, spaces: Mapping[str, Variables]) -> None:
+        """Note what is there: what is numbered later and is there now is no new process's own work."""
+        self._seen = {id(thing): thing for _, thing, _ in self._walk(spaces)}
+
+    def forget(self, levels: Iterable[str]) -> None:
+        """Forget what was made before loops that are over; their levels begin so."""
+        over = tuple(levels)
+        for key in [key for key in self._numbered if key[0].startswith(over)]:
+            del self._keys[id(self._numbered.pop(key).thing)]
+            self._each.pop(key, None)
+
+    def _walk(self, spaces: Mapping[str, Variables]) -> Iterator[tuple[Key, Any, Kind]]:
+        seen, inline = set[int](), list[Any]()
+        todo: deque[tuple[Key, Any]] = deque(
+            ((name, each), value) for name, space in spaces.items() for each, value in space.all().items()
+        )
+        while todo:
+            path, thing = todo.popleft()
+            kind = kind_of(thing)
+            if kind is None or id(thing) in seen or isinstance(thing, Heap):
+                continue
+            seen.add(id(thing))
+            if id(thing) in self._left:
+                kind = OPTIMIZER if kind is OPTIMIZER else OPAQUE
+            elif kind is OPTIMIZER:  # one that was made later, whose moments go with nothing else
+                kind = ATTRIBUTES
+            if kind is INLINE:
+                inline.append(thing)  # its parts may have no other owner, and their numbers would be given anew
+            else:
+                yield path, thing, kind
+            if len(seen) > MOST_OBJECTS:
+                raise NotCarriedError(f"the script's variables lead to more than {MOST_OBJECTS} objects")
+            todo.extend(((*path, name), each) for name, each in kind.parts(thing))
+
+    # --- a snapshot --------------------------------------------------------------------------------------------------
+
+    def _changed(self) -> list[Key]:
+        found, thorough = [], self._heads & (self._heads - 1) == 0
+        for place, group in enumerate(self._unchanged):
+            if not group.are_same():
+                left = Unchanged(group.objects)
+                self._each |= left.others  # from now on; whatever is raised in between, none is lost
+                self._unchanged[place] = left
+        for key, one in self._each.items():
+            if one.kind.slow and not (thorough or key in self._written):
+                continue
+            if one.look is None or one.moves or not one.is_same():
+                if isinstance(one.kind, Opaque):
+                    self._written.add(key)
+                    raise NotCarriedError(
+                        f"{_named(key)} ({type(one.thing).__qualname__}) has changed, which nobody sees into"
+                    )
+                found.append(key)
+        if self._hooks != RemovableHandle.next_id:
+            found = [*{*found, *self._with_hooks()}]
+        return sorted(found, key=lambda key: self._numbered[key].number)
+
+    def _with_hooks(self) -> Iterator[Key]:
+        """Find modules that have got hooks since they were numbered, which shows in none of their attributes.
+
+        Raises:
+            NotCarriedError: a parameter has got one.
+        """
+        for key, number in self._tensor_hooks():
+            if number not in self._hooked:
+                raise NotCarriedError(f"{_named(key)} has got a hook, which no other process would have")
+        for key, module in self._modules:
+            if any(id(hooks) not in self._keys for hooks in own_hooks(module).values()):
+                yield key
+
+    def _tensor_hooks(self) -> Iterator[tuple[Key, int]]:
+        for key, tensor in self._tensors:
+            for hooks in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks):  # noqa: SLF001
+                if hooks:
+                    yield from ((key, number) for number, each in hooks.items() if is_of_script(each))
+
+    def snapshot(
+        self,
+        spaces: Mapping[str, Variables],
+        dead: Mapping[str, set[str]],
+        *,
+        gradients: bool = False,
+        zeroed: bool = False,
+    ) -> bytes:
+        """Return what has changed.
+
+        Args:
+            spaces: the variables there are.
+            dead: those of them that are set before they are read.
+            gradients: those of the models are part of it: more is added to them before an update.
+            zeroed: the script makes them zero where they are, so those that are there may be nothing.
+
+        Raises:
+            NotCarriedError: it can't be had by another process; the text names it.
+        """
+        self._heads += 1
+        changed = [(key, self._numbered[key]) for key in self._changed()]
+        entries = [(key, one.kind.state(one.thing)) for key, one in changed]
+        variables = []
+        for name, space in spaces.items():
+            values, first = space.all(), self._first.get(name, {})
+            live = {each: value for each, value in values.items() if each not in dead.get(name, ())}
+            known = {
+                each: value
+                for each, value in live.items()
+                if (name, each) not in self._unbound and (each not in first or value is not first[each] or moves(value))
+            }
+            names = [each for each in values if (name, each) not in self._unbound or each not in live]
+            variables.append((name, known, names))
+        there = [each.grad for each in self._parameters]
+        if gradients:
+            summed: Any = [each if each is None else _apart(local(each)) for each in there]
+        else:
+            summed = bytes(each is not None and (not zeroed or bool(local(each).any())) for each in there)
+        hooks = RemovableHandle.next_id if self._hooks != RemovableHandle.next_id else 0
+        whole = variables, entries, generators(), gradients, summed, hooks
+        try:
+            return self.packed(whole)
+        except InjectedFault:
+            raise
+        except TooLargeError as error:
+            raise NotCarriedError(str(error)) from None
+        except Exception as error:
+            if self._leave_out(variables):
+                return self.snapshot(spaces, dead, gradients=gradients, zeroed=zeroed)
+            raise NotCarriedError(self._blamed(entries) or str(error)) from error
+
+    def packed(self, value: Any) -> bytes:
+        """Return a value as another process can have it, with references to what is numbered."""
+        stream = _Stream()
+        Pickler(stream, self._keys).dump(value)
+        return stream.getvalue()
+
+    def _fails(self, value: Any) -> str:
+        try:
+            self.packed(value)
+        except Exception as error:  # noqa: BLE001 whatever a script's objects raise
+            return str(error) or type(error).__name__
+        return ""
+
+    def _leave_out(self, variables: Sequence[tuple[str, dict[str, Any], Any]]) -> bool:
+        """Leave out variables that can't be carried: a script that reads one before it sets it is told so by Python."""
+        before = len(self._unbound)
+        for name, values, _ in variables:
+            self._unbound |= {(name, each) for each, value in values.items() if self._fails(value)}
+        return len(self._unbound) > before
+
+    def _blamed(self, entries: Iterable[tuple[Key, Any]]) -> str:
+        for key, state in entries:
+            if why := self._fails(state):
+                parts = self._numbered[key].kind.parts(self._numbered[key].thing)
+                worst = next(((name,) for name, each in parts if self._fails(each)), ())
+                return f"{_named((*key, *worst))}: {why}"
+        return ""
+
+    # --- becoming another rank ---------------------------------------------------------------------------------------
+
+    def unpacked(self, data: bytes) -> Any:
+        """Return what another process has packed."""
+        return Unpickler(io.BytesIO(data), self._found).load()
+
+    def _found(self, key: Key) -> Any:
+        if key not in self._numbered:
+            raise NotCarriedError(f"{_named(key)} is not here")
+        return self._numbered[key].thing
+
+    def restore(self, spaces: Mapping[str, Variables], data: bytes) -> bool:
+        """Have all be as it was when the snapshot was taken, on another process that has numbered the same.
+
+        Returns:
+            whether that has gradients, to which more is added before an update.
+
+        Raises:
+            NotCarriedError: this process has made something else before the loop.
+        """
+        try:
+            variables, entries, states, gradients, summed, hooks = Unpickler(io.BytesIO(data), self._found).load()
+        except NotCarriedError:
+            raise
+        except Exception as error:
+            raise NotCarriedError(f"a snapshot can't be read here: {error!r}") from error
+        known = {key for key, _ in entries}
+        entries = [*((key, state) for key, state in self._put.items() if key not in known), *entries]
+        known |= {key for key, _ in entries}
+        made_before = [key for key in self._changed() if not (key[0] or self._numbered[key].moves)]
+        if more := [key for key in made_before if key not in known]:
+            raise NotCarriedError(
+                f"{_named(more[0])} has changed here on the way to the loop, and not on the other rank"
+            )
+        if missing := [key for key, _ in entries if key not in self._numbered]:
+            raise NotCarriedError(f"{_named(missing[0])} is not here")
+        self._put_all(entries)
+        for name, values, names in variables:
+            if name not in spaces:
+                raise NotCarriedError(f"the variables of {name} are not here")
+            spaces[name].put(values, names)
+        set_generators(states)
+        if hooks:  # those that are registered from now on get other numbers
+            self._hooks, RemovableHandle.next_id = -1, max(hooks, RemovableHandle.next_id)
+        self._put_gradients(summed, whole=gradients)
+        return bool(gradients)
+
+    def _put_gradients(self, summed: Iterable[Any], *, whole: bool) -> None:
+        self.lacking = []
+        for parameter, one in zip(self._parameters, summed, strict=False):
+            if whole:
+                gradient = None if one is None else unraw(*one).to(parameter.device)
+                parameter.grad = None if gradient is None else as_shard_of(gradient, parameter)
+            elif one:
+                self.lacking.append(parameter)
+                parameter.grad = torch.full_like(parameter, torch.nan)
+            else:
+                parameter.grad = None
+
+    def _put_all(self, entries: Iterable[tuple[Key, Any]]) -> None:
+        # what is gone over first: that changes what it is made of, which then is put right
+        for key, state in sorted(entries, key=lambda entry: self._numbered[entry[0]].kind is not POSITION):
+            _, thing, kind, *_ = self._numbered[key]
+            try:
+                if key not in self._put and kind is not POSITION:
+                    self._put[key] = kind.state(thing)
+                kind.put(thing, state)
+            except Exception as error:
+                raise NotCarriedError(f"{_named(key)} can't be made what it was: {error!r}") from error
+
+
+def _apart(tensor: torch.Tensor) -> tuple[bytes, torch.dtype, tuple[int, ...]]:
+    return raw(tensor), tensor.dtype, tuple(tensor.shape)
+
+
+def _named(key: Key) -> str:
+    _, space, *way = key
+    return f"`{'.'.join(map(str, way))}` of {space}"

@@ -1,0 +1,199 @@
+"""Notices that a rank waits for one that never comes there: it has ended its script, or waits elsewhere for this one.
+
+A thread looks every second whether the script is still in the same wait. If so it leaves its rank's position at the
+rendezvous of the membership, and looks at those of the others; who has ended the script leaves its own there, too.
+That a wait is in vain follows from what ranks have begun: how long it lasts only says when to look.
+"""
+
+import contextlib
+import os
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from unicron.contracts.worker import Membership, Raised
+from unicron.errors import GroupBrokenError, RankEndedError
+from unicron.train.groups.rendezvous import Rendezvous
+from unicron.train.scripts import ending
+from unicron.train.worker.channel import Channel
+
+LOOK_S, RARELY_S = 1.0, 30.0
+"""Who waits is looked at that often; the longer it lasts, the more rarely the others' positions."""
+
+LIBRARIES = (str(Path(__file__).parents[2]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+
+
+class Wait(StrEnum):
+    """For what a rank waits, each time for all other ranks.
+
+    Attributes:
+        SETUP: a collective before the training loop, counted from 1.
+        LOOP: the beginning of the training loop.
+        COLLECTIVE: a collective since then, counted from 1.
+        GRADIENT: of an iteration.
+    """
+
+    SETUP = "collective {} before the training loop"
+    LOOP = "the beginning of the training loop"
+    COLLECTIVE = "collective {} since the training loop began"
+    GRADIENT = "the gradient of iteration {}"
+
+
+class Waiting(NamedTuple):
+    """A wait, and the number of what is waited for."""
+
+    wait: Wait
+    number: int = 0
+
+    def __str__(self) -> str:
+        return self.wait.format(self.number)
+
+
+class Position(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank has begun of what all ranks do together, and why it does no more.
+
+    Attributes:
+        rank: its number.
+        where: it is in its script, for people.
+        waits: for what; None where it has ended its script.
+        setup: collectives before its training loop.
+        begun: whether it has come to that.
+        collectives: since then.
+        iterations: whose gradients it has computed.
+    """
+
+    rank: int
+    where: str
+    waits: Waiting | None
+    setup: int
+    begun: bool
+    collectives: int
+    iterations: int
+
+    def lacks(self, waiting: Waiting) -> bool:
+        """Return whether it has not begun what another rank waits for."""
+        match waiting.wait:
+            case Wait.SETUP:
+                return self.setup < waiting.number
+            case Wait.LOOP:
+                return not self.begun
+            case Wait.COLLECTIVE:
+                return self.collectives < waiting.number
+        return self.iterations <= waiting.number
+
+    def is_in_vain(self, other: "Position") -> bool:
+        """Return whether it waits for another rank that never comes.
+
+        The position of one that waits may be out of date: then its wait is over, which took this rank, too.
+        """
+        if self.waits is None or not other.lacks(self.waits):
+            return False
+        return other.waits is None or self.lacks(other.waits)
+
+
+class Peers:
+    """The other ranks of a script.
+
+    Args:
+        channel: to the agent.
+        membership: returns that in which this rank is.
+        position: returns where it is, given in what it waits, and where its script is.
+
+    Attributes:
+        iteration: that it is in.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        membership: Callable[[], Membership],
+        position: Callable[[Waiting | None, str], Position],
+    ) -> None:
+        self._channel, self._membership, self._position = channel, membership, position
+        self._waiting: Waiting | None = None
+        self.iteration = 0
+
+    def watch(self) -> None:
+        """Have a thread look at this rank's waits, from now on."""
+        threading.Thread(target=self._run, name="unicron-peers", daemon=True).start()
+
+    @contextlib.contextmanager
+    def waiting(self, waits: Waiting, *, stays: bool = False) -> Iterator[None]:
+        """Wait for them inside; with `stays`, until the next wait, as who waits for a GPU does so later."""
+        before, self._waiting = self._waiting, waits
+        try:
+            yield
+        finally:
+            if not stays:
+                self._waiting = before
+
+    def tell(self, position: Position) -> None:
+        """Tell the others where this rank is.
+
+        Raises:
+            GroupBrokenError: the rendezvous can't be reached.
+        """
+        with self._meeting(self._membership()) as store:
+            store.set(f"{position.rank}", msgspec.json.encode(position))
+
+    @contextlib.contextmanager
+    def _meeting(self, membership: Membership) -> Iterator[Rendezvous]:
+        store = Rendezvous(membership, "-positions")
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def _run(self) -> None:
+        seen, pause_s = self._waiting, LOOK_S
+        while True:
+            time.sleep(pause_s if self._waiting is seen else LOOK_S)
+            if self._waiting is None or self._waiting is not seen:
+                seen, pause_s = self._waiting, LOOK_S
+                continue
+            pause_s = min(2 * pause_s, RARELY_S)
+            with contextlib.suppress(GroupBrokenError, msgspec.MsgspecError):  # it is looked at again
+                self._look(seen)
+
+    def _look(self, waiting: Waiting) -> None:
+        """Tell the others in what this rank waits, and see whether one of them never comes."""
+        membership = self._membership()
+        stack = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident or 0])  # noqa: SLF001 as faulthandler
+        own = self._position(waiting, script_line(stack))
+        with self._meeting(membership) as store:
+            store.set(f"{own.rank}", msgspec.json.encode(own))
+            found = store.look([f"{rank}" for rank in range(membership.world_size) if rank != own.rank])
+        others = [msgspec.json.decode(each, type=Position) for each in found if each]
+        other = next((each for each in others if own.is_in_vain(each)), None)
+        if other is not None and self._waiting is waiting and self._membership().epoch == membership.epoch:
+            self._end(own, other, stack)
+
+    def _end(self, own: Position, other: Position, stack: traceback.StackSummary) -> None:
+        """Say who waits for whom, and end: the script's own thread can't."""
+        does = f"waits at {other.where} for {other.waits}" if other.waits else f"has ended its script {other.where}"
+        text = (
+            f"rank {own.rank} waits at {own.where} for {own.waits}, and rank {other.rank} never comes there: it "
+            f"{does}, after {other.iterations} iterations. Give all ranks the same number of batches; where one leaves "
+            "a batch out or ends early, let all do so (all_reduce the decision); let all run the same collectives, "
+            "and all of them change a model's buffers, or none"
+        )
+        name = f"{RankEndedError.__module__}.{RankEndedError.__qualname__}"
+        lines = "".join(stack.format())[-8000:]
+        self._channel.send(Raised(iteration=self._channel.iteration, exception=name, text=text[:2000], traceback=lines))
+        print(f"{lines}{name}: {text}", file=sys.stderr, flush=True)  # noqa: T201 goes to the worker's log
+        ending.flush()
+        os._exit(1)
+
+
+def script_line(stack: traceback.StackSummary) -> str:
+    """Return where a script is: its innermost line that is of no library."""
+    own = [each for each in stack if not each.filename.startswith(("<", *LIBRARIES))]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "an unknown line"

@@ -1,0 +1,122 @@
+"""What a script has, pickled so that another process puts it into objects of its own, which it knows by their keys."""
+
+import contextlib
+import io
+import pickle
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from inspect import GEN_CLOSED, getgeneratorstate
+from types import FunctionType, GeneratorType, ModuleType
+from typing import Any
+
+import torch
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+from unicron.train.scripts.kinds import NotCarriedError
+from unicron.train.scripts.objects import Opaque, kind_of, raw, unraw
+
+Key = tuple[Any, ...]
+"""Of an object: the loop before which it was made, whose variable leads to it, and the way from there."""
+
+
+def _tensor(cls: type, data: bytes, dtype: torch.dtype, shape: tuple[int, ...], trained: bool, grad: Any) -> Any:
+    made = unraw(data, dtype, shape)
+    if cls is torch.nn.Parameter:
+        made = torch.nn.Parameter(made, trained)
+    elif trained:
+        made.requires_grad_()
+    made.grad = grad
+    return made
+
+
+def _reference(thing: Any) -> Any:
+    return weakref.ref(thing if thing is not None else type("Gone", (), {})())
+
+
+def _left_of(thing: Any) -> dict[str, Any]:
+    """Return what a loader's iterator is that is through.
+
+    Raises:
+        NotCarriedError: it is not.
+    """
+    sampler, left = thing._sampler_iter, None  # noqa: SLF001
+    with contextlib.suppress(TypeError, NotImplementedError):  # it has no length
+        left = len(thing._index_sampler) - thing._num_yielded  # noqa: SLF001
+    if left != 0 and not (isinstance(sampler, GeneratorType) and getgeneratorstate(sampler) == GEN_CLOSED):
+        raise NotCarriedError("a DataLoader's iterator that was made since the loop began, and is under way")
+    return {name: value for name, value in vars(thing).items() if name != "_sampler_iter"}
+
+
+def _exhausted(cls: Any, attributes: dict[str, Any]) -> Any:
+    made = cls.__new__(cls)
+    vars(made).update(attributes, _sampler_iter=iter(()))
+    return made
+
+
+def _module(name: str) -> ModuleType:
+    return sys.modules[name]
+
+
+def _generator(state: torch.Tensor) -> torch.Generator:
+    made = torch.Generator()
+    made.set_state(state)
+    return made
+
+
+class Pickler(pickle.Pickler):
+    """Pickles what a script has, with the keys of objects in their place that another process has, too.
+
+    Args:
+        stream: where it goes.
+        keys: of these, by their identity.
+    """
+
+    def __init__(self, stream: io.BytesIO, keys: Mapping[int, Key]) -> None:
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
+        self._keys = keys
+
+    def persistent_id(self, thing: Any) -> Any:
+        """Return the key of an object, None for one that has none."""
+        return self._keys.get(id(thing))
+
+    def reducer_override(self, thing: Any) -> Any:
+        """Return how to make an object again, where pickle would do otherwise.
+
+        Raises:
+            NotCarriedError: another process can't have it.
+        """
+        if isinstance(thing, torch.Tensor):  # of one that was computed the value is kept, and not from what
+            trained = thing.requires_grad and thing.is_leaf
+            grad = thing.grad if thing.is_leaf else None
+            return _tensor, (type(thing), raw(thing), thing.dtype, tuple(thing.shape), trained, grad)
+        if isinstance(thing, torch.Generator):
+            return _generator, (thing.get_state(),)
+        if isinstance(thing, weakref.ref):
+            return _reference, (thing(),)
+        if isinstance(thing, _SingleProcessDataLoaderIter):
+            return _exhausted, (type(thing), _left_of(thing))
+        if isinstance(thing, ModuleType):
+            return _module, (thing.__name__,)
+        if isinstance(kind_of(thing), Opaque):
+            raise NotCarriedError(f"{type(thing).__module__}.{type(thing).__qualname__}, which only this process has")
+        if isinstance(thing, FunctionType) and "<" in thing.__qualname__:
+            raise NotCarriedError(f"the function {thing.__qualname__}, which was made since the loop began")
+        return NotImplemented
+
+
+class Unpickler(pickle.Unpickler):
+    """Unpickles it.
+
+    Args:
+        stream: where it is.
+        find: returns the object with a key.
+    """
+
+    def __init__(self, stream: io.BytesIO, find: Callable[[Key], Any]) -> None:
+        super().__init__(stream)
+        self._find = find
+
+    def persistent_load(self, key: Any) -> Any:
+        """Return the object with this key."""
+        return self._find(key)

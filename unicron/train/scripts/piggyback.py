@@ -1,0 +1,267 @@
+"""What ranks tell each other with the gradient: which parameters had one, and what the buffers of the first rank are.
+
+It is the gradient of one more parameter, so that it is whole on all ranks wherever the gradient is.
+"""
+
+import functools
+import math
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unicron.errors import DrillFailedError, InvalidInputError
+from unicron.train.scripts.objects import LARGE_BYTES
+from unicron.train.scripts.parallel import CURE, Parallel, digest_of_buffers
+
+WORDS = {torch.float64: torch.int32, torch.float32: torch.int16}
+"""By the precision of the gradient, integers that it holds exactly; in any other it is those of one byte."""
+
+EXACT_BITS = {torch.float64: 52, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+"""Of sums over ranks that it holds exactly."""
+
+
+FOLLOWERS = 2
+"""Parameters without a gradient are kept as an iteration begins, if they are at most so many times as many bytes as
+those with one."""
+
+
+class Buffers:
+    """The buffers of a model, as bytes.
+
+    Args:
+        model: whose they are.
+
+    Attributes:
+        model: likewise.
+        size: bytes of all.
+        reduced: what they were on the first rank when ranks had them alike last; None before that.
+    """
+
+    def __init__(self, model: Parallel) -> None:
+        self.model, self._layout = model, _layout(model)
+        self.size = len(self.read())
+        self.reduced: torch.Tensor | None = None
+
+    @property
+    def moved(self) -> bool:
+        """Whether they have changed since gradients were reduced, so that what went along with these is old."""
+        return self.model.buffers_digest != digest_of_buffers(self.model.module)
+
+    def note(self) -> None:
+        """Note what they are on this rank: this goes with the script's snapshot."""
+        self.model.buffers_digest = digest_of_buffers(self.model.module)
+
+    def broadcast(self) -> None:
+        """Have those that the first rank has now, as torch does in each forward pass.
+
+        Raises:
+            InvalidInputError: there is a large one, which no snapshot has, and a new rank would have it change twice.
+        """
+        if large := [name for name, each in self.model.module.named_buffers() if each.nbytes > LARGE_BYTES]:
+            raise InvalidInputError(
+                f"buffers were changed between a backward pass and a forward pass that is to have them on all ranks, "
+                f"and {large[0]} of the model has more than {LARGE_BYTES >> 20} MiB: change them in the only forward "
+                "pass of an iteration, give forward_sync_buffers=False to DistributedDataParallel if ranks need not "
+                f"share them, {CURE}"
+            )
+        data = self.read()
+        dist.broadcast(data, 0)
+        self.write(data)
+        self.reduced = data
+
+    def read(self) -> torch.Tensor:
+        """Return what they are.
+
+        Raises:
+            InvalidInputError: there are others than there were, or they have another shape.
+        """
+        if (layout := _layout(self.model)) != self._layout:
+            names = sorted(name for name, _ in layout.items() ^ self._layout.items())
+            raise InvalidInputError(
+                f"buffer {names[0]} of the model was added, left out or made in another shape or type in a training "
+                f"loop, and a new rank would not have it: register it in that shape before the loop, {CURE}"
+            )
+        parts = [each.detach().contiguous().reshape(-1).view(torch.uint8) for each in self.model.module.buffers()]
+        return torch.cat([each.to(self.model.device) for each in parts])
+
+    @torch.no_grad()
+    def write(self, data: torch.Tensor) -> None:
+        """Have them be so."""
+        if torch.equal(self.read(), data):
+            return
+        buffers = list(self.model.module.buffers())
+        parts = torch.split(data, [each.nbytes for each in buffers])
+        with torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):  # type: ignore[attr-defined]  # noqa: SLF001 as torch does
+            for buffer, part in zip(buffers, parts, strict=True):
+                buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))  # a clone begins where its type may
+
+
+class Piggyback:
+    """What goes along with the gradient of some models.
+
+    Args:
+        models: alike on all ranks.
+        optimizers: whose options, such as learning rates, ranks tell each other in short.
+        first: this rank is the first.
+
+    Attributes:
+        carrier: the parameter whose gradient it is.
+    """
+
+    def __init__(
+        self, models: Sequence[Parallel], optimizers: Sequence[torch.optim.Optimizer] = (), *, first: bool
+    ) -> None:
+        self._models, self._first, self._optimizers = models, first, optimizers
+        self._own, self._alike = 0, False
+        self._reduced, self._units = dict[int, torch.nn.Parameter](), list[list[tuple[str, torch.nn.Parameter]]]()
+        for model in models:
+            own = {id(each) for each in model.reduced} - self._reduced.keys()
+            new = [each for each in model.module.named_parameters() if id(each[1]) in own]
+            self._reduced |= {id(parameter): parameter for _, parameter in new}
+            self._units += [[each] for each in new] if model.uses_vary else [new]
+        still = [each for model in models for each in model.module.parameters() if id(each) not in self._reduced]
+        small = sum(each.nbytes for each in still) <= FOLLOWERS * sum(each.nbytes for each in self._reduced.values())
+        self._followers = still if small else []  # as a key encoder, that follows in the forward pass
+        self._buffers = [Buffers(each) for each in models if any(True for _ in each.module.buffers())]
+        self._synced = [each for each in self._buffers if each.model.forward_sync_buffers]
+        self._within = False
+        self._base = self._now()
+        kinds = [each.dtype for each in self._reduced.values()]
+        dtype = functools.reduce(torch.promote_types, kinds)
+        self._word = WORDS.get(dtype, torch.int8)
+        self._bits = max(0, EXACT_BITS.get(dtype, 0) - math.ceil(math.log2(models[0].rank.size)))
+        words = [-(-each.size // self._word.itemsize) for each in self._synced]
+        self._sizes = [1, len(self._units), *words]
+        self.carrier = torch.nn.Parameter(torch.zeros(sum(self._sizes), dtype=dtype, device=models[0].device))
+
+    def share(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Note tensors that a collective of the script leaves alike: of buffers, some ranks have changed theirs."""
+        shared = {each.data_ptr() for each in tensors}
+        for buffers in self._synced:
+            if any(each.data_ptr() in shared for each in buffers.model.module.buffers()):
+                buffers.model.buffers_digest = None
+
+    def begin(self) -> None:
+        """Keep what all is as an iteration begins: who comes later begins it, too."""
+        self._base, self._within = self._now(), True
+
+    def synchronise(self, model: Parallel) -> None:
+        """Have the buffers of the first rank: those that came with the gradient, unless they have changed since."""
+        for buffers in self._synced:
+            if buffers.model is not model:
+                continue
+            if buffers.moved:
+                buffers.broadcast()
+            elif buffers.reduced is not None and not self._first:
+                buffers.write(buffers.reduced)
+            buffers.note()
+
+    @torch.no_grad()
+    def give(self) -> None:
+        """Send on its way with the gradient what this rank has to say.
+
+        Raises:
+            InvalidInputError: a gradient is there that is reduced with no other, or one is missing.
+        """
+        self._check()
+        self._own = zlib.crc32(self._options().encode()) % (1 << self._bits)
+        parts = [
+            torch.tensor([self._own]),
+            torch.tensor([any(each.grad is not None for _, each in unit) for unit in self._units]),
+        ]
+        for buffers in self._synced:
+            parts.append(self._words(buffers))
+            buffers.note()
+        self.carrier.grad = torch.cat([each.to(self.carrier) for each in parts])
+
+    def _check(self) -> None:
+        for model in self._models:
+            for name, parameter in model.module.named_parameters():
+                if parameter.grad is not None and parameter.requires_grad and id(parameter) not in self._reduced:
+                    raise InvalidInputError(
+                        f"parameter {name} has a gradient, and did not require one when the model was made "
+                        "DistributedDataParallel, so that ranks would drift apart: freeze it after that, with "
+                        f"find_unused_parameters=True, {CURE}"
+                    )
+        for unit in self._units:
+            missing = [name for name, parameter in unit if parameter.grad is None]
+            if 0 < len(missing) < len(unit):
+                raise InvalidInputError(
+                    f"{len(missing)} of {len(unit)} parameters, such as {missing[0]}, have no gradient in this "
+                    f"iteration: give find_unused_parameters=True to DistributedDataParallel, as torch says, {CURE}"
+                )
+
+    def _words(self, buffers: Buffers) -> torch.Tensor:
+        data = buffers.read() if self._first else torch.zeros(buffers.size, dtype=torch.uint8)
+        return torch.nn.functional.pad(data, (0, -buffers.size % self._word.itemsize)).view(self._word)
+
+    def _options(self) -> str:
+        """Return what all options of the optimizers are; ranks mostly have the same."""
+        kept = [each for optimizer in self._optimizers for each in optimizer.param_groups]
+        return repr([{name: each[name] for name in sorted(each) if name != "params"} for each in kept])
+
+    @torch.no_grad()
+    def take(self, summed: torch.Tensor, *, replaced: bool = False) -> None:
+        """Have what came with the gradient.
+
+        Args:
+            summed: what all ranks have said.
+            replaced: a rank was, not long ago.
+
+        Raises:
+            DrillFailedError: a rank that was replaced has other options of its optimizers than the others.
+        """
+        self._within, self.carrier.grad = False, None
+        parts = iter(torch.split(summed, self._sizes))
+        alike = int(next(parts)) == self._own * self._models[0].rank.size
+        if replaced and self._alike and not alike:
+            raise DrillFailedError(
+                "since a rank was replaced the options of optimizers, such as learning rates, differ between ranks, "
+                f"and did not before; here they are {self._options():.300}: keep what they depend on in variables of "
+                f"the script, {CURE}"
+            )
+        self._alike = alike
+        for unit, count in zip(self._units, next(parts).tolist(), strict=True):
+            for _, parameter in unit if not count else ():
+                parameter.grad = None
+        for buffers in self._synced:
+            buffers.reduced = next(parts).to(self._word).view(torch.uint8)[: buffers.size].clone()
+
+    def _now(self) -> dict[str, Any]:
+        modules = [each for model in self._models for each in model.module.modules()]
+        return {
+            "buffers": [each.read() for each in self._buffers],
+            "reduced": [each.reduced for each in self._buffers],
+            "followers": [each.detach().clone() for each in self._followers],
+            "requires_grad": [each.requires_grad for model in self._models for each in model.module.parameters()],
+            "training": [each.training for each in modules],
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what all was as the iteration began."""
+        return self._base if self._within else self._now()
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Have it be so. What is to come to the other ranks from the first, the first has already."""
+        for buffers, data, reduced in zip(self._buffers, state["buffers"], state["reduced"], strict=True):
+            first = self._first and reduced is not None
+            buffers.reduced = None if reduced is None else reduced.to(buffers.model.device)
+            buffers.write((reduced if first else data).to(buffers.model.device))
+            buffers.note()
+        for follower, value in zip(self._followers, state["followers"], strict=True):
+            follower.copy_(value)
+        parameters = [each for model in self._models for each in model.module.parameters()]
+        for parameter, required in zip(parameters, state["requires_grad"], strict=True):
+            parameter.requires_grad_(required)
+        modules = [each for model in self._models for each in model.module.modules()]
+        for module, training in zip(modules, state["training"], strict=True):
+            module.training = training
+        self._base = self._now()
+
+
+def _layout(model: Parallel) -> dict[str, Any]:
+    return {name: (each.shape, each.dtype) for name, each in model.module.named_buffers()}

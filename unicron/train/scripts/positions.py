@@ -1,0 +1,211 @@
+"""Iterators of a script, which a new process brings to where they were: what they have handed out is found once more.
+
+What an iterator draws of the generators of random numbers is drawn between what the script draws, so it depends on all
+that the script has done. Their states before each item that drew are kept, and are there again as it is found anew.
+"""
+
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from types import GeneratorType
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+
+from unicron.train.scripts.heard import Heard
+from unicron.train.scripts.kinds import ATTRIBUTES, LIST, NotCarriedError
+from unicron.train.scripts.objects import (
+    BARE_ITERATORS,
+    COMPARED_BYTES,
+    NUMPY_GENERATOR,
+    PYTHON_GENERATOR,
+    TORCH_GENERATOR,
+    Position,
+    kind_of,
+    raw,
+)
+from unicron.train.scripts.randomness import generators, set_generators
+
+MOST_DRAWN = 16
+"""Items for which the generators' states are kept, 11 KiB each."""
+
+
+GENERATORS = (TORCH_GENERATOR, PYTHON_GENERATOR, NUMPY_GENERATOR)
+MOST_OWN, LONGEST = 64, 1000
+"""Objects that what is gone over is made of, and items of a list, that are looked at before each item."""
+
+RUNNING: "list[Counted]" = []
+"""Those of the script that are just finding their next item."""
+
+
+class Counted(Position, Iterator[Any]):
+    """An iterator that knows how far it is.
+
+    Args:
+        over: what it goes over.
+        running: where it is noted while it is finding its next item; `RUNNING` by default.
+
+    Attributes:
+        within: what it goes over.
+        count: items that were asked for.
+        over: there are no more.
+        heard: what collectives have given in finding them.
+        goes: it is just going to where another one is.
+    """
+
+    def __init__(self, over: Iterable[Any], running: "list[Counted] | None" = None) -> None:
+        before = generators()
+        self._first = self._last = _own(over)
+        self.within, self._iterator, self._running = over, iter(over), RUNNING if running is None else running
+        self.count, self.over, self.heard, self.goes = 0, False, Heard(), False
+        self._drawn: dict[int, bytes] | None = {}
+        self._note(before)
+
+    def __reduce__(self) -> Any:
+        """Be made anew on another process, and go as far there."""
+        return _made_again, (self.within, self.saved())
+
+    def __next__(self) -> Any:
+        """Return the next item."""
+        draws = type(self._iterator) not in BARE_ITERATORS
+        before = generators() if draws else b""
+        self._last = _own(self.within)
+        self._running.append(self)
+        try:
+            self.count += 1
+            return next(self._iterator)
+        except StopIteration:
+            self.over = True
+            raise
+        finally:
+            self._running.pop()
+            if self._drawn is not None and self.count > 2 and _skips(self._iterator):
+                self._drawn.pop(self.count - 1, None)  # whoever comes later loads the last item alone
+            if draws:
+                self._note(before)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what else a generator has, such as `close` and `throw`; what it then hands out is seen by `_seen`."""
+        if name == "_iterator":  # it is just being made
+            raise AttributeError(name)
+        return getattr(self._iterator, name)
+
+    def _note(self, before: bytes) -> None:
+        if self._drawn is not None and generators() != before:
+            self._drawn[self.count] = before
+            if len(self._drawn) > MOST_DRAWN:
+                self._drawn = None
+
+    def saved(self) -> dict[str, Any]:
+        """Return how far it is.
+
+        Raises:
+            NotCarriedError: nobody else could come there.
+        """
+        if self._drawn is None:
+            raise NotCarriedError(
+                f"what draws random numbers for more than {MOST_DRAWN} of its items ({type(self.within).__name__})"
+            )
+        if isinstance(self._iterator, _BaseDataLoaderIter) and getattr(self.within, "persistent_workers", False):
+            raise NotCarriedError("a DataLoader with persistent_workers, whose processes have a state of their own")
+        return {
+            "count": self.count,
+            "over": self.over,
+            "drawn": dict(self._drawn),
+            "heard": self.heard.saved(),
+            "first": self._first,
+            "last": self._last,
+            "seen": _seen(self._iterator),
+        }
+
+    def go_to(self, saved: dict[str, Any]) -> Any:
+        """Be as far as another one is; return the last item that it has handed out, None where there is none."""
+        if saved["over"]:
+            self._iterator, self.count, self.over = iter(()), saved["count"], True
+        self.heard, self.goes, item = Heard(saved["heard"], self.heard), True, None
+        while self.count < saved["count"]:
+            left = saved["count"] - self.count
+            if (states := saved["drawn"].get(self.count + 1)) is not None:
+                set_generators(states)
+            if left > 1 and self.count and _skips(self._iterator):
+                loader: Any = self._iterator
+                next(loader._sampler_iter, None)  # noqa: SLF001 an item that is dropped need not be loaded
+                loader._num_yielded += 1  # noqa: SLF001
+                self.count += 1
+            else:
+                if left == 1 and self.count and _skips(self._iterator):
+                    _put(saved["last"])
+                item = next(self, None)
+        if not self.over and _seen(self._iterator) != saved["seen"]:
+            raise NotCarriedError(
+                f"the generator {getattr(self._iterator, '__qualname__', '')} hands out something else when begun anew"
+            )
+        self._drawn, self.goes = dict(saved["drawn"]), False
+        self._first = saved["first"]
+        return item
+
+
+def _made_again(within: Iterable[Any], saved: dict[str, Any]) -> Counted:
+    if (states := saved["drawn"].get(0)) is not None:
+        set_generators(states)
+    _put(saved["first"])
+    made = Counted(within)
+    made.go_to(saved)
+    return made
+
+
+def _skips(iterator: Any) -> bool:
+    """Return whether an iterator's items are found by a sampler alone, whatever loading them draws."""
+    return isinstance(iterator, _SingleProcessDataLoaderIter) and not isinstance(iterator._dataset, IterableDataset)  # noqa: SLF001
+
+
+def _seen(iterator: Any) -> bytes:
+    """Return what tells apart where a generator is, as far as that can be seen; nothing of others."""
+    if not isinstance(iterator, GeneratorType) or iterator.gi_frame is None:
+        return b""
+    found: list[Any] = [iterator.gi_frame.f_lasti]
+    todo = [*iterator.gi_frame.f_locals.items()]
+    while todo and len(found) < LONGEST:
+        name, each = todo.pop()
+        if isinstance(each, torch.Tensor):
+            found.append((name, _digest(raw(each)) if each.nbytes <= COMPARED_BYTES else each.shape))
+        elif isinstance(each, tuple | list):
+            todo += [(name, one) for one in each[:LONGEST]]
+        elif isinstance(each, int | float | str | bytes | None):
+            found.append((name, each))
+    return _digest(repr(found).encode())
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()
+
+
+def _own(over: Any) -> list[tuple[Any, Any]]:
+    """Return the state of what an iterator's items depend on: numbers, generators of random ones, short lists."""
+    found, todo, seen = list[tuple[Any, Any]](), [over], set[int]()
+    while todo and len(seen) < MOST_OWN:
+        each = todo.pop()
+        kind = kind_of(each)
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if kind in GENERATORS:
+            found.append((each, kind.state(each)))
+        elif kind is LIST and type(each) is list and len(each) <= LONGEST:
+            found.append((each, list(each)))
+        elif kind is ATTRIBUTES and hasattr(each, "__dict__"):
+            found.append((each, {name: value for name, value in vars(each).items() if kind_of(value) is None}))
+            todo += [value for value in vars(each).values() if kind_of(value) is not None]
+    return found
+
+
+def _put(states: list[tuple[Any, Any]]) -> None:
+    for each, state in states:
+        kind = kind_of(each)
+        if kind is ATTRIBUTES:
+            vars(each).update(state)
+        elif kind is LIST:
+            each[:] = state
+        elif kind is not None:
+            kind.put(each, state)

@@ -1,0 +1,105 @@
+"""How a script is run in place: what it calls is exchanged before its first line runs, and nothing of it is changed."""
+
+import os
+import runpy
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from unicron.contracts.worker import CAUSE
+from unicron.train.groups.inner import NAME
+from unicron.train.scripts.files import Files
+from unicron.train.scripts.inplace import InPlace, also
+from unicron.train.scripts.instrument import NAME as LOOPS
+from unicron.train.scripts.instrument import Importing, Program, found
+from unicron.train.scripts.launcher import Place, variables_of
+from unicron.train.scripts.parallel import parallel
+from unicron.train.worker.channel import Channel
+
+BESIDE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
+"""What its agent tells a rank of those on its node: a script reads it before there is a membership."""
+
+
+def install(channel: Channel) -> InPlace:
+    """Exchange what scripts call; return what is behind it."""
+    files = Files(first=not os.environ.get(CAUSE))
+    if files.apart:
+        files.install()
+    mine = InPlace(channel, files)
+    places = [Place("", "", host="127.0.0.1")] * mine.size  # nobody is to be met there
+    beside = {name: os.environ[name] for name in BESIDE}
+    os.environ.update(variables_of(mine.rank, places, os.environ["UNICRON_TASK"]) | beside)
+    begin, hand_out, backward = dist.init_process_group, dist.broadcast_object_list, torch.autograd.backward
+    ask, make = dist.get_backend, dist.new_group
+
+    def init_process_group(*arguments: Any, **named: Any) -> None:
+        if NAME in arguments:
+            begin(*arguments, **named)
+        else:
+            mine.meet()
+
+    def get_backend(*arguments: Any, **named: Any) -> str:
+        """Say what is inside: scripts ask for what it can do."""
+        found = ask(*arguments, **named)
+        return ("nccl" if torch.cuda.is_available() else "gloo") if found == NAME else found
+
+    def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, **named: Any) -> Any:
+        """Make a group of ours, whatever it is to be: in one of torch's own the ranks would not find each other."""
+        del backend
+        return make(ranks, timeout, None, **named)
+
+    def noting(tensors: Any, *arguments: Any, **named: Any) -> None:
+        mine.computes(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)))
+        backward(tensors, *arguments, **named)
+
+    def broadcast_object_list(objects: list[Any], src: int | None = None, *arguments: Any, **named: Any) -> None:
+        if mine.is_given:  # whose objects these are never looks at what it gets: it gave something else than it has now
+            named.pop("group_src", None)
+            src = (mine.rank + 1) % mine.size
+        hand_out(objects, src, *arguments, **named)
+
+    model = parallel(mine)
+    for place, name, mended in (
+        (dist, "init_process_group", init_process_group),
+        (dist.distributed_c10d, "init_process_group", init_process_group),
+        (dist, "new_group", new_group),
+        (dist.distributed_c10d, "new_group", new_group),
+        (dist, "get_backend", get_backend),  # torch itself asks elsewhere
+        (dist, "broadcast_object_list", broadcast_object_list),
+        (dist.distributed_c10d, "broadcast_object_list", broadcast_object_list),
+        (torch.autograd, "backward", noting),
+        (torch.nn.parallel, "DistributedDataParallel", model),
+        (torch.nn.parallel.distributed, "DistributedDataParallel", model),
+        (torch.optim.Optimizer, "__init__", also(torch.optim.Optimizer, mine.optimizes)),
+        (torch.optim.Optimizer, "add_param_group", also(torch.optim.Optimizer, mine.extends, "add_param_group")),
+    ):
+        setattr(place, name, mended)
+    register_optimizer_step_pre_hook(lambda optimizer, *_: mine.updates(optimizer))
+    register_optimizer_step_post_hook(lambda optimizer, *_: mine.updated(optimizer))
+    return mine
+
+
+def execute(channel: Channel, script: str) -> dict[str, Any]:
+    """Run a script as `python script.py` would, in place; return its variables."""
+    path = Path(script)
+    mine, program = install(channel), Program(path.parent, path)
+    sys.meta_path.insert(0, Importing(program, mine.loops))
+    main = ModuleType("__main__")
+    main.__dict__.update({"__file__": str(path), LOOPS: mine.loops})
+    sys.modules["__main__"] = main
+    with mine.to_its_end():
+        exec(program.compiled(path.read_bytes(), path), main.__dict__)  # noqa: S102 the user's own script
+    return main.__dict__
+
+
+def execute_module(channel: Channel, name: str) -> dict[str, Any]:
+    """Run a module as `python -m` would, likewise."""
+    mine = install(channel)
+    sys.meta_path.insert(0, Importing(Program(*found(name)), mine.loops))
+    with mine.to_its_end():
+        return runpy.run_module(name, {LOOPS: mine.loops}, run_name="__main__", alter_sys=True)

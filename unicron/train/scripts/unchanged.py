@@ -1,0 +1,93 @@
+"""Objects of a script as they were when they were numbered, and whether they have changed since.
+
+Most never do. What those hold is compared in one go, with no line of Python for each, by the identity of all that shows
+where each is looked at by itself. So nothing is missed; whichever has changed is looked at by itself from then on.
+"""
+
+import operator
+from collections.abc import Collection, Mapping
+from itertools import chain
+from typing import Any, NamedTuple
+
+from unicron.train.scripts.kinds import Kind, NotCarriedError
+from unicron.train.scripts.objects import OPAQUE, Opaque, moves
+from unicron.train.scripts.pickling import Key
+
+_attributes = operator.attrgetter("__dict__")
+
+
+class Numbered(NamedTuple):
+    """An object as it was when it was numbered; of one that a stretch between loops made, what it was is not kept."""
+
+    number: int
+    thing: Any
+    kind: Kind
+    look: tuple[Any, ...] | None = None
+    moves: bool = False
+
+    @property
+    def hidden(self) -> bool:
+        """Whether nobody would see that it has changed."""
+        return self.kind is OPAQUE or (self.look is None and isinstance(self.kind, Opaque))
+
+    def is_same(self) -> bool:
+        """Return whether it has not changed."""
+        look, before = self.kind.look(self.thing), self.look
+        if before is None or not self.kind.exact:
+            return look == before
+        return len(look) == len(before) and all(map(operator.is_, look, before))
+
+    def views(self) -> tuple[Collection[Any], ...]:
+        """Return what shows whether it changes from now on; nothing where it has, or is to be looked at by itself."""
+        if self.look is None or self.moves or not self.kind.exact:
+            return ()
+        found = self.kind.views(self.thing)
+        same = sum(map(len, found)) == len(self.look) and all(map(operator.is_, chain.from_iterable(found), self.look))
+        return found if same else ()
+
+
+def looked_at(number: int, thing: Any, kind: Kind) -> Numbered:
+    """Return an object as it is now."""
+    try:
+        return Numbered(number, thing, kind, kind.look(thing), any(moves(each) for _, each in kind.parts(thing)))
+    except NotCarriedError:  # data
+        return Numbered(number, thing, OPAQUE, (), False)
+
+
+class Unchanged:
+    """Objects that have not changed, compared in one go.
+
+    Args:
+        numbered: which may be such.
+
+    Attributes:
+        objects: which are.
+        others: which are to be looked at one by one.
+    """
+
+    def __init__(self, numbered: Mapping[Key, Numbered]) -> None:
+        self.objects, self.others = dict[Key, Numbered](), dict[Key, Numbered]()
+        self._views, self._held = list[Collection[Any]](), list[Any]()
+        self._whole, self._sizes = list[Collection[Any]](), list[int]()
+        self._owners, self._attributes = list[Any](), list[Any]()
+        for key, each in numbered.items():
+            if not (views := each.views()):
+                self.others[key] = each
+                continue
+            self.objects[key] = each
+            self._whole.append(views[0])
+            self._sizes.append(len(views[0]))
+            if each.look:  # of an empty one the size says all
+                self._views += views
+                self._held += each.look
+            if views[0] is not each.thing:
+                self._owners.append(each.thing)
+                self._attributes.append(views[0])
+
+    def are_same(self) -> bool:
+        """Return whether none has changed."""
+        return (
+            all(map(operator.is_, map(_attributes, self._owners), self._attributes))
+            and [*map(len, self._whole)] == self._sizes
+            and all(map(operator.is_, chain.from_iterable(self._views), self._held))
+        )

@@ -1,0 +1,334 @@
+"""Gradients by microbatch: accumulated in one flat tensor, reduced in buckets of a copy.
+
+After a failure in the middle of a reduce the accumulated sums are still whole, and the buckets that were finished
+anywhere are kept (paper section 6.2, scenario 2). Which those are, the core knows (`unicron.train.worker.iteration`).
+
+In the last microbatch a bucket is sent on its way as soon as the backward pass has all of it, as DDP does: the last
+layers' come first. Buckets begin in the same order on every rank, whether it overlaps them or not.
+"""
+
+import contextlib
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Work
+
+from unicron.errors import GroupBrokenError
+from unicron.train.groups import nccl
+from unicron.train.session.overlap import Overlap
+from unicron.train.session.ranks import TorchRanks
+from unicron.train.snapshots.shards import as_shard_of, is_spread, local, spread_as
+from unicron.train.worker.phases import ANNOUNCED, Due, Outcome
+from unicron.train.worker.timing import GC, OPTIMIZER, REDUCE, PlannedCollection
+
+BUCKETS = 16
+"""In how many pieces a gradient is reduced, where they are neither below `LEAST_BYTES` nor above `BUCKET_BYTES`."""
+
+LEAST_BYTES, BUCKET_BYTES = 2 * 1024 * 1024, 25 * 1024 * 1024
+LOSS = 2 + len(ANNOUNCED)
+"""Elements behind those of the gradient."""
+
+
+class TorchGradients:
+    """The accumulated and the reduced gradient of all parameters, each as one flat tensor.
+
+    See `unicron.train.worker.shell.Gradients`. Its calls block, and none suspends.
+
+    Of a sharded parameter it is this rank's shard: ranks of one place have the same ones, and sum them.
+
+    Behind it come the sum of the losses and how many there are, so that the mean loss needs no collective of its own (a
+    stage of a pipeline that is not its last has none), and of each `ANNOUNCED` how many replicas have
+    announced it.
+
+    Args:
+        ranks: that sum them.
+        dtype: of the sums; None means that of the parameters.
+        microbatches: of a global batch.
+        collection: of garbage.
+
+    Attributes:
+        shapes: of the parameters, as a digest.
+        loss: of the microbatch just computed; None where this rank has none.
+    """
+
+    def __init__(
+        self, ranks: TorchRanks, dtype: torch.dtype | None, microbatches: int, collection: PlannedCollection
+    ) -> None:
+        self.loss: torch.Tensor | None = None
+        self._ranks, self._dtype = ranks, dtype
+        self._microbatches, self._collection = microbatches, collection
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._begun: dict[int, Work] = {}
+        self._under_way: deque[Any] = deque()
+        self._midway = False
+
+    def prepare(self, parameters: Iterable[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Take the parameters whose gradients they are.
+
+        Args:
+            parameters: all that there are.
+            optimizer: makes the updates. What is published for it are parts of the reduced gradient, for as long as
+                nothing else is reduced. None: the script makes them, and each parameter gets a tensor of its own.
+
+        Raises:
+            ValueError: there are none.
+        """
+        self._optimizer = optimizer
+        self._parameters = list(parameters)[::-1]
+        if not self._parameters:
+            raise ValueError("the model has no parameters that require a gradient")
+        first = local(self._parameters[-1])
+        sizes = [local(parameter).numel() for parameter in self._parameters]
+        size = sum(sizes) + LOSS
+        self.shapes = blake2b(str([local(each).shape for each in self._parameters]).encode(), digest_size=8).hexdigest()
+        made = _buffer(self._parameters[-1])
+        dtype = self._dtype or (first if made is None else made).dtype
+        self._accumulated = torch.zeros(size, dtype=dtype, device=first.device)
+        self._reduced = torch.empty_like(self._accumulated)
+        each = self._accumulated.element_size()
+        step = max(1, min(max(size * each // BUCKETS, LEAST_BYTES), BUCKET_BYTES) // each)
+        self._slices = [slice(start, min(start + step, size)) for start in range(0, size, step)]
+        self._spread = [is_spread(parameter) for parameter in self._parameters]
+        self._ends = list(accumulate(sizes))
+        shapes = [local(parameter).shape for parameter in self._parameters]
+        places = list(zip([0, *self._ends], self._ends, shapes, strict=False))
+        # what a backward pass adds to counts for itself how often it was written to
+        self._views = [self._accumulated[begin:end].view(shape).data for begin, end, shape in places]
+        self._sums = [self._reduced[begin:end].view(shape) for begin, end, shape in places]
+        self._buffered = any(_buffer(parameter) is not None for parameter in self._parameters)
+        self._direct = [
+            (parameter, view)
+            for parameter, view in zip(self._parameters, self._views, strict=True)
+            if not is_spread(parameter) and _buffer(parameter) is None and parameter.dtype == dtype
+        ]
+        whole = [part for part in self._slices if part.stop <= self._ends[-1] and not self._buffered]
+        counts = [bisect_left(self._ends, part.stop) + 1 for part in whole]
+        self._pieces = [
+            [
+                (number, slice(max(part.start, begin), min(part.stop, end)), begin)
+                for number, (begin, end, _) in enumerate(places[:count])
+                if end > part.start
+            ]
+            for part, count in zip(whole, counts, strict=True)
+        ]
+        self._overlap = Overlap(self._parameters, counts)
+
+    @property
+    def buckets(self) -> int:
+        """In how many parts it is reduced."""
+        return len(self._slices)
+
+    def clear(self) -> None:
+        """Forget what was accumulated."""
+        self._accumulated.zero_()
+        self._midway = False
+
+    @contextlib.contextmanager
+    def directly(self) -> Iterator[None]:
+        """Have the backward pass inside add its gradients to those accumulated by itself, where it can.
+
+        That spares a second copy of the gradient, and reading and writing it once more in each microbatch. A pass
+        inside has to come to its end.
+
+        Raises:
+            RuntimeError: the one before did not.
+        """
+        if self._midway:
+            raise RuntimeError(
+                "the backward pass before ended midway, so that the sum of the gradients is not whole: let the "
+                "exception end this process, and another one computes the iteration again"
+            )
+        self._midway = True
+        for parameter, view in self._direct:
+            if parameter.grad is None:
+                parameter.grad = view
+        yield
+        self._midway = False
+
+    @contextlib.contextmanager
+    def backward(self, *, begins: bool) -> Iterator[None]:
+        """Have a backward pass run inside, which begins to reduce what it has made where `begins` says so.
+
+        Ranks of a replica of several first agree that none of what they computed is noise: only then it is added up.
+        """
+        shape = self._ranks.membership.shape
+        overlap = self.overlapping() if begins and shape.replicas > 1 else contextlib.nullcontext()
+        with contextlib.nullcontext() if shape.replica_workers > 1 else self.directly(), overlap:
+            yield
+
+    @contextlib.contextmanager
+    def overlapping(self) -> Iterator[None]:
+        """Have buckets begin to be reduced in the backward pass inside, which is that of the last microbatch.
+
+        What is accumulated stays as it is: if what this pass makes turns out to be noise it is discarded, and so are
+        the buckets.
+        """
+        with self._overlap.during(self._begin_within):
+            yield
+
+    @torch.no_grad()
+    def accumulate(self) -> None:
+        """Add the gradients that a backward pass has left in `p.grad`, and its loss."""
+        sums, parts = list[torch.Tensor](), list[torch.Tensor]()
+        for number, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
+            gradient = _made(parameter) if self._buffered else parameter.grad
+            if gradient is not None:
+                if gradient is not view:
+                    sums.append(view)
+                    parts.append(self._part(gradient, number))
+                parameter.grad = None
+        if parts:
+            torch._foreach_add_(sums, parts)  # one call: of a small layer it costs more than the sum
+        if self.loss is not None:
+            self._accumulated[-LOSS] += self.loss.reshape(())
+            self._accumulated[1 - LOSS] += 1
+        if self._ranks.doubtful:
+            self._under_way.append(nccl.mark())
+
+    def _part(self, gradient: torch.Tensor, number: int) -> torch.Tensor:
+        """Return what this rank holds of a gradient."""
+        if not self._spread[number]:
+            return gradient.reshape(self._views[number].shape)
+        return local(spread_as(gradient, self._parameters[number])).reshape(self._views[number].shape)
+
+    def discard(self) -> None:
+        """Drop the gradients that a backward pass has left in `p.grad`."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    async def keep_pace(self, behind: int) -> None:
+        """Wait for the oldest: a GPU that is far behind would look like a rank that hangs in what comes then."""
+        while len(self._under_way) > behind:
+            nccl.await_event(self._under_way.popleft(), lambda: self._ranks.is_cut)
+
+    def begin(self, iteration: int, buckets: Sequence[int]) -> None:
+        """Begin to sum buckets over the replicas, unless a backward pass has; what was accumulated stays.
+
+        Garbage is collected before: ranks that wait there anyway lose no time.
+        """
+        if self._collection.due(iteration):
+            self._ranks.recorder.start(GC)
+            self._collection.collect(iteration)
+        self._ranks.recorder.start(REDUCE)
+        for bucket in buckets:
+            if bucket not in self._begun:
+                self._begin(bucket)
+
+    async def reduce(self, bucket: int) -> None:
+        """Wait for the sum of a bucket; what was accumulated stays."""
+        if work := self._begun.pop(bucket, None):
+            self._ranks.group.finish(work)
+
+    def abandon(self) -> None:
+        """Give up what was begun and not waited for."""
+        for work in self._begun.values():
+            with contextlib.suppress(GroupBrokenError):
+                self._ranks.group.finish(work)
+        self._begun.clear()
+
+    def _begin(self, bucket: int) -> Work | None:
+        part = self._slices[bucket]
+        self._reduced[part] = self._accumulated[part]
+        return self._sent(bucket)
+
+    @torch.no_grad()
+    def _begin_within(self, bucket: int) -> Work | None:
+        """Begin a bucket of which a backward pass has made all; None where that can't be done, or nobody else is."""
+        sums, parts = list[torch.Tensor](), list[torch.Tensor]()
+        for number, piece, begin in self._pieces[bucket]:
+            parameter: Any = self._parameters[number]
+            if parameter.grad is self._views[number]:
+                continue
+            if self._spread[number] and parameter.grad.placements != parameter.placements:
+                return None  # ranks would have to spread it here, each in its own order
+            sums.append(self._reduced[piece])
+            parts.append(local(parameter.grad).reshape(-1)[piece.start - begin : piece.stop - begin])
+        part = self._slices[bucket]
+        self._reduced[part] = self._accumulated[part]
+        if parts:
+            torch._foreach_add_(sums, parts)
+        return self._sent(bucket)
+
+    def _sent(self, bucket: int) -> Work | None:
+        work = self._ranks.group.begin_all_reduce(self._reduced[self._slices[bucket]])
+        if work is not None:
+            self._begun[bucket] = work
+        return work
+
+    async def share(self, bucket: int, replica: int) -> None:
+        """Give a bucket that `replica` has reduced to all replicas."""
+        self._ranks.group.broadcast(self._reduced[self._slices[bucket]], replica)
+
+    @property
+    def outcome(self) -> Outcome:
+        """What was reduced besides gradients; it is read in one go, which waits for the GPU."""
+        total, count, *said = self._reduced[-LOSS:].tolist()
+        announced = frozenset(due for due, replicas in zip(ANNOUNCED, said, strict=True) if replicas > 0)
+        return Outcome(total / count if count else math.nan, announced)
+
+    def summed_of(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """Return what was reduced of a parameter's gradient: the sum over the microbatches."""
+        return next(each for own, each in zip(self._parameters, self._sums, strict=True) if own is parameter)
+
+    @property
+    def finite(self) -> bool:
+        """Whether what was reduced is."""
+        return bool(_is_finite(self._reduced))
+
+    @property
+    def summed(self) -> torch.Tensor:
+        """Whether what was accumulated is finite; only who asks the tensor for its value waits for a GPU."""
+        return _is_finite(self._accumulated)
+
+    def announce(self, due: Due) -> None:
+        """Have all replicas know, after the reduce, what one of them says is due."""
+        self._accumulated[ANNOUNCED.index(due) - len(ANNOUNCED)] = 1
+
+    @torch.no_grad()
+    def publish(self, *, void: bool = False) -> None:
+        """Put the mean over the global batch into each `p.grad`; zeros where it is void."""
+        self._ranks.recorder.start(OPTIMIZER)  # what the script does until the update, such as clipping, counts to it
+        if self._optimizer is not None:
+            means, _ = self._sums, self._reduced[:-LOSS].div_(self._microbatches)
+        else:
+            means = list(torch._foreach_div(self._sums, self._microbatches))  # noqa: SLF001 as optimizers do
+        for parameter, mean in zip(self._parameters, means, strict=True):
+            if void:
+                mean.zero_()
+            if (buffer := _buffer(parameter)) is None:
+                parameter.grad = as_shard_of(mean.to(parameter.dtype), parameter)
+            else:
+                buffer.copy_(mean)
+
+    def update(self, *, void: bool = False) -> None:
+        """Step the optimizer, unless the gradient is void; where the script makes the updates, leave it to that."""
+        if self._optimizer is None:
+            return
+        if not void:
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._ranks.recorder.stop()
+
+
+def _is_finite(values: torch.Tensor) -> torch.Tensor:
+    """Return whether all are: then the least and the greatest are, found as fast as a sum, in no memory of its own."""
+    return torch.stack(torch.aminmax(values)).isfinite().all()
+
+
+def _buffer(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    """Return where a model adds its gradients up itself: `main_grad`, as megatron-core and Transformer Engine do.
+
+    Who runs its passes empties it before each microbatch.
+    """
+    return getattr(parameter, "main_grad", None)
+
+
+def _made(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    buffer = _buffer(parameter)
+    return parameter.grad if buffer is None else buffer

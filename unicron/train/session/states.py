@@ -1,0 +1,188 @@
+"""The state of a real worker: saved in memory, written to storage, handed to other workers and taken from them."""
+
+import copy
+import os
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from unicron.contracts.states import StateRef
+from unicron.contracts.storage import StoredState
+from unicron.contracts.worker import Saved, Unprotected
+from unicron.train.session.ranks import TorchRanks
+from unicron.train.snapshots import saving, state, whole
+from unicron.train.snapshots.digest import digest, of_state
+from unicron.train.snapshots.gathering import Gathering, assembled, laid_out, loaded
+from unicron.train.worker.channel import Channel
+
+
+class TorchStates:
+    """See `unicron.train.worker.shell.States`. Its calls block, and none suspends.
+
+    Args:
+        channel: to the agent; None outside a cluster.
+        ranks: that this one is among.
+
+    Attributes:
+        protected: objects that make up the state; "model" and "optimizer" are among them.
+        model_file: that the model is to be in at the end, if it is.
+    """
+
+    def __init__(self, channel: Channel | None, ranks: TorchRanks) -> None:
+        self.protected: Mapping[str, Any] = {}
+        self.model_file: Path | None = None
+        self._channel, self._ranks = channel, ranks
+        self._own: Mapping[str, Any] = {}
+        self._taken: dict[str, Any] | None = None
+        self._fetcher = state.Fetcher(channel)
+        self._remembered: dict[str, Any] = {}
+        self._rates: list[dict[str, Any]] = []
+        self._saver: saving.Saver | None = None
+        self._unsecured: tuple[str, int] | None = None
+        self._saved: Saved | None = None
+        self._unprotected = ""
+
+    def protect(self, protected: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
+        """Take the objects that make up the state, and those of them that this worker is to save: as a rule, all."""
+        self.protected, self._own = protected, protected if own is None else own
+
+    # --- saved in memory, and written to storage ---------------------------------------------------------------------
+
+    @property
+    def saves(self) -> bool:
+        """Whether the agent wants the state saved, in every iteration that is long enough."""
+        return self._channel is not None and self._channel.saves
+
+    @property
+    def save_cost_s(self) -> float:
+        """Seconds of a processor that it takes to save a state, in this thread and the saver's."""
+        return 0.0 if self._saver is None else self._saver.cost_s
+
+    @property
+    def secured(self) -> bool:
+        """Whether all copies of the state that was saved last are whole; one that could not be saved has none."""
+        if self._channel is None or self._saver is None or self._saver.failed:
+            return True
+        return self._channel.secured in {None, self._unsecured}
+
+    @property
+    def store_s(self) -> float:
+        """How many seconds after one state that goes to storage the next is to."""
+        return self._channel.store_s if self._channel is not None else 0.0
+
+    @property
+    def store_asked(self) -> int:
+        """Which order to store the next state was the last."""
+        return self._channel.store_asked if self._channel is not None else 0
+
+    def described(self, iteration: int) -> StateRef:
+        """Return what a state is that this worker saves."""
+        return state.described(self._ranks.membership, self._ranks.place, iteration)
+
+    def save(self, iteration: int) -> None:
+        """Have a thread save the state."""
+        began = time.thread_time()
+        if self._saver is None:
+            self._saver = saving.Saver(state.directory(), self._report_unprotected)
+        found = saving.set_aside(laid_out(iteration, self._own), self._own)
+        ref = self.described(iteration)
+        if self._channel is not None:
+            self._channel.secured = ("", -1)
+        saved = partial(self._report_saved, self._ranks.membership.epoch)
+        self._unsecured = (self._saver.begin(found, ref, saved, time.thread_time() - began), iteration)
+
+    def _report_saved(self, epoch: int, ref: StateRef) -> None:
+        self._unprotected, self._saved = "", Saved(state=ref, epoch=epoch)
+        self._ranks.say(self._saved)
+
+    def _report_unprotected(self, reason: str) -> None:
+        """Say so once, and try again in the next iteration."""
+        if reason != self._unprotected:
+            self._unprotected = reason
+            self._ranks.say(Unprotected(reason=reason))
+
+    async def saved(self) -> None:
+        """Wait for the thread."""
+        if self._saver is not None:
+            self._saver.wait()
+
+    def store(self) -> None:
+        """Tell the agent once more what was saved last, unless that failed."""
+        if self._saver is not None and self._saved is not None and not self._saver.failed:
+            self._ranks.say(msgspec.structs.replace(self._saved, store=True))
+
+    @property
+    def saves_model(self) -> bool:
+        """Whether the model is to be in a file before anybody is through."""
+        return self.model_file is not None
+
+    async def save_model(self) -> None:
+        """Put the model together at the first place of the replica, and write it there."""
+        part = laid_out(0, {"model": self.protected["model"]})["objects"]
+        in_parts = self._ranks.membership.shape.replica_workers > 1
+        found = assembled(whole.collected(part, self._ranks.replica) if in_parts else [part])
+        if self.model_file is not None and self._ranks.place == 0:
+            whole.write(found["model"], self.model_file)
+        if in_parts:
+            await self._ranks.confer()
+
+    # --- to other workers, and from them -----------------------------------------------------------------------------
+
+    def digest(self) -> int:
+        """Return a digest of parameters and the optimizer's state."""
+        return digest(of_state(self.protected))
+
+    async def export(self, place: int, iteration: int, *, taken: bool = False, kept: bool = False) -> StateRef:
+        """Write the state to the node's memory."""
+        found = self._taken if taken else None
+        return state.export(self._ranks.membership, place, found or laid_out(iteration, self.protected), kept=kept)
+
+    def withdraw(self, ref: StateRef) -> None:
+        """Remove the file of a state."""
+        state.path_of(ref.location).unlink(missing_ok=True)
+
+    async def take(self, sources: Sequence[Sequence[StateRef]]) -> None:
+        """Fetch a state by the agent, one part after the other."""
+        self._fetcher.let_go()
+        gathering = Gathering(self.protected)
+        for copies in sources:
+            if gathering.lacking:
+                gathering.add(self._fetcher.fetch(copies, self._ranks.membership.epoch))
+        self._taken = gathering.result(sources[0][0].iteration)
+        self._ranks.mute()
+
+    def take_stored(self, stored: StoredState) -> None:
+        """Read a state from storage."""
+        from unicron.train.snapshots.stored.reading import restored  # noqa: PLC0415 hardly any worker needs it
+
+        task, ranks = os.environ["UNICRON_TASK"], self._ranks
+        self._taken = restored(stored, task, ranks.membership.shape, ranks.place, self.protected)
+        ranks.mute()
+
+    def load(self) -> None:
+        """Load the state that was taken."""
+        if self._taken is not None:
+            loaded(self._taken, self.protected)
+            self._taken = None
+            self._fetcher.let_go()
+        self._ranks.mute(muted=False)
+
+    def remember(self) -> None:
+        """Keep what else is protected."""
+        others = {name: each for name, each in self.protected.items() if name not in {"model", "optimizer"}}
+        self._remembered = {name: copy.deepcopy(each.state_dict()) for name, each in others.items()}
+        groups = self.protected["optimizer"].param_groups  # what schedulers change there
+        self._rates = [{key: copy.deepcopy(group[key]) for key in group.keys() - {"params"}} for group in groups]
+        self._ranks.mute()
+
+    def restore(self) -> None:
+        """Have what was remembered again."""
+        for name, found in self._remembered.items():
+            self.protected[name].load_state_dict(found)
+        for group, rates in zip(self.protected["optimizer"].param_groups, self._rates, strict=True):
+            group.update(rates)
+        self._ranks.mute(muted=False)

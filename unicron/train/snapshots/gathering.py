@@ -1,0 +1,388 @@
+"""A rank's state, put together from what ranks of any layout have laid out of theirs.
+
+All that belongs to a parameter goes by its name, and all that is spread by where in the whole tensor it lies. A state
+from a rank of the same place is only the case in which one is enough.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from unicron.errors import StateTransferError
+from unicron.train.snapshots.shards import MARK, Box, as_shard_of, is_spread, read, written
+
+Protected = Mapping[str, Any]
+"""What makes up the state, by the name that its script gave it."""
+
+EXTRA = "_extra_state"
+"""How the names of what `torch.nn.Module.get_extra_state` gives end: modules may keep what they are given of it."""
+
+
+def laid_out(iteration: int, protected: Protected) -> dict[str, Any]:
+    """Return what this rank has of the state from before the update of `iteration`: plain values and tensors."""
+    names = _names(protected)
+    objects = {name: _told(each, names) for name, each in protected.items()}
+    if any(is_spread(parameter) for _, parameter in names.values()):
+        objects = {name: _mapped(each) for name, each in objects.items()}
+    return {"iteration": iteration, "objects": objects}
+
+
+def loaded(found: dict[str, Any], protected: Protected) -> None:
+    """Load a state that `Gathering` has put together.
+
+    Raises:
+        KeyError: it lacks one of the protected objects: not all workers run the same script.
+    """
+    names = _names(protected)
+    for name, thing in protected.items():
+        like = _told(thing, names)
+        whole = _joined(found["objects"][name], _as_parameters(thing, like, names))
+        if isinstance(thing, torch.optim.Optimizer):
+            _load_optimizer(thing, _by_number(thing, whole))
+        else:
+            thing.load_state_dict(whole)
+
+
+class Gathering:
+    """A state that is being put together for this rank.
+
+    Args:
+        protected: what it is for.
+    """
+
+    def __init__(self, protected: Protected) -> None:
+        self._protected, self._names = protected, _names(protected)
+        self._like = {name: _told(each, self._names) for name, each in protected.items()}
+        self._found: dict[str, Any] = {}
+        self._unlisted: dict[str, set[str]] = {}
+
+    def add(self, state: Mapping[str, Any]) -> None:
+        """Take what this rank needs of a laid out state; its file must stay as it is until all is loaded.
+
+        Parameters are read from there when they are loaded, as that copies them; all else is copied here.
+
+        Raises:
+            StateTransferError: it does not fit.
+        """
+        for name, thing in self._protected.items():
+            if name not in state["objects"]:
+                raise StateTransferError(f"the state has no {name!r}: not all workers run the same script")
+            value, like, in_place = state["objects"][name], self._like[name], isinstance(thing, torch.nn.Module)
+            if in_place:
+                value = {key: _own(each) if key.endswith(EXTRA) else each for key, each in value.items() if key in like}
+                _check_shapes(name, value, like)
+            elif isinstance(thing, torch.optim.Optimizer):
+                value = self._of_mine(name, value, like)
+            # whole moments, and all else that is not spread, are as the holder has them
+            like = _as_parameters(thing, like, self._names)
+            self._found[name] = _merged(self._found.get(name), like, value, borrow=in_place)
+
+    def _of_mine(self, name: str, value: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
+        """Return what an optimizer has of this rank's parameters."""
+        if len(value["param_groups"]) != len(like["param_groups"]):
+            raise StateTransferError(
+                f"{name} has {len(like['param_groups'])} groups of parameters here and {len(value['param_groups'])} in "
+                "the state: make as many on every rank, in the same order"
+            )
+        wanted = _listed(like)
+        self._unlisted[name] = self._unlisted.get(name, set(wanted)).difference(_listed(value))
+        groups = zip(value["param_groups"], like["param_groups"], strict=True)
+        return {
+            "state": {each: value["state"][each] for each in wanted if each in value["state"]},
+            "param_groups": [{**theirs, "params": own["params"]} for theirs, own in groups],
+        }
+
+    @property
+    def lacking(self) -> str:
+        """The name of something that is still missing, empty when the state is whole."""
+        for name, thing in self._protected.items():
+            found = self._found.get(name)
+            if found is None:
+                return name
+            if isinstance(thing, torch.nn.Module):
+                missing = self._like[name].keys() - found.keys()
+            else:
+                missing = self._unlisted.get(name, set())
+            if where := min(missing, default="") or _unfilled(found):
+                return f"{name} {where}"
+        return ""
+
+    def result(self, iteration: int) -> dict[str, Any]:
+        """Return the state, laid out.
+
+        Raises:
+            StateTransferError: it is not whole.
+        """
+        if self.lacking:
+            raise StateTransferError(
+                f"the states that are there lack {self.lacking}: parameters have the same names in all layouts, "
+                "as a stage that keeps its layers' numbers gives them"
+            )
+        return {"iteration": iteration, "objects": {name: _taken(each) for name, each in self._found.items()}}
+
+
+def assembled(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the objects that all places of a replica together have, with whole tensors under their full names.
+
+    Args:
+        parts: the objects that each place has laid out.
+
+    Raises:
+        StateTransferError: something is not whole.
+    """
+    found: dict[str, Any] = {}
+    listed: dict[tuple[str, int], dict[str, None]] = {}
+    for part in parts:
+        found = _merged(found, None, part)
+        for name, each in part.items():
+            groups = each.get("param_groups", ()) if isinstance(each, Mapping) else ()
+            for number, group in enumerate(groups):  # a stage of a pipeline has parameters of its own
+                listed.setdefault((name, number), {}).update(dict.fromkeys(group["params"]))
+    if lacking := _unfilled(found):
+        raise StateTransferError(f"the places of a replica together lack {lacking}")
+    whole: dict[str, Any] = _taken(found)
+    for (name, number), names in listed.items():
+        whole[name]["param_groups"][number]["params"] = list(names)
+    return whole
+
+
+class Needs:
+    """What a rank needs of laid out states, told before they are read.
+
+    Args:
+        protected: what they are for.
+    """
+
+    def __init__(self, protected: Protected) -> None:
+        self._modules = {
+            name: {key: Box.of(each) for key, each in thing.state_dict().items() if isinstance(each, torch.Tensor)}
+            for name, thing in protected.items()
+            if isinstance(thing, torch.nn.Module)
+        }
+        self._optimizers = {name for name, thing in protected.items() if isinstance(thing, torch.optim.Optimizer)}
+        self._parameters = {name: Box.of(each.detach()) for name, each in _names(protected).values()}
+        self._names = set(protected)
+
+    def has(self, path: Sequence[str | int], box: Box) -> bool:
+        """Return whether a rank needs some of a part of a tensor, by where that is in the objects of the state."""
+        name = path[0]
+        if name in self._modules:
+            mine = self._modules[str(name)].get(str(path[1]))
+        elif name in self._optimizers and path[1] == "state":
+            mine = self._parameters.get(str(path[2]))
+        else:
+            return name in self._names
+        if mine is None:
+            return False
+        # moments may have another shape than their parameter; who has nothing of a tensor learns from a part what it is
+        return mine.whole != box.whole or 0 in mine.shape or mine.overlap(box) is not None
+
+
+class _Part:
+    """What this rank holds of a tensor, as far as it has come."""
+
+    def __init__(self, box: Box, like: torch.Tensor, *, spread: bool) -> None:
+        self._box, self._spread = box, spread
+        self._held = torch.empty(box.shape, dtype=like.dtype)
+        self._seen: set[Box] = set()
+        self.missing = self._held.numel()
+
+    def add(self, box: Box, shard: torch.Tensor, *, borrow: bool) -> None:
+        """Take what both hold; ranks that hold the same hold the very same box, or one of them all.
+
+        Args:
+            box: where the shard lies.
+            shard: what another rank holds.
+            borrow: a shard that is all that is wanted is not copied.
+        """
+        both = self._box.overlap(box)
+        if both is None or both in self._seen or not self.missing:
+            return
+        if borrow and self._box == box:
+            self._held, self.missing = shard, 0
+            return
+        self._seen.add(both)
+        self._held[both.within(self._box)] = shard[both.within(box)]
+        self.missing = 0 if both == self._box else self.missing - self._held[both.within(self._box)].numel()
+
+    def written(self) -> Any:
+        """Return it as it is laid out."""
+        if not self._spread:
+            return self._held
+        return {MARK: [list(self._box.whole), list(self._box.offset)], "shard": self._held}
+
+
+# --- what is protected, by name --------------------------------------------------------------------------------------
+
+
+def _names(protected: Protected) -> dict[int, tuple[str, torch.Tensor]]:
+    """Return the name of each parameter, and the parameter, by its identity."""
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, thing in protected.items():
+        if isinstance(thing, torch.nn.Module):
+            prefix = "" if name == "model" else f"{name}."
+            for each, parameter in thing.named_parameters():
+                found.setdefault(id(parameter), (prefix + each, parameter))
+    return found
+
+
+def _told(thing: Any, names: Mapping[int, tuple[str, torch.Tensor]]) -> Any:
+    """Return the state of an object; an optimizer's by the names of its parameters."""
+    state = thing.state_dict()
+    if not isinstance(thing, torch.optim.Optimizer):
+        return state
+    parameters = [each for group in thing.param_groups for each in group["params"]]
+    called = [names.get(id(each), (f"#{number}", each))[0] for number, each in enumerate(parameters)]
+    return {
+        "state": {called[key] if isinstance(key, int) else key: each for key, each in state["state"].items()},
+        "param_groups": [
+            {**group, "params": [called[number] for number in group["params"]]} for group in state["param_groups"]
+        ],
+    }
+
+
+def _by_number(optimizer: torch.optim.Optimizer, told: dict[str, Any]) -> dict[str, Any]:
+    """Undo `_told` for an optimizer."""
+    numbers = {name: number for number, name in enumerate(_listed(told))}
+    packed = optimizer.state_dict()["param_groups"]
+    return {
+        "state": {numbers.get(name, name): each for name, each in told["state"].items()},
+        "param_groups": [
+            {**group, "params": own["params"]} for group, own in zip(told["param_groups"], packed, strict=True)
+        ],
+    }
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load an optimizer's state in the types that it has: torch casts moments to the type of their parameter."""
+    optimizer.load_state_dict(state)
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for number, parameter in enumerate(parameters):
+        _typed(optimizer.state.get(parameter), state["state"].get(number))
+
+
+def _typed(own: Any, saved: Any) -> Any:
+    """Return what was loaded; tensors whose type was changed by that are as they were saved."""
+    if isinstance(own, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return own if own.dtype == saved.dtype else saved.to(own.device)
+    if isinstance(own, dict) and isinstance(saved, Mapping):
+        own.update({key: _typed(each, saved.get(key)) for key, each in own.items()})
+    elif type(own) in {list, tuple} and isinstance(saved, list | tuple):
+        return type(own)(map(_typed, own, saved))
+    return own
+
+
+def _listed(told: Mapping[str, Any]) -> list[str]:
+    return [name for group in told["param_groups"] for name in group["params"]]
+
+
+def _as_parameters(thing: Any, like: Any, names: Mapping[int, tuple[str, torch.Tensor]]) -> Any:
+    """Return what tells how each tensor is to be spread: what an optimizer has of a parameter, as that is."""
+    if not isinstance(thing, torch.optim.Optimizer):
+        return like
+    return {"state": {name: _Everything(parameter) for name, parameter in names.values()}, "param_groups": []}
+
+
+class _Everything(dict[str, torch.Tensor]):
+    """A mapping in which every name leads to the same parameter."""
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        super().__init__()
+        self._parameter = parameter
+
+    def get(self, _: str, default: Any = None) -> Any:  # noqa: ARG002
+        """Return the parameter."""
+        return self._parameter
+
+
+def _check_shapes(name: str, value: Mapping[str, Any], like: Mapping[str, Any]) -> None:
+    for key, each in value.items():
+        told = read(each)
+        if told is not None and isinstance(like[key], torch.Tensor) and told[0].whole != tuple(like[key].shape):
+            raise StateTransferError(
+                f"{name} {key} has the shape {tuple(like[key].shape)} here and {told[0].whole} in the state: all "
+                "workers of a task run the same script with the same arguments"
+            )
+
+
+# --- nested values ---------------------------------------------------------------------------------------------------
+
+
+def _is_leaf(value: Any) -> bool:
+    return not isinstance(value, Mapping | list | tuple) or (isinstance(value, Mapping) and MARK in value)
+
+
+def _items(value: Any) -> list[tuple[Any, Any]]:
+    return list(value.items()) if isinstance(value, Mapping) else list(enumerate(value))
+
+
+def _within(value: Any, key: Any) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(key)
+    return value[key] if isinstance(value, list | tuple) and key < len(value) else None
+
+
+def _own(value: Any) -> Any:
+    """Return a value whose tensors are nobody else's."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return value if _is_leaf(value) else _rebuilt(value, [(key, _own(each)) for key, each in _items(value)])
+
+
+def _rebuilt(value: Any, items: list[tuple[Any, Any]]) -> Any:
+    """Return a value of the kind of `value` with these items."""
+    if isinstance(value, Mapping):
+        return dict(items)
+    return type(value)(each for _, each in items) if type(value) in {list, tuple} else [each for _, each in items]
+
+
+def _mapped(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return written(value)
+    return value if _is_leaf(value) else _rebuilt(value, [(key, _mapped(each)) for key, each in _items(value)])
+
+
+def _merged(found: Any, like: Any, value: Any, *, borrow: bool = False) -> Any:
+    """Return what was found so far, with what `value` has of it."""
+    if not _is_leaf(value):
+        new = [
+            (key, _merged(_within(found, key), _within(like, key), each, borrow=borrow)) for key, each in _items(value)
+        ]
+        if isinstance(value, Mapping) and isinstance(found, Mapping):
+            return {**found, **dict(new)}
+        return _rebuilt(value, new)
+    told = read(value)
+    if told is None:
+        return value if found is None else found
+    box, shard = told
+    if not isinstance(found, _Part):
+        spread = is_spread(like) and tuple(like.shape) == box.whole
+        found = _Part(
+            Box.of(like) if spread else Box(box.whole, (0,) * len(box.whole), box.whole), shard, spread=spread
+        )
+    found.add(box, shard, borrow=borrow)
+    return found
+
+
+def _unfilled(found: Any) -> str:
+    """Return where a tensor lacks some of its elements, empty where none does."""
+    if isinstance(found, _Part) or _is_leaf(found):
+        return "elements" if isinstance(found, _Part) and found.missing else ""
+    for key, each in _items(found):
+        if where := _unfilled(each):
+            return f"{key} {where}"
+    return ""
+
+
+def _taken(found: Any) -> Any:
+    if isinstance(found, _Part):
+        return found.written()
+    return found if _is_leaf(found) else _rebuilt(found, [(key, _taken(each)) for key, each in _items(found)])
+
+
+def _joined(value: Any, like: Any) -> Any:
+    if not _is_leaf(value):
+        return _rebuilt(value, [(key, _joined(each, _within(like, key))) for key, each in _items(value)])
+    told = read(value) if isinstance(value, dict) else None
+    return value if told is None else as_shard_of(told[1], like)

@@ -1,0 +1,153 @@
+"""A worker's state, saved in its node's memory while the worker computes on (GEMINI, SOSP 2023).
+
+In which iterations is decided with the others (`unicron.train.worker.duties`).
+
+Parameters and their moments change in an update only. So a thread copies them from where they are, and the next update
+waits for it. What else there is of a state is small, and is set aside at once.
+"""
+
+import mmap
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from xxhash import xxh3_128
+
+from unicron.contracts.states import SAVED, TURNS, StateRef, label
+from unicron.train.snapshots.packed import Packing, Targets, mapped
+from unicron.train.snapshots.shards import local
+from unicron.train.snapshots.side_stream import SideStream
+
+VARIABLE = "UNICRON_STATE_LIMIT"
+"""Bytes that saved states may take on this node, all together."""
+
+
+COSTS = 4
+"""Saves of which the cheapest tells what one costs: what else runs makes some dear."""
+
+
+def set_aside(state: dict[str, Any], protected: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state that was laid out, with copies of what may change before the next update."""
+    modules = [each for each in protected.values() if isinstance(each, torch.nn.Module)]
+    steady = {local(each).untyped_storage().data_ptr() for module in modules for each in module.parameters()}
+    objects = {
+        name: each if name == "optimizer" else _set_aside(each, steady) for name, each in state["objects"].items()
+    }
+    return {**state, "objects": objects}
+
+
+def _set_aside(value: Any, steady: set[int]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value if value.untyped_storage().data_ptr() in steady else value.detach().clone()
+    if isinstance(value, Mapping):
+        return {key: _set_aside(each, steady) for key, each in value.items()}
+    return type(value)(_set_aside(each, steady) for each in value) if type(value) in {list, tuple} else value
+
+
+class Saver:
+    """Writes states to two files in turn: one is whole while the other is written.
+
+    Args:
+        directory: in the node's memory.
+        told: told why a state could not be saved, by the thread.
+
+    Attributes:
+        failed: the last one could not be saved.
+    """
+
+    def __init__(self, directory: Path, told: Callable[[str], None]) -> None:
+        self.failed = False
+        self._directory, self._told = directory, told
+        self._whole = 0
+        self._files: dict[str, mmap.mmap] = {}
+        self._targets: dict[str, Targets] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="unicron-saver")
+        self._saving: Future[None] | None = None
+        self._costs: deque[float] = deque(maxlen=COSTS)
+        self._side: SideStream | None = None
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds of a processor that it takes to save a state, as the cheapest of the last did."""
+        return min(self._costs, default=0.0)
+
+    def begin(self, state: dict[str, Any], ref: StateRef, saved: Callable[[StateRef], None], cost_s: float) -> str:
+        """Begin to save a state; return the name that it will have.
+
+        Args:
+            state: laid out and set aside; its parameters and moments stay as they are until `wait` returns.
+            ref: what it is; where exactly it lies, its size and its checksum are found here.
+            saved: told when it is whole, by the thread.
+            cost_s: seconds of a processor that it took to prepare it.
+        """
+        self.wait()
+        self.failed = False
+        turn = (self._whole + 1) % TURNS
+        name = f"{ref.location.worker}.{turn}.{SAVED}"
+        ref = replace(ref, location=replace(ref.location, name=name))
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._side = self._side or SideStream(torch.device("cuda", torch.cuda.current_device()))
+            self._side.follow()
+        self._saving = self._thread.submit(self._save, state, ref, turn, saved, cost_s)
+        return name
+
+    def wait(self) -> None:
+        """Wait until nothing is being saved."""
+        if self._saving is not None:
+            self._saving.result()
+            self._saving = None
+
+    def _save(
+        self, state: dict[str, Any], ref: StateRef, turn: int, saved: Callable[[StateRef], None], cost_s: float
+    ) -> None:
+        began = time.thread_time()
+        try:
+            ref = self._written(state, ref)
+        except Exception as error:  # noqa: BLE001 whatever it is, training goes on, and the last whole state stays
+            (self._directory / ref.location.name).unlink(missing_ok=True)
+            self.failed = True
+            why = f"{error.strerror}; make room there" if isinstance(error, OSError) else repr(error)
+            self._told(f"{ref.location.name} in {self._directory}: {why}")
+        else:
+            self._whole = turn
+            self._costs.append(cost_s + time.thread_time() - began)
+            saved(ref)
+
+    def _written(self, state: dict[str, Any], ref: StateRef) -> StateRef:
+        copy = self._side.copy if self._side is not None else None
+        packing, name = Packing(state, copy), ref.location.name
+        file = self._file(name, packing.size)
+        self._targets[name] = packing.write(file, self._targets.get(name))
+        ref = replace(ref, size=packing.size, checksum=xxh3_128(file).digest())
+        with (self._directory / name).open("ab") as end:
+            end.write(label(ref))  # only now it is a state
+        return ref
+
+    def _file(self, name: str, size: int) -> mmap.mmap:
+        """Return the file to write to, without its label: from here on it is no state."""
+        path = self._directory / name
+        known = self._files.pop(name, None)
+        links = path.stat().st_nlink if path.exists() else 0
+        if known is not None and len(known) == size and links == 1:
+            os.truncate(path, size)
+        else:
+            self._targets.pop(name, None)
+            path.unlink(missing_ok=True)  # somebody may still read it under another name
+            self._make_room(name, size)
+            known = mapped(path, size)
+        self._files[name] = known
+        return known
+
+    def _make_room(self, name: str, size: int) -> None:
+        """Raise if the files of all would take more than they may."""
+        limit = int(os.environ.get(VARIABLE, "0"))
+        others = sum(path.stat().st_size for path in self._directory.glob(f"*.{SAVED}") if path.name != name)
+        if limit and others + size > limit:
+            text = f"{others + size} bytes of saved states are more than the node's limit of {limit} bytes"
+            raise OSError(0, text)

@@ -1,0 +1,270 @@
+"""A worker's line to its agent: a unix socket, read by one thread of the process.
+
+The thread also interrupts the main thread: when a newer membership arrives it wakes whatever collective blocks. When
+the agent dies the worker goes on computing, and the thread knocks until an agent is back.
+"""
+
+import contextlib
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+from unicron.contracts.timings import DEFAULT_SHARE, period_of
+from unicron.contracts.worker import (
+    LENGTH,
+    NOWHERE,
+    ExitFault,
+    Hello,
+    Membership,
+    Ping,
+    Pong,
+    Raised,
+    RaiseFault,
+    ResetFault,
+    Sample,
+    Save,
+    Secured,
+    SlowFault,
+    StateFetched,
+    ToAgent,
+    ToWorker,
+    frame,
+    length_of,
+    to_worker,
+)
+from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.train.worker.flight import collectives
+from unicron.train.worker.injected import Injected, exception, raise_in_script
+from unicron.train.worker.phases import FORGOTTEN, greeting
+
+SOCKET_VARIABLE = "UNICRON_WORKER_SOCKET"
+TELL = "UNICRON_TELL"
+"""Names the descriptor of the socket on which a program tells its launcher something."""
+
+
+class Channel:
+    """The connection, and what the agent last said over it."""
+
+    def __init__(self, path: str, worker: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._socket: socket.socket | None = None
+        self._unsent: deque[bytes] = deque()
+        self._membership = NOWHERE
+        self._fetched: dict[str, StateFetched] = {}
+        self._hello = Hello(worker=worker, pid=os.getpid())
+        self.period = period_of(DEFAULT_SHARE)
+        self.saves, self.store_s, self.store_asked = False, 0.0, 0
+        self.secured: tuple[str, int] | None = None
+        self.interrupt: Callable[[Membership], bool] = lambda _: False
+        self.reset: Callable[[], None] = lambda: None
+        self.asked: Callable[[Ping], None] = lambda ping: self.send(pong(ping))
+        self.injected = Injected()
+        threading.Thread(target=self._run, name="unicron-channel", daemon=True).start()
+
+    # --- from the main thread ----------------------------------------------------------------------------------------
+
+    @property
+    def iteration(self) -> int:
+        """The iteration that the agent was last told of; -1 before the first."""
+        return self._hello.iteration
+
+    @property
+    def newest(self) -> Membership:
+        """The newest membership that the agent has sent; epoch -1 before the first."""
+        return self._membership
+
+    def send(self, message: ToAgent) -> None:
+        """Tell the agent. While it is away, progress and timings are forgotten and everything else is kept."""
+        data = frame(message)
+        with self._lock:
+            self._hello = greeting(self._hello, message)
+            if self._socket is not None and not self._unsent:
+                try:
+                    self._socket.sendall(data)
+                except OSError:
+                    pass
+                else:
+                    return
+            if not isinstance(message, FORGOTTEN):
+                self._unsent.append(data)
+
+    def await_membership(self, above: int) -> Membership:
+        """Block until there is a membership with an epoch greater than `above`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._membership.epoch > above)
+            return self._membership
+
+    def await_state(self, name: str, epoch: int) -> StateFetched:
+        """Block until the agent has fetched the state `name`, or could not.
+
+        Raises:
+            GroupBrokenError: a membership newer than `epoch` came meanwhile.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: name in self._fetched or self._membership.epoch > epoch)
+            fetched = self._fetched.pop(name, None)
+            if fetched is None or self._membership.epoch > epoch:
+                raise GroupBrokenError("interrupted by a newer membership")
+            return fetched
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            try:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                    connection.connect(self._path)
+                    self._greet(connection)
+                    self._read(connection)
+            except (OSError, EOFError):
+                pass
+            except InvalidInputError as error:
+                print(f"unicron: {error}", file=sys.stderr)  # noqa: T201 goes to the worker's log
+            with self._lock:
+                self._socket = None
+            time.sleep(0.1)
+
+    def _greet(self, connection: socket.socket) -> None:
+        with self._lock:
+            connection.sendall(frame(self._hello))
+            while self._unsent:
+                connection.sendall(self._unsent[0])
+                self._unsent.popleft()
+            self._socket = connection
+
+    def _read(self, connection: socket.socket) -> None:
+        while True:
+            # a group that was being formed when the interruption came may open further sockets: interrupt again
+            busy = self.interrupt(self._membership)
+            if select.select([connection], [], [], 0.05 if busy else None)[0]:
+                length = length_of(receive(connection, LENGTH.size))
+                self._take(to_worker(receive(connection, length)))
+
+    def _take(self, message: ToWorker) -> None:
+        match message:
+            case Membership():
+                with self._changed:
+                    if message.epoch > self._membership.epoch:
+                        self._membership = message
+                    self._changed.notify_all()
+            case StateFetched():
+                with self._changed:
+                    self._fetched[message.name] = message
+                    self._changed.notify_all()
+            case Sample():
+                self.period = message.period
+            case Save():
+                self.saves, self.store_s, self.store_asked = message.on, message.store_s, message.store_asked
+                self.secured = None
+            case Secured():
+                self.secured = (message.name, message.iteration)
+            case Ping():
+                self.asked(message)
+            case _:
+                self._break(message)
+
+    def _break(self, message: ToWorker) -> None:
+        match message:
+            case RaiseFault():
+                if message.exception:
+                    self.injected.error = exception(message.exception)
+                else:
+                    raise_in_script()
+            case ExitFault():
+                os._exit(message.code)
+            case SlowFault():
+                self.injected.factor = message.factor
+            case ResetFault():
+                self.reset()
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    """Return so many bytes.
+
+    Raises:
+        EOFError: the other side has closed it.
+        OSError: it broke.
+    """
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
+
+
+def pong(ping: Ping) -> Pong:
+    """Return the answer to a ping."""
+    return Pong(collectives=collectives() if ping.collectives else None)
+
+
+class Told:
+    """Messages of a program that a launcher runs: they go to the launcher, which passes them on to the agent."""
+
+    iteration = -1
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket, self._lock = connection, threading.Lock()
+        threading.Thread(target=self._answer, name="unicron-told", daemon=True).start()
+
+    def send(self, message: ToAgent) -> None:
+        """Tell the launcher; nothing where it is gone, as this process is about to be."""
+        with contextlib.suppress(OSError), self._lock:
+            self._socket.sendall(frame(message))
+
+    def _answer(self) -> None:
+        """Say what the launcher asks, whatever the program is doing."""
+        with contextlib.suppress(OSError, EOFError, InvalidInputError):
+            while True:
+                asked = to_worker(receive(self._socket, length_of(receive(self._socket, LENGTH.size))))
+                if isinstance(asked, Ping):
+                    self.send(pong(asked))
+
+
+_channel: Channel | None = None
+_told: Told | None = None
+
+
+def connect() -> Channel | None:
+    """Return this process's channel, or None where no agent started it (a plain run of the script)."""
+    global _channel  # noqa: PLW0603 one a process, made before or by the script
+    path = os.environ.get(SOCKET_VARIABLE)
+    if _channel is None and path:
+        _channel = Channel(path, os.environ["UNICRON_WORKER"])
+        sys.excepthook = report_exception
+    return _channel
+
+
+def speak_through(connection: socket.socket) -> Told:
+    """Have this process speak to its launcher from now on, and not to an agent."""
+    global _channel, _told
+    _channel, _told = None, Told(connection)
+    sys.excepthook = report_exception
+    return _told
+
+
+def told() -> Told | None:
+    """Return the line to this process's launcher, None where it has none."""
+    number = os.environ.get(TELL)
+    return _told or (speak_through(socket.socket(fileno=int(number))) if number else None)
+
+
+def report_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Tell the agent about an exception that leaves the script, then print it as usual."""
+    line = _told or _channel
+    if line is not None and issubclass(kind, Exception):
+        text = "".join(traceback.format_exception(kind, error, trace))
+        name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+        line.send(Raised(iteration=line.iteration, exception=name, text=str(error)[:2000], traceback=text[-8000:]))
+    with contextlib.suppress(OSError):
+        sys.__excepthook__(kind, error, trace)

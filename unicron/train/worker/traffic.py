@@ -1,0 +1,56 @@
+"""Tells the agent when this worker leaves the network idle, without a word on the way (`unicron.contracts.traffic`)."""
+
+import contextlib
+import mmap
+import time
+from pathlib import Path
+
+from unicron.contracts.traffic import Forecast
+from unicron.train.worker.spans import IdleSpans
+
+
+class Traffic:
+    """What this worker has under way to others.
+
+    Args:
+        path: of the file that its agent reads; None where there is no agent.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._shared: mmap.mmap | None = None
+        with contextlib.suppress(OSError):  # where there is no room, its agent knows of nothing
+            if path is not None:
+                path.unlink(missing_ok=True)
+                path.write_bytes(Forecast().encode())
+                with path.open("r+b") as file:
+                    self._shared = mmap.mmap(file.fileno(), 0)
+        self.rests()
+
+    def rests(self) -> None:
+        """Note that nothing is under way, and that what comes may be nothing like what was."""
+        self._spans, self._under_way = IdleSpans(), 0
+        self._share(Forecast())
+
+    def begins(self) -> None:
+        """Note that something is sent on its way."""
+        self._under_way += 1
+        if self._under_way == 1:
+            self._spans.busy(time.monotonic())
+            self._share(Forecast(0.0, self._spans.iteration_s))
+
+    def ends(self) -> None:
+        """Note that something has arrived; what was given up before is forgotten already."""
+        self._under_way = max(0, self._under_way - 1)
+        if self._under_way == 0:
+            self._share(Forecast(self._spans.idle(time.monotonic()), self._spans.iteration_s))
+
+    def iterated(self) -> None:
+        """Note that an iteration has ended; what nobody has waited for has arrived as well."""
+        if self._under_way:
+            self._under_way = 1
+            self.ends()
+        self._spans.iterated(time.monotonic())
+
+    def _share(self, forecast: Forecast) -> None:
+        if self._shared is not None:
+            self._shared[:] = forecast.encode()
