@@ -328,7 +328,7 @@ def _change(keyring: Keyring, options: argparse.Namespace) -> None:
     elif options.shut_out:
         keyring.shut_out(options.shut_out)
     else:
-        keyring.ensure(options.nodes)
+        keyring.ensure(options.nodes, enrols=options.enrol)
         if options.servers:
             keyring.route(options.servers.split(","))
         if options.tls:
@@ -345,6 +345,7 @@ def main() -> int:
     parser.add_argument("--admit", metavar="NODE", help="give this node a key, also one that was shut out")
     parser.add_argument("--servers", metavar="HOST:PORT,...", help="where each NATS server listens for the others")
     parser.add_argument("--tls", metavar="NAME,...", help="names and addresses by which the NATS servers are reached")
+    parser.add_argument("--enrol", action="store_true", help="have nodes join with tokens: make the enroller's key too")
     parser.add_argument("--shut-out", metavar="NODE", help="take this user's key away")
     parser.add_argument("nodes", nargs="*", metavar="NODE", help="who is to have a key, unless shut out")
     options = parser.parse_args()
