@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.cli import UNICRON, call
+from helpers.cli import CLEAN, UNICRON, call
 from helpers.ports import free_port
 from helpers.waiting import block_until
 
@@ -27,18 +27,18 @@ def commands(port):
     return [[word.replace("10.0.0.5", "127.0.0.1") for word in words] for words in text]
 
 
-def test_the_page_is_followed_word_for_word(tmp_path, monkeypatch):
-    port = free_port()
+def test_the_page_is_followed_word_for_word(tmp_path):
+    port, environment = free_port(), dict(CLEAN)
     up, export, create, show, revoke, agent = commands(port)
 
     def unicron(*words):
-        ended = call([*UNICRON, *words], cwd=tmp_path)
+        ended = call([*UNICRON, *words], environment, cwd=tmp_path)
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
     try:
         unicron(*up[1:], "--nodes", "1", "--slots", "1", "--port", str(port), "--console-port", str(free_port()))
-        monkeypatch.setenv(*export[1].split("="))
+        environment |= dict([export[1].split("=")])
         made = unicron(*create[1:])
         assert made.startswith("gpu.token\n")
         assert (tmp_path / "gpu.token").stat().st_mode & 0o777 == 0o600
