@@ -7,11 +7,9 @@ import base64
 import re
 import secrets
 from hashlib import sha256
-from pathlib import Path
 from typing import NamedTuple, Self
 
 from unicron.errors import InvalidInputError
-from unicron.files import read_secret
 
 SECRET_BYTES = 32
 CURE = "give a file made by `unicron token create`, mode 600"
@@ -51,18 +49,6 @@ class JoinToken(NamedTuple):
             return cls(found[1], _bytes(found[2]), _bytes(found[3]))
         except ValueError:
             raise InvalidInputError(f"a join token that was cut off or changed; {CURE}") from None
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Return the token in a file.
-
-        Raises:
-            InvalidInputError: there is none, or others than its owner may read it.
-        """
-        try:
-            return cls.parse(read_secret(path, CURE).decode("ascii", errors="replace"))
-        except InvalidInputError as error:
-            raise InvalidInputError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
     @property
     def digest(self) -> bytes:

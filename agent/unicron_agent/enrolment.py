@@ -77,7 +77,7 @@ async def enrol(settings: AgentSettings) -> AgentSettings:
 
 
 async def _join(settings: AgentSettings, keys: "Keys") -> Enrolled:
-    token, node = JoinToken.read(Path(settings.join_token_file)), settings.node or own_name(os.environ)
+    token, node = joining.token_in(Path(settings.join_token_file)), settings.node or own_name(os.environ)
     keys.ensure(node, token)
     request = JoinRequest(
         token=token.id,

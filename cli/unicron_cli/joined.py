@@ -19,10 +19,10 @@ from unicron_agent.settings import AgentSettings
 
 from unicron import codec
 from unicron.bus import topology
+from unicron.bus.joining import token_in
 from unicron.bus.nats import NatsBus, connect
 from unicron.contracts.events import TaskStateChanged
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
-from unicron.jointoken import JoinToken
 from unicron_cli.meeting import Meeting
 from unicron_cli.ranks import Ranks
 
@@ -105,7 +105,7 @@ class Joined:
     def _forget_another_run(self) -> None:
         """Remove what an earlier run of that id has left here: its cluster had another authority."""
         known = self._run_dir / "keys" / "ca.pem"
-        authority = JoinToken.read(self._meeting.token_file).authority
+        authority = token_in(self._meeting.token_file).authority
         if known.exists() and ssl.PEM_cert_to_DER_cert(known.read_text()) != authority:
             shutil.rmtree(self._run_dir)
 

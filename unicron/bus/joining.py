@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ssl
 import time
+from pathlib import Path
 
 import msgspec
 import nats.errors
@@ -14,7 +15,8 @@ from unicron.bus.client import KeyedClient
 from unicron.bus.nats import RECONNECT_S, connect
 from unicron.contracts.enrolment import JoinReply, JoinRequest, Papers, PapersRequest
 from unicron.errors import BusUnavailableError, InvalidInputError
-from unicron.jointoken import JoinToken
+from unicron.files import read_secret
+from unicron.jointoken import CURE, JoinToken
 from unicron.settings import Settings
 
 ANSWER_S = 10.0
@@ -23,6 +25,18 @@ ANSWER_S = 10.0
 RETRY_S = 0.5
 
 NOTHING: Exception = nats.errors.Error("no answer in time")
+
+
+def token_in(path: Path) -> JoinToken:
+    """Return the token in a file.
+
+    Raises:
+        InvalidInputError: there is none, or others than its owner may read it.
+    """
+    try:
+        return JoinToken.parse(read_secret(path, CURE).decode("ascii", errors="replace"))
+    except InvalidInputError as error:
+        raise InvalidInputError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
 async def join(settings: Settings, token: JoinToken, request: JoinRequest) -> JoinReply:

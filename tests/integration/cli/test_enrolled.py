@@ -29,7 +29,7 @@ def commands(port):
 
 def test_the_page_is_followed_word_for_word(tmp_path):
     port, environment = free_port(), dict(CLEAN)
-    up, export, create, show, revoke, agent = commands(port)
+    up, export, create, show, revoke, own, agent = commands(port)
 
     def unicron(*words):
         ended = call([*UNICRON, *words], environment, cwd=tmp_path)
@@ -45,8 +45,9 @@ def test_the_page_is_followed_word_for_word(tmp_path):
         line = (tmp_path / "gpu.token").read_text()
         assert line.split(".")[2] not in made
         with (tmp_path / "agent.log").open("wb") as log:
+            there = environment | dict(word.split("=") for word in own[1:])
             started = [sys.executable, *agent[1:], "--node", "stranger"]
-            process = subprocess.Popen(started, cwd=tmp_path, stdout=log, stderr=log)
+            process = subprocess.Popen(started, cwd=tmp_path, env=there, stdout=log, stderr=log)
         block_until(lambda: "stranger  up" in unicron("status"))
         assert "stranger" in unicron(*show[1:])
         token = line.split(".")[1]
