@@ -10,11 +10,13 @@ from unicron.aio import RETRY_S
 from unicron.authentication import authenticate
 from unicron.bus.protocol import Bus
 from unicron.contracts.base import Message
+from unicron.contracts.enrolment import TokenView
 from unicron.contracts.faults import kind_of
 from unicron.contracts.notices import NotificationsView
 from unicron.contracts.pools import PoolsView
 from unicron.contracts.queries import (
     AcknowledgeIncident,
+    CreateToken,
     Curve,
     DrainNode,
     GetCurve,
@@ -26,6 +28,7 @@ from unicron.contracts.queries import (
     GetStates,
     GetStatus,
     GetStraggler,
+    GetTokens,
     InjectFault,
     Load,
     Order,
@@ -34,6 +37,7 @@ from unicron.contracts.queries import (
     Query,
     RemoveTask,
     Reply,
+    RevokeToken,
     RewindTask,
     SaveTask,
     Status,
@@ -45,7 +49,7 @@ from unicron.contracts.queries import (
 from unicron.contracts.states import StateRef
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError, NobodyAnswersError
-from unicron.services import NAMED, PROVISIONER
+from unicron.services import ANSWERING, ENROLLER, PROVISIONER
 
 ANSWER_S = 5.0
 """How long a service may take to answer."""
@@ -143,6 +147,18 @@ class Client:
         """Say that `by` sees to an incident; return a line for a person."""
         return (await self._ask("notifier", AcknowledgeIncident(incident=incident, by=by))).text
 
+    async def create_token(self, order: CreateToken) -> str:
+        """Have the enroller take a join token, whose secret stays here; return a line for a person."""
+        return (await self._ask(ENROLLER, order)).text
+
+    async def revoke_token(self, token: str) -> str:
+        """Have a join token let nobody in any more; return a line for a person."""
+        return (await self._ask(ENROLLER, RevokeToken(token=token))).text
+
+    async def tokens(self) -> list[TokenView]:
+        """Return all join tokens that the enroller knows, those that are over included."""
+        return (await self._ask(ENROLLER, GetTokens())).tokens
+
     async def states(self, node: str) -> list[StateRef]:
         """Return the states of tasks that lie in the memory of `node`, whole."""
         return (await self._ask(node, GetStates())).states
@@ -171,7 +187,7 @@ class Client:
     async def _ask(self, owner: str, query: Query) -> Reply:
         if isinstance(query, Order) and not query.by:
             query = replace(query, by=self.by)
-        waits = isinstance(query, Order) and owner in NAMED
+        waits = isinstance(query, Order) and owner in ANSWERING
         end = asyncio.get_running_loop().time() + (self.patience_s if waits else 0.0)
         while True:
             try:

@@ -9,5 +9,12 @@ PROVISIONER = "provisioner"
 NAMED = (*SERVICES, PROVISIONER)
 """All that have a core: subjects, leases and rights of their own, whether they run in a cluster or not."""
 
+ENROLLER = "enroller"
+"""Who lets nodes in that come with a join token. It has the cluster's keys, so it runs where they are, and only there.
+"""
+
+ANSWERING = (*NAMED, ENROLLER)
+"""All beside nodes that are asked, and take orders, on a subject of their own."""
+
 CONSOLE = "console"
 """Who shows a cluster to browsers: it decides nothing, so it holds no lease, and several may run."""

@@ -17,7 +17,7 @@ from unicron.contracts.queries import Order, Query
 from unicron.contracts.slowdowns import ComputeTimed
 from unicron.contracts.stragglers import RecordingSwitched
 from unicron.errors import InvalidInputError
-from unicron.services import NAMED
+from unicron.services import ANSWERING
 
 ROOT = "unicron.v1"
 FACTS = f"{ROOT}.evt.>"
@@ -31,6 +31,9 @@ ANY = f"{ROOT}.>"
 
 STORED = "unicron.stored"
 """Where the server tells what it has stored in the journal: by the subject of each message, from its kind on."""
+
+JOIN = f"{ROOT}.enrol"
+"""Where who is no node yet asks to become one, with a join token."""
 
 TELEMETRY: tuple[type[Message], ...] = (NodeHeartbeat, IterationFinished, StepTimed, ComputeTimed, GpusSampled)
 """Message types that travel as telemetry."""
@@ -129,6 +132,11 @@ def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
     )
 
 
+def papers(node: str) -> str:
+    """Return the subject on which a node asks the enroller for what else it needs: certificate and fabric key."""
+    return f"{JOIN}.{node}"
+
+
 def rpc(owner: str) -> str:
     """Return the subject on which the node or service `owner` answers queries."""
     return f"{ROOT}.rpc.{_owner(owner)}"
@@ -141,7 +149,7 @@ def orders(owner: str) -> str:
 
 def _owner(name: str) -> str:
     """Return where `name` answers: nodes do so apart from services, since they are reached in another account."""
-    return name if name in NAMED else f"node.{token(name, 'owner')}"
+    return name if name in ANSWERING else f"node.{token(name, 'owner')}"
 
 
 def for_query(owner: str, query: Query) -> str:

@@ -14,6 +14,7 @@ from unicron.errors import InvalidInputError
 from unicron.fabric_proofs import boot_id
 from unicron.service.runner import run_process
 from unicron_agent.departure import wait_for_departure
+from unicron_agent.enrolment import enrol
 from unicron_agent.hardware.slots import find_slots
 from unicron_agent.node import NodeShell
 from unicron_agent.settings import AgentSettings
@@ -25,6 +26,7 @@ DYING_S = 5.0
 
 async def _run(make_standby: Callable[[Path], Standby], settings: AgentSettings) -> None:
     await lock_run_folder(Path(settings.run_dir))
+    settings = await enrol(settings)
     slots = find_slots(settings.slots)
     secret = token_hex()  # whoever could name a connection like ours could have this node given up
     bus = await connect(settings, f"agent.{settings.node}", secret)

@@ -14,12 +14,15 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
     """The agent of one node.
 
     Attributes:
-        node: name of this node, one token of letters, digits, '-' and '_'.
+        node: name of this node, one token of letters, digits, '-' and '_'; where it comes with a join token, empty
+            for the scheduler's (SLURMD_NODENAME), else its host name.
         slots: CPU slots to offer where NVML finds no GPU.
         run_dir: where logs and the records of running workers are kept.
         host: address at which other nodes reach this one; empty: the one from which it reaches the bus.
         fabric_key: path of the file with the key that opens nodes to one another, which only we may read; empty for
             none: then they are open to everybody.
+        join_token_file: path of the file with a join token, which only we may read: with it a node that no one has
+            named gets its keys, once; they lie in its run folder from then on, and the token is not needed any more.
         rack: that the node is in, or the switch it is behind: copies of its states are kept elsewhere; empty: as the
             topology file or Slurm says.
         domain: of NVLink that the node is in: tensor-parallel groups stay inside of one; empty: as the topology file,
@@ -52,6 +55,7 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
     run_dir: str = ".unicron/node"
     host: str = ""
     fabric_key: str = ""
+    join_token_file: str = ""
     rack: str = ""
     domain: str = ""
     topology: str = ""

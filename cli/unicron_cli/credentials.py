@@ -25,12 +25,12 @@ def list_keys(folder: Folder = FOLDER, as_json: Json = False) -> None:
     keyring = _keyring(folder)
     users, shut = keyring.users(), keyring.shut()
     if as_json:
-        found = [{"name": name, "key": key, "file": str(keyring.path(name))} for name, key in users.items()]
+        found = [{"name": name, "key": key, "file": str(keyring.file(name))} for name, key in users.items()]
         print_json({"users": found, "shut_out": shut})
         return
     table = Table("user", "public key", "may publish on", "file")
     for name, key in users.items():
-        table.add_row(name, key, "\n".join(rights(name).publish), str(keyring.path(name)))
+        table.add_row(name, key, "\n".join(rights(name).publish), str(keyring.file(name)))
     for name in shut:
         table.add_row(name, "shut out", "", "")
     console().print(table)
@@ -86,6 +86,13 @@ def shut_out(name: Node, folder: Folder = FOLDER, as_json: Json = False) -> None
     files = [str(path) for path in _keyring(folder).shut_out(name)]
     text = "\n".join((f"{name} is shut out", *files, *(["give each of the other nodes its file now"] if files else [])))
     done(f"{text}\n{_reload(folder)}", as_json, name=name, files=files)
+
+
+@app.command("forget")
+def forget(name: Node, folder: Folder = FOLDER, as_json: Json = False) -> None:
+    """Take a node's key away, and let another machine have its name; where it may know too much, shut it out first."""
+    _keyring(folder).forget(name)
+    done(f"{name} is forgotten\n{_reload(folder)}", as_json, name=name)
 
 
 def _keyring(folder: Path) -> Keyring:

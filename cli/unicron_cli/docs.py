@@ -14,6 +14,7 @@ import msgspec
 from unicron import codec, subjects
 from unicron.contracts import (
     commands,
+    enrolment,
     events,
     failures,
     hardware,
@@ -153,6 +154,7 @@ def records() -> list[type]:
         watchdogs,
         notices,
         pools,
+        enrolment,
         events,
         queries,
     ):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 from unicron_deploy.embedded import Cluster
-from unicron_deploy.options import PORT, Options
+from unicron_deploy.options import PORT, Options, Value
 from unicron_provisioner.config import load
 
 from unicron_cli.doctor import examine, table
@@ -52,6 +52,14 @@ def up(
         Path | None,
         typer.Option(metavar="FILE", help="Have nodes come and go as tasks need them, by the pools of this file."),
     ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Let nodes of other machines join, which reach this one there: a name or an address of its own.",
+            show_default="nobody but this machine",
+        ),
+    ] = None,
     folder: Folder = FOLDER,
     as_json: Json = False,
 ) -> None:
@@ -69,6 +77,7 @@ def up(
         "ha": ha,
         "metrics": metrics,
         "pools": str(pools.resolve()) if pools else None,
+        "host": host,
     }
     if _mended(folder, given, as_json):
         return
@@ -107,7 +116,7 @@ def _machines(pools: str, folder: Path) -> list[str]:
     return [f"{pool.name}-{number}" for pool in local for number in range(1, 2 * pool.max + 1)]
 
 
-def _mended(folder: Path, given: Mapping[str, int | str | None], as_json: bool) -> bool:
+def _mended(folder: Path, given: Mapping[str, Value | None], as_json: bool) -> bool:
     """Start again what has ended of a cluster that runs; return whether there was any of it."""
     with _progress("looking at the cluster") as on_step:
         mended = Cluster.mend(folder, on_step)
@@ -142,7 +151,9 @@ def _summary(cluster: Cluster, kept: list[str], folder: Path) -> str:
     text += f"\nlook at it: {cluster.console_url}"
     if not options.insecure:
         text += f"   (orders from the page need the token in {cluster.keys.tokens})"
-    if options.port != PORT or options.ha:
+    if options.host:
+        text += "\nother machines join it with a token: `unicron token create --pool POOL`"
+    if options.port != PORT or options.ha or options.host:
         text += f"\nexport UNICRON_NATS_URL={cluster.url}   # for the other commands"
     if options.metrics:
         text += f"\nPrometheus finds its {len(cluster.names) - len(cluster.servers)} targets in {cluster.targets}"

@@ -45,6 +45,7 @@ COMMANDS = {
     "chaos": ("chaos", "Break something of a running cluster, to see it heal."),
     "checkpoints": ("checkpoints", "What is saved of training, and what survives a failure."),
     "credentials": ("credentials", "Keys of the bus: give, replace and take them."),
+    "token": ("token", "Join tokens: with one of them a machine that no one has named becomes a node."),
     "simulate": (
         "simulate",
         "Run policies through failures in virtual time; show what each earns and what failures cost it.",

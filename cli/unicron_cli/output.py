@@ -33,6 +33,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 FOLDER = Path(".unicron")
 
+HOST = "127.0.0.1"
+
 CONNECT_S = "3"
 """How long a command waits for a bus that neither answers nor fails, unless the environment says otherwise."""
 
@@ -58,12 +60,14 @@ def patient() -> bool:
 def own_key(url: str, folder: Path = FOLDER) -> str:
     """Return the path of the key for the bus at `url` that lies in the cluster's folder; empty where none does."""
     address, record = urlsplit(url), folder / "cluster.json"
-    if address.hostname not in {"127.0.0.1", "localhost"}:
-        return ""
+    hosts = {HOST, "localhost"}
     with suppress(OSError, ValueError, AttributeError):
         layout = json.loads(record.read_bytes())
+        hosts.add(layout.get("host") or HOST)
         if layout.get("insecure") or layout.get("port") != address.port:
             return ""
+    if address.hostname not in hosts:
+        return ""
     paths = (folder / "keys" / name / f"{name}.nk" for name in ("operator", "user"))
     return next((str(path) for path in paths if os.access(path, os.R_OK)), "")
 

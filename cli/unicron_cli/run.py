@@ -6,10 +6,11 @@ import re
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from msgspec.structs import replace
@@ -18,23 +19,32 @@ from unicron_deploy.nats_server import free_port
 
 from unicron.client import Client
 from unicron.contracts.events import FailureDetected, ScriptDrilled, TaskRecovered
-from unicron.contracts.queries import TaskView
-from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskSpec
+from unicron.contracts.queries import Status, TaskView
+from unicron.contracts.tasks import UNCOUNTED, Healing, NodeState, ParallelLayout, TaskSpec, TaskState
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.observe.words.story import describe
 from unicron.service.bootstrap import connected_client
 from unicron.taskfile import load
-from unicron_cli.output import console, say
+from unicron_cli.joined import JOIN_S, join
+from unicron_cli.leading import OWN, Attendance, open_to_others
+from unicron_cli.meeting import Meeting, Nodes
+from unicron_cli.output import console
+from unicron_cli.ranks import Ranks
 
 READY_S = 90.0
 LOOK_S = 0.1
-CHUNK = 1 << 20
-"""Bytes of a worker's output that are read at once."""
+LEAVING_S = 15.0
+"""How long the other machines may take to leave."""
 
 
 def run(
     command: Annotated[list[str], typer.Argument(help="The program and its arguments; a .py file is run by Python.")],
-    nodes: Annotated[int, typer.Option("--nodes", "--nnodes", min=1, max=64, help="Agents to start.")] = 1,
+    nodes: Annotated[
+        str,
+        typer.Option(
+            "--nodes", "--nnodes", metavar="N|MIN:MAX", help="Machines; without an endpoint agents of this one."
+        ),
+    ] = "1",
     slots: Annotated[
         int,
         typer.Option("--slots", "--nproc-per-node", "--nproc_per_node", min=1, max=64, help="Ranks of each of them."),
@@ -72,6 +82,36 @@ def run(
     ] = False,
     task: Annotated[Path | None, typer.Option(metavar="FILE", help="Take all but COMMAND from a task file.")] = None,
     folder: Annotated[Path | None, typer.Option("--dir", help="Where logs and journal stay.")] = None,
+    endpoint: Annotated[
+        str,
+        typer.Option(
+            "--rdzv-endpoint",
+            "--rdzv_endpoint",
+            "--master-addr",
+            "--master_addr",
+            metavar="HOST[:PORT]",
+            help="Run on several machines: this command on each. The one with that address begins, the others join.",
+        ),
+    ] = "",
+    run_id: Annotated[
+        str,
+        typer.Option(
+            "--rdzv-id",
+            "--rdzv_id",
+            metavar="ID",
+            help="Tells this run from others. [that of Slurm's job, or HOST-PORT]",
+        ),
+    ] = "",
+    rank: Annotated[
+        int | None,
+        typer.Option("--node-rank", "--node_rank", min=0, help="0 begins, whatever address this machine has."),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where the first machine leaves the token for the others, seen by all."),
+    ] = None,
+    port: Annotated[int | None, typer.Option("--master-port", "--master_port", hidden=True)] = None,
+    backend: Annotated[str, typer.Option("--rdzv-backend", "--rdzv_backend", hidden=True)] = "",  # noqa: ARG001 one is
     standalone: Annotated[bool, typer.Option("--standalone", hidden=True)] = False,  # noqa: ARG001 it always is
 ) -> None:
     """Run a distributed program on this machine as torchrun would, and again where it fails.
@@ -80,11 +120,11 @@ def run(
     """
     if folder is not None and (folder / "cluster.json").exists():
         raise InvalidInputError(f"--dir {folder}: a cluster has run there; give a folder that is new")
-    words = worded(command, module=module)
+    words, number, log = worded(command, module=module), Nodes.parse(nodes), console(err=True).print
     if task is not None:
         spec = replace(load(task).spec, command=words)
     else:
-        spec = spec_of(words, nodes * slots, least or nodes * slots, checkpoints)
+        spec = spec_of(words, number.most * slots, least or number.least * slots, checkpoints)
     if not module and command[0].endswith(".py") and not Path(spec.workdir, command[0]).is_file():
         raise InvalidInputError(f"{command[0]}: no such file in {spec.workdir}")
     if in_place or drill:
@@ -96,8 +136,14 @@ def run(
     # one machine's nodes are given up by nobody: what counts is whether it comes further
     os.environ |= {"UNICRON_ATTEMPTS": "1000", "UNICRON_NO_PROGRESS": str(restarts + 1)}
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: the cluster ends too
+    meeting = None
+    if endpoint and number.most > 1:
+        where = endpoint if port is None or ":" in endpoint else f"{endpoint}:{port}"
+        meeting = Meeting.of(where, run_id, rank, token_file, os.environ)
+        if not meeting.leads:
+            raise typer.Exit(join(meeting, slots, spec.name, log))
     root = folder or Path(tempfile.mkdtemp(prefix="unicron-run-"))
-    raise typer.Exit(_run(spec, root, nodes, slots, remove=folder is None, drill=drill))
+    raise typer.Exit(_run(Run(spec, number, slots, meeting, drill), root, log, remove=folder is None))
 
 
 def worded(command: Sequence[str], *, module: bool) -> list[str]:
@@ -123,17 +169,36 @@ def spec_of(command: list[str], workers: int, least: int, checkpoints: Path | No
     )
 
 
-def _run(spec: TaskSpec, root: Path, nodes: int, slots: int, *, remove: bool, drill: bool) -> int:
+class Run(NamedTuple):
+    """What is to be run: a task, on how many machines with how many ranks each, and where these meet, if they do.
+
+    Attributes:
+        drill: it is over with the drill.
+    """
+
+    spec: TaskSpec
+    nodes: Nodes
+    slots: int
+    meeting: Meeting | None = None
+    drill: bool = False
+
+    def cluster(self, root: Path) -> Cluster:
+        """Return its cluster, which is to be started."""
+        if self.meeting is None:
+            return Cluster(root, self.nodes.most, self.slots, free_port())
+        return Cluster(root, 1, self.slots, self.meeting.port, host=self.meeting.host)
+
+
+def _run(what: Run, root: Path, log: Callable[[str], None], *, remove: bool) -> int:
     """Run a task on a cluster of its own; return the exit status."""
-    cluster = Cluster(root, nodes, slots, free_port())
-    log = console(err=True).print
+    cluster, spec, drill = what.cluster(root), what.spec, what.drill
     well = False
     try:
         with console(err=True).status("starting the cluster") as spinner:
             cluster.start(spinner.update)
             asyncio.run(cluster.wait_until_ready(READY_S, spinner.update))
         log(f"unicron: {spec.max_workers} ranks; the cluster is at {cluster.url}, logs are in {root}")
-        program = Program(cluster, spec, log, drill=drill)
+        program = Program(cluster, what, log)
         view = asyncio.run(program.run())
         well = view.state == "finished" if not drill else program.drilled is not None and not program.drilled.problem
         if program.drilled is None or not drill:
@@ -148,23 +213,29 @@ def _run(spec: TaskSpec, root: Path, nodes: int, slots: int, *, remove: bool, dr
     return 0 if well else 1
 
 
+def _up(status: Status) -> set[str]:
+    return {view.node for view in status.nodes if view.state == NodeState.UP}
+
+
 class Program:
     """A program on a cluster of its own.
 
     Args:
         cluster: that runs.
-        spec: of the program.
+        what: is to be run.
         log: shows a line to a person.
-        drill: it is over with the drill.
 
     Attributes:
         drilled: how that came out.
     """
 
-    def __init__(self, cluster: Cluster, spec: TaskSpec, log: Callable[[str], None], *, drill: bool = False) -> None:
-        self._cluster, self._spec, self._log, self._drill = cluster, spec, log, drill
+    def __init__(self, cluster: Cluster, what: Run, log: Callable[[str], None]) -> None:
+        self._cluster, self._what, self._log = cluster, what, log
+        self._spec, self._drill = what.spec, what.drill
+        self._attendance = Attendance(what.nodes, JOIN_S)
         self.drilled: ScriptDrilled | None = None
-        self._read: dict[Path, int] = {}
+        named = self._spec.max_workers > 1
+        self._ranks = Ranks(cluster.root, f"nodes/*/logs/{self._spec.name}-*.log", named=named)
 
     async def run(self) -> TaskView:
         """Submit it, and show what it writes and what befalls it until it has ended."""
@@ -172,7 +243,14 @@ class Program:
             await client.submit(self._spec)
             following = asyncio.create_task(self._follow(client))
             try:
-                return await self._show(client)
+                if self._what.meeting is None:
+                    return await self._show(client)
+                async with open_to_others(
+                    client, self._cluster.keys.authority.certificate, self._what.meeting, self._what.nodes
+                ):
+                    view = await self._show(client)
+                await self._until_alone(client)
+                return view
             finally:
                 following.cancel()
                 with suppress(asyncio.CancelledError):
@@ -180,14 +258,24 @@ class Program:
 
     async def _show(self, client: Client) -> TaskView:
         while True:
-            self._write()
+            self._ranks.write()
             with suppress(UnicronError):  # a service may be down just now
-                view = next(view for view in (await client.status()).tasks if view.spec.name == self._spec.name)
+                status = await client.status()
+                view = next(view for view in status.tasks if view.spec.name == self._spec.name)
+                if self._what.meeting and (problem := self._attendance.problem(_up(status), time.monotonic())):
+                    return replace(view, state=TaskState.FAILED, reason=problem)
                 if view.state.ended or (self._drill and self.drilled is not None):
                     await asyncio.sleep(LOOK_S)
-                    self._write()
+                    self._ranks.write()
                     return view
             await asyncio.sleep(LOOK_S)
+
+    async def _until_alone(self, client: Client) -> None:
+        """Wait until the others have seen that it is over, and have gone; for so long only."""
+        with suppress(TimeoutError, UnicronError):
+            async with asyncio.timeout(LEAVING_S):
+                while _up(await client.status()) - {OWN}:
+                    await asyncio.sleep(LOOK_S)
 
     async def _follow(self, client: Client) -> None:
         """Tell of failures and recoveries."""
@@ -201,16 +289,3 @@ class Program:
                 self._log(f"unicron: {describe(message)}")
             elif isinstance(message, TaskRecovered) and failed:
                 self._log(f"unicron: {describe(message)}")
-
-    def _write(self) -> None:
-        """Write what the ranks have written since the last look, whole lines at a time."""
-        for path in sorted(self._cluster.root.glob(f"nodes/*/logs/{self._spec.name}-*.log")):
-            with path.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < self._read.get(path, 0):
-                    self._read[path] = 0  # it was too large, and is begun anew
-                file.seek(self._read.get(path, 0))
-                data = file.read(CHUNK)
-            whole = data[: data.rfind(b"\n") + 1] or (data if len(data) == CHUNK else b"")
-            self._read[path] = self._read.get(path, 0) + len(whole)
-            for line in whole.decode(errors="replace").splitlines():
-                say(f"{path.stem}: {line}" if self._spec.max_workers > 1 else line)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -54,7 +54,7 @@ class Authority:
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "unicron")])
         usage = x509.KeyUsage(**dict.fromkeys(_USES, False) | {"key_cert_sign": True, "crl_sign": True})
         made = (
-            _begun(name, key)
+            _begun(name, key.public_key())
             .issuer_name(name)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(usage, critical=True)
@@ -72,18 +72,39 @@ class Authority:
         Raises:
             InvalidInputError: the authority's files can't be used.
         """
-        key, authority = self._load()
+        _, authority = self._load()
         own = sorted(set(names))
         (folder / "ca.pem").write_bytes(self.certificate.read_bytes())
         path = folder / "tls.pem"
         if path.exists() and (folder / "tls.key").exists() and _fits(path.read_bytes(), own, authority):
             return
         fresh = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, folder.name)])
+        made = self._signed(folder.name, own, fresh.public_key())
+        write_secret(folder / "tls.key", _pem(fresh))
+        path.write_bytes(made.public_bytes(Encoding.PEM))
+
+    def sign(self, request: bytes, name: str) -> bytes:
+        """Return a certificate in PEM for the key of a request (PKCS #10, PEM), and for this name alone.
+
+        Raises:
+            InvalidInputError: it is no request, its key is of another kind, or who made it does not have that key.
+        """
+        try:
+            asked = x509.load_pem_x509_csr(request)
+            key, sound = asked.public_key(), asked.is_signature_valid
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise InvalidInputError(f"no certificate request: {error}") from error
+        if not sound or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+            raise InvalidInputError("a certificate request that is not signed by a key on P-256; make another one")
+        return self._signed(name, [name], key).public_bytes(Encoding.PEM)
+
+    def _signed(self, name: str, own: list[str], public: ec.EllipticCurvePublicKey) -> x509.Certificate:
+        key, authority = self._load()
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
-        made = (
-            _begun(subject, fresh)
+        return (
+            _begun(subject, public)
             .issuer_name(authority.subject)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName([_name(each) for each in own]), critical=False)
@@ -91,8 +112,6 @@ class Authority:
             .add_extension(issuer, critical=False)
             .sign(key, hashes.SHA256())
         )
-        write_secret(folder / "tls.key", _pem(fresh))
-        path.write_bytes(made.public_bytes(Encoding.PEM))
 
     def _load(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
         key = load_pem_private_key(read_secret(self._key), None)
@@ -115,12 +134,12 @@ _USES = (
 )
 
 
-def _begun(subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+def _begun(subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - EARLY)
         .not_valid_after(now + LIFE)

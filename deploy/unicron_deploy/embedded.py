@@ -28,7 +28,7 @@ from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.processes import ProcessRecord, wait_until_gone
 from unicron.service.bootstrap import connected, connected_client
-from unicron.services import CONSOLE, NAMED, PROVISIONER, SERVICES
+from unicron.services import CONSOLE, ENROLLER, NAMED, PROVISIONER, SERVICES
 from unicron.settings import Settings
 from unicron_deploy.keys import Keyring
 from unicron_deploy.nats_server import PING_S, NatsServer, Routes, free_port, is_free
@@ -48,7 +48,7 @@ SHARED_CORES = {"UNICRON_USE_MEASURED": "false"}
 DYING_S = 2.0
 """How long a process that is to start again may take to end; it may have been killed just now."""
 
-MODULES = {name: f"unicron_{name}" for name in (*NAMED, CONSOLE)}
+MODULES = {ENROLLER: "unicron_deploy.enrolment", **{name: f"unicron_{name}" for name in (*NAMED, CONSOLE)}}
 
 
 LAYOUT = "cluster.json"
@@ -77,6 +77,7 @@ class Layout(msgspec.Struct, kw_only=True):
         console: port at which the console answers browsers; 0: there is none.
         pools: path of a file of pools; empty: there is no provisioner.
         machines: names of nodes that may come by it, and get keys beforehand.
+        host: address at which nodes of other machines reach this one; empty: they don't.
         processes: by name.
     """
 
@@ -89,6 +90,7 @@ class Layout(msgspec.Struct, kw_only=True):
     console: int = 0
     pools: str = ""
     machines: list[str] = []
+    host: str = ""
     processes: dict[str, ProcessRecord] = {}
 
 
@@ -120,17 +122,19 @@ def spawn(command: list[str], log: BinaryIO, environment: dict[str, str]) -> Chi
     )
 
 
-def several(port: int = PORT, before: Sequence[Server] = ()) -> list[Server]:
+def several(port: int = PORT, before: Sequence[Server] = (), host: str = HOST) -> list[Server]:
     """Return three servers, the first one at `port`: any of them may be lost.
 
     Args:
         port: of the first.
         before: those of the last time; they stay as they were where nobody has taken one of their ports.
+        host: address on which they listen.
     """
-    if before and before[0].port == port and all(is_free(at) for each in before for at in (each.port, each.routes)):
+    same = bool(before) and before[0].port == port and before[0].host == host
+    if same and all(is_free(at, host) for each in before for at in (each.port, each.routes)):
         return list(before)
-    numbers = range(1, topology.COPIES + 1)
-    return [Server(f"{NATS}-{number}", port if number == 1 else free_port(), free_port()) for number in numbers]
+    ports = [port, *(free_port(host) for _ in range(1, topology.COPIES))]
+    return [Server(f"{NATS}-{number}", at, free_port(host), host) for number, at in enumerate(ports, 1)]
 
 
 class Cluster:
@@ -158,6 +162,7 @@ class Cluster:
         console: int = 0,
         pools: str = "",
         machines: Sequence[str] = (),
+        host: str = "",
         ping_s: float = PING_S,
         spawn: Spawn = spawn,
     ) -> None:
@@ -174,6 +179,7 @@ class Cluster:
             console=console,
             pools=pools,
             machines=list(machines),
+            host=host,
         )
         self.insecure = insecure
         self.keys = Keyring(self.root / "keys")
@@ -183,7 +189,8 @@ class Cluster:
         self.servers = list(self._servers)
         self.url = ",".join(server.url for server in self._servers.values())
         self.nodes = [f"node-{number}" for number in range(1, nodes + 1)]
-        self.services = [*SERVICES, *([PROVISIONER] if pools else []), *([CONSOLE] if console else [])]
+        own = [*([PROVISIONER] if pools else []), *([CONSOLE] if console else []), *([ENROLLER] if host else [])]
+        self.services = [*SERVICES, *own]
         self.names = [*self.servers, *self.services, *self.nodes]
         self.targets = self.root / "prometheus.json"
         if metrics:
@@ -207,6 +214,7 @@ class Cluster:
             ha=bool(layout.servers),
             metrics=bool(layout.metrics),
             pools=layout.pools,
+            host=layout.host,
         )
 
     @classmethod
@@ -225,11 +233,12 @@ class Cluster:
             options.slots,
             options.port,
             insecure=options.insecure,
-            servers=several(options.port, known) if options.ha else (),
+            servers=several(options.port, known, options.host or HOST) if options.ha else (),
             metrics=options.metrics,
             console=options.console_port,
             pools=options.pools,
             machines=machines,
+            host=options.host,
         )
 
     @classmethod
@@ -257,6 +266,7 @@ class Cluster:
             servers=layout.servers,
             console=layout.console,
             pools=layout.pools,
+            host=layout.host,
         )
         cluster._layout = layout
         return cluster
@@ -341,7 +351,7 @@ class Cluster:
             if name in self.servers:
                 self._servers[name] = self._new_servers()[name]
                 if not self.insecure:
-                    self.keys.ensure([*self.nodes, *self._layout.machines])
+                    self._ensure_keys()
                 if self._layout.servers:
                     self.keys.route([f"{each.host}:{each.routes}" for each in self._layout.servers])
                 pid = self._servers[name].start()
@@ -354,6 +364,12 @@ class Cluster:
                 self._children[name], pid = child, child.pid
             self._layout.processes[name] = ProcessRecord.from_pid(pid)
             self._save()
+
+    def _ensure_keys(self) -> None:
+        host = self._layout.host
+        self.keys.ensure([*self.nodes, *self._layout.machines], enrols=bool(host))
+        if host:  # what goes over a network is encrypted
+            self.keys.certify([host])
 
     def _tell_targets(self) -> None:
         found = [
@@ -376,8 +392,10 @@ class Cluster:
 
     def _new_servers(self) -> dict[str, NatsServer]:
         accounts = None if self.insecure else self.keys.accounts
+        tls = self.keys.accounts.parent if self._layout.host else None
         if not self._layout.servers:
-            return {NATS: NatsServer(self.root / NATS, self._layout.port, HOST, self._ping_s, accounts)}
+            host = self._layout.host or HOST
+            return {NATS: NatsServer(self.root / NATS, self._layout.port, host, self._ping_s, accounts, tls=tls)}
         return {
             each.name: NatsServer(
                 self.root / each.name,
@@ -388,6 +406,7 @@ class Cluster:
                 # of this folder alone: another cluster's server may take the port just now; ports may be others later
                 name=f"{each.name}-{blake2b(bytes(self.root), digest_size=6).hexdigest()}",
                 routes=Routes(each.routes, self.keys.routes),
+                tls=tls,
             )
             for each in self._layout.servers
         }
@@ -406,6 +425,7 @@ class Cluster:
         return {
             **(console if name == CONSOLE else {}),
             **(pools if name == PROVISIONER else {}),
+            **({"UNICRON_KEYS": str(self.keys.folder)} if name == ENROLLER else {}),
             "UNICRON_NATS_URL": self.url,
             "UNICRON_NATS_NKEY": key,
             "UNICRON_FABRIC_KEY": fabric,
@@ -484,6 +504,8 @@ class Cluster:
             idle = [name for name in self.services if name != CONSOLE and not await client.active(name)]
             if idle:
                 return idle
+            if self._layout.host:
+                await client.tokens()
             status = await client.status()
         except UnicronError:  # streams and services come up at their own pace
             return ["registry"]

@@ -1,13 +1,15 @@
 """The keys of a cluster: one for each user of the bus, in a folder of its own that can be given to that one alone.
 
-A user is let in while its key is there. `NAME/NAME.nk` is its seed, `NAME/shut-out` says that it gets none by itself,
-and `server/accounts.conf`, without secrets, is what the NATS server includes. `NODE/fabric.key` is the same for all
+A user is let in while its key is there. `NAME/NAME.nk` is its seed, or `NAME/NAME.pub` the public key of a node that
+came with a join token and keeps its seed to itself; `NAME/shut-out` says that it gets none by itself, and
+`server/accounts.conf`, without secrets, is what the NATS server includes. `NODE/fabric.key` is the same for all
 nodes, and nobody else's: it opens them to one another. Where the servers speak TLS each folder holds the authority's
 `ca.pem`, and that of the server and those of nodes a certificate, `tls.pem` and `tls.key`. `console/tokens` has a line
 for each person who may give orders on the console's page: a name and a token.
 """
 
 import argparse
+import fcntl
 import re
 import secrets
 import shutil
@@ -22,7 +24,7 @@ from unicron import fabric_proofs
 from unicron.bus import access
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.files import read_secret, write_secret
-from unicron.services import CONSOLE, NAMED
+from unicron.services import ANSWERING, CONSOLE, ENROLLER, NAMED
 from unicron_deploy import rights
 from unicron_deploy.certificates import Authority
 
@@ -61,6 +63,14 @@ class Keyring:
         """Return where the fabric key of a node is, or would be."""
         return self.folder / node / "fabric.key"
 
+    def public(self, node: str) -> Path:
+        """Return where the public key is, or would be, of a node that keeps its seed to itself."""
+        return self.folder / node / f"{node}.pub"
+
+    def file(self, name: str) -> Path:
+        """Return the file that says that a user is let in."""
+        return self.public(name) if self.public(name).exists() else self.path(name)
+
     def users(self) -> dict[str, str]:
         """Return the public key of each user that has a key.
 
@@ -68,14 +78,19 @@ class Keyring:
             InvalidInputError: a file is no seed, or others may read it.
         """
         found = sorted(path.stem for path in self.folder.glob("*/*.nk"))
-        return {name: access.public_key(self.path(name)) for name in found}
+        enrolled = {path.stem: path.read_text().strip() for path in self.folder.glob("*/*.pub")}
+        return {**enrolled, **{name: access.public_key(self.path(name)) for name in found}}
 
     def shut(self) -> list[str]:
         """Return who was shut out."""
         return sorted(path.parent.name for path in self.folder.glob("*/shut-out"))
 
-    def ensure(self, nodes: Iterable[str]) -> None:
+    def ensure(self, nodes: Iterable[str], *, enrols: bool = False) -> None:
         """Make the keys that are missing, for all services, people and `nodes`; who is shut out stays so.
+
+        Args:
+            nodes: their names.
+            enrols: whether there is to be an enroller, which lets in others with join tokens.
 
         Raises:
             InvalidInputError: a node can't be called so, or a key that is there can't be used.
@@ -85,10 +100,10 @@ class Keyring:
                 f"{foreign[0]} is of another cluster, whose servers speak TLS, as that in containers: remove "
                 f"{self.folder}, so that keys of this one are made, or begin it in another folder (--dir)"
             )
-        wanted = [*rights.PEOPLE, *NAMED, *(_node(name) for name in nodes)]
+        wanted = [*rights.PEOPLE, *NAMED, *([ENROLLER] if enrols else []), *(_node(name) for name in nodes)]
         fabric = self._fabric()
         for name in wanted:
-            if not self.path(name).exists() and name not in self.shut():
+            if not self.path(name).exists() and not self.public(name).exists() and name not in self.shut():
                 self._make(name)
         if not self.tokens.exists() and CONSOLE not in self.shut():
             write_secret(self.tokens, f"{rights.OPERATOR} {secrets.token_urlsafe(24)}\n".encode())
@@ -113,6 +128,8 @@ class Keyring:
     def _certify(self) -> None:
         nodes = self._nodes()
         for name in self.users():
+            if self.public(name).exists():
+                continue  # it asks for one itself
             if name in nodes:
                 self.authority.certify(self.folder / name, [name])
             else:
@@ -144,6 +161,60 @@ class Keyring:
         self.write()
         return path
 
+    def enrol(self, node: str, public_key: str) -> None:
+        """Let in a node that has a key already, of which this is the public half.
+
+        Raises:
+            InvalidInputError: a node can't be called so, another one is, or that name was shut out.
+        """
+        users = self.users()
+        known, path = users.get(_node(node)), self.public(node)
+        access.check_public_key(public_key)
+        if owner := next((name for name, key in users.items() if key == public_key and name != node), None):
+            raise InvalidInputError(
+                f"that key is {owner}'s already; remove the folder of {node}'s, so that it makes another"
+            )
+        if known is not None and known != public_key:
+            raise InvalidInputError(
+                f"another machine is {node}, with another key: give this one another name (UNICRON_NODE), or, where it"
+                f" takes that one's place, `unicron credentials forget {node}` first"
+            )
+        if node in self.shut():
+            raise InvalidInputError(
+                f"{node} was shut out; `unicron credentials forget {node}`, where a machine may be called so again"
+            )
+        if known is None:
+            fabric = self._fabric()
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.write_text(f"{public_key}\n")
+            self._spread(fabric)
+            self.write()
+
+    def papers(self, node: str, request: bytes) -> tuple[bytes, bytes, bytes]:
+        """Return a node's certificate, by its request for one, that of the authority, and the fabric key's file.
+
+        Raises:
+            InvalidInputError: there is no such node, no authority, or it is no such request.
+        """
+        if node not in self._nodes() or not self.authority.exists:
+            raise InvalidInputError(f"{node} has no key here, or this cluster has no authority")
+        return self.authority.sign(request, node), self.authority.certificate.read_bytes(), self._fabric()
+
+    def forget(self, node: str) -> None:
+        """Take away the key of a node, and let another machine have its name.
+
+        Raises:
+            InvalidInputError: no node is called so.
+        """
+        if node not in {*self._nodes(), *self.shut()} or node in (*rights.PEOPLE, *ANSWERING):
+            raise InvalidInputError(
+                f"no node {node!r} has a key in {self.folder}; who has one: {', '.join(self._nodes())}"
+            )
+        self.path(node).unlink(missing_ok=True)
+        self.public(node).unlink(missing_ok=True)
+        self.write()
+        shutil.rmtree(self.folder / node)
+
     def rotate(self, name: str) -> Path:
         """Replace the key of a user, so that the old one opens nothing any more; return the path of the seed.
 
@@ -151,6 +222,10 @@ class Keyring:
             InvalidInputError: there is no such user.
         """
         self._known(name)
+        if self.public(name).exists():
+            raise InvalidInputError(
+                f"{name} has made its key itself: `unicron credentials forget {name}`, then have it join with a token"
+            )
         self._make(name)
         self.write()
         return self.path(name)
@@ -187,19 +262,22 @@ class Keyring:
         )
         self.fabric(name).unlink(missing_ok=True)
         (self.path(name).parent / "shut-out").touch()
-        self.path(name).unlink()
+        self.path(name).unlink(missing_ok=True)
+        self.public(name).unlink(missing_ok=True)
         self.write()
         return others
 
     def write(self) -> None:
-        """Write what the server includes."""
+        """Write what the server includes; of several processes that do, the last one writes what all have changed."""
         self.accounts.parent.mkdir(parents=True, exist_ok=True)
-        scratch = self.accounts.with_suffix(".new")
-        scratch.write_text(rights.accounts(self.users()))
-        scratch.replace(self.accounts)
+        with (self.accounts.parent / "accounts.lock").open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            scratch = self.accounts.with_suffix(".new")
+            scratch.write_text(rights.accounts(self.users()))
+            scratch.replace(self.accounts)
 
     def _nodes(self) -> list[str]:
-        return [name for name in self.users() if name not in (*rights.PEOPLE, *NAMED)]
+        return [name for name in self.users() if name not in (*rights.PEOPLE, *ANSWERING)]
 
     def _fabric(self) -> bytes:
         """Return what stands in the newest file of a fabric key, or what is to stand there where no node has one."""
@@ -215,7 +293,7 @@ class Keyring:
         return files
 
     def _known(self, name: str) -> None:
-        if not self.path(name).exists():
+        if name not in self.users():
             names = ", ".join(self.users()) or "nobody"
             raise InvalidInputError(f"{name!r} has no key in {self.folder}; who has one: {names}")
 
@@ -252,7 +330,7 @@ def _change(keyring: Keyring, options: argparse.Namespace) -> None:
     elif options.shut_out:
         keyring.shut_out(options.shut_out)
     else:
-        keyring.ensure(options.nodes)
+        keyring.ensure(options.nodes, enrols=options.enrol)
         if options.servers:
             keyring.route(options.servers.split(","))
         if options.tls:
@@ -269,6 +347,7 @@ def main() -> int:
     parser.add_argument("--admit", metavar="NODE", help="give this node a key, also one that was shut out")
     parser.add_argument("--servers", metavar="HOST:PORT,...", help="where each NATS server listens for the others")
     parser.add_argument("--tls", metavar="NAME,...", help="names and addresses by which the NATS servers are reached")
+    parser.add_argument("--enrol", action="store_true", help="have nodes join with tokens: make the enroller's key too")
     parser.add_argument("--shut-out", metavar="NODE", help="take this user's key away")
     parser.add_argument("nodes", nargs="*", metavar="NODE", help="who is to have a key, unless shut out")
     options = parser.parse_args()

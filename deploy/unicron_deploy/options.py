@@ -5,6 +5,11 @@ from typing import Self
 
 import msgspec
 
+from unicron.errors import InvalidInputError
+
+Value = int | str
+"""Of an option."""
+
 PORT = 4222
 """Port of the NATS server, and the one that the other commands try first."""
 
@@ -24,6 +29,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
         ha: whether there are three NATS servers.
         metrics: whether each process answers Prometheus.
         pools: path of a file of pools, for the provisioner; empty: there is none.
+        host: address at which nodes of other machines reach this one; empty: they don't.
     """
 
     nodes: int = 3
@@ -34,9 +40,16 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     ha: bool = False
     metrics: bool = False
     pools: str = ""
+    host: str = ""
+
+    def __post_init__(self) -> None:
+        if self.host and self.insecure:
+            raise InvalidInputError(
+                "--host and --insecure: without keys none but this machine may reach it; leave one out"
+            )
 
     @classmethod
-    def settled(cls, given: Mapping[str, int | str | None], before: Self | None) -> "tuple[Self, list[str]]":
+    def settled(cls, given: Mapping[str, Value | None], before: Self | None) -> "tuple[Self, list[str]]":
         """Return how to start a cluster, and what of it is as before though it was not given and is not the usual.
 
         Args:
@@ -49,7 +62,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
         kept = [name for name in cls.__struct_fields__ if name not in said and settled.of(name) != usual.of(name)]
         return settled, settled.words(kept)
 
-    def contradicted(self, given: Mapping[str, int | str | None]) -> list[str]:
+    def contradicted(self, given: Mapping[str, Value | None]) -> list[str]:
         """Return which of these are otherwise here, as a person would type them."""
         return [
             word
@@ -58,9 +71,9 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
             for word in msgspec.structs.replace(self, **{name: value}).words([name])
         ]
 
-    def of(self, name: str) -> int | str:
+    def of(self, name: str) -> Value:
         """Return the option `name`."""
-        value: int | str = getattr(self, name)
+        value: Value = getattr(self, name)
         return value
 
     def words(self, names: list[str]) -> list[str]:
@@ -68,7 +81,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
         return [_typed(name, self.of(name)) for name in names]
 
 
-def _typed(name: str, value: int | str) -> str:
+def _typed(name: str, value: Value) -> str:
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from unicron import subjects
 from unicron.bus import access, topology
-from unicron.bus.topology import ACCOUNT, API, NODES, READERS
+from unicron.bus.topology import ACCOUNT, API, JOINERS, NODES, READERS
 from unicron.errors import InvalidInputError
-from unicron.services import CONSOLE, NAMED
+from unicron.services import ANSWERING, CONSOLE, ENROLLER, NAMED
 
 OPERATOR, USER, SUBSCRIBER = "operator", "user", "subscriber"
 PEOPLE = (OPERATOR, USER, SUBSCRIBER, CONSOLE)
@@ -34,6 +34,15 @@ BACKUP = (
     *(f"$JS.API.STREAM.{verb}.{stream.name}" for verb in ("SNAPSHOT", "RESTORE") for stream in topology.streams()),
     "$JS.SNAPSHOT.>",
 )
+REPLIED = "_R_.>"
+"""Where replies to other accounts go. A server that has read its configuration again has forgotten who was asked."""
+
+FIND_SERVERS, RELOAD = "$SYS.REQ.SERVER.PING", "$SYS.REQ.SERVER.*.RELOAD"
+"""Where servers answer that they are there, and where one is told to read its configuration again."""
+
+JOINING = f"limits {{ max_connections: 256, max_subscriptions: 1024, max_payload: {access.MOST_ASKED} }}"
+"""What all who ask to become nodes may take up together; they come without a key."""
+
 ALL_STORED, ALL_FACTS = f"{subjects.STORED}.>", subjects.stored(subjects.FACTS)
 ALL_TELEMETRY = f"{subjects.ROOT}.tel.>"
 
@@ -73,6 +82,8 @@ def rights(name: str) -> Rights:
     """
     if name in PEOPLE:
         return _person(name)
+    if name == ENROLLER:
+        return _enroller()
     return _service(name) if name in NAMED else _agent(subjects.token(name, "node"))
 
 
@@ -82,14 +93,14 @@ def node(name: str) -> str:
     Raises:
         InvalidInputError: a service or a person is called so, whose rights that node would have.
     """
-    if name in (*PEOPLE, *NAMED):
+    if name in (*PEOPLE, *ANSWERING, access.JOINER):
         raise InvalidInputError(f"node {name!r}: that name has rights of its own on the bus; call the node otherwise")
     return subjects.token(name, "node")
 
 
 def account(name: str) -> str:
     """Return the server's account that the user `name` belongs to."""
-    if name in NAMED or name in ORDERING:
+    if name in ANSWERING or name in ORDERING:
         return ACCOUNT
     return READERS if name in PEOPLE else NODES
 
@@ -102,7 +113,12 @@ def _answering(name: str, service: str) -> tuple[str, ...]:
 def _agent(name: str) -> Rights:
     own = subjects.read_by(name)
     return Rights(
-        publish=(*(f"{subjects.ROOT}.{kind}.{name}.>" for kind in ("evt", "tel")), *READ_JOURNAL, *READ_LEASE),
+        publish=(
+            *(f"{subjects.ROOT}.{kind}.{name}.>" for kind in ("evt", "tel")),
+            *READ_JOURNAL,
+            *READ_LEASE,
+            subjects.papers(name),
+        ),
         subscribe=(*map(subjects.stored, own), *_answering(name, f"agent-{name}")),
         answers=True,
     )
@@ -128,6 +144,14 @@ def _service(name: str) -> Rights:
     )
 
 
+def _enroller() -> Rights:
+    return Rights(
+        publish=(f"{subjects.ROOT}.evt.{ENROLLER}.>", *READ_JOURNAL, FIND_SERVERS, RELOAD, REPLIED),
+        subscribe=(subjects.JOIN, subjects.papers("*"), *_answering(ENROLLER, ENROLLER)),
+        answers=True,
+    )
+
+
 def _person(name: str) -> Rights:
     if name == SUBSCRIBER:
         return Rights(publish=READ_JOURNAL, subscribe=(ALL_FACTS, ALL_TELEMETRY))
@@ -139,12 +163,17 @@ def _person(name: str) -> Rights:
 
 
 def accounts(users: Mapping[str, str]) -> str:
-    """Return the part of the server's configuration that says who is let in, by the public keys of users."""
+    """Return the part of the server's configuration that says who is let in, by the public keys of users.
+
+    Where there is an enroller, those are let in too who ask to become nodes, to do that and nothing else.
+    """
     lines: dict[str, list[str]] = {ACCOUNT: [], NODES: [], READERS: []}
     for name, key in sorted(users.items()):
         lines[account(name)].append(_user(name, key))
     return _configuration(
-        {name: "\n".join(["users: [", *each, "    ]"]) for name, each in lines.items()}, told_of=NODES
+        {name: "\n".join(["users: [", *each, "    ]"]) for name, each in lines.items()},
+        told_of=NODES,
+        enrols=ENROLLER in users,
     )
 
 
@@ -170,7 +199,22 @@ def _own(subject: str) -> str:
     return subject.replace(f"{API}.", "$JS.API.")
 
 
-def _configuration(users: Mapping[str, str], told_of: str) -> str:
+def _joiners() -> str:
+    """Return the account of those who ask to become nodes; what they ask with is a token, which the enroller looks at.
+
+    Replies say nothing that is secret: all of them may listen to all.
+    """
+    permissions = {"publish": {"allow": [subjects.JOIN]}, "subscribe": {"allow": [f"{access.inbox(access.JOINER)}.>"]}}
+    return f"""\
+  {JOINERS} {{
+    {JOINING}
+    users: [ {{ user: {access.JOINER}, password: {access.JOINER}, permissions: {json.dumps(permissions)} }} ]
+    imports: [ {{ service: {{ account: {ACCOUNT}, subject: "{subjects.JOIN}" }} }} ]
+  }}
+"""
+
+
+def _configuration(users: Mapping[str, str], told_of: str, *, enrols: bool = False) -> str:
     """Return the accounts, with their users; the detector hears of the connections of one of them."""
     get, info, lease = *READ_JOURNAL, *READ_LEASE
     ended = f"$SYS.ACCOUNT.{told_of}.DISCONNECT"
@@ -180,12 +224,24 @@ def _configuration(users: Mapping[str, str], told_of: str) -> str:
       {{ service: {{ account: {ACCOUNT}, subject: "{_own(info)}" }}, to: "{info}" }}
       {{ service: {{ account: {ACCOUNT}, subject: "{_own(lease)}" }}, to: "{lease}" }}
       {{ stream: {{ account: {ACCOUNT}, subject: "{ALL_STORED}" }} }}"""
+    papers = subjects.papers("*")
+    seen, asked, joiners, joinable = "", "", "", ""
+    if enrols:
+        joiners, joinable = _joiners(), f'\n      {{ service: "{subjects.JOIN}", accounts: [{JOINERS}] }}'
+        servers = [
+            f'      {{ service: "{each}", response_type: stream, accounts: [{ACCOUNT}] }}\n'
+            for each in (FIND_SERVERS, RELOAD)
+        ]
+        seen = "\n" + "".join(servers)
+        asked = f"""
+      {{ service: {{ account: SYS, subject: "{FIND_SERVERS}" }} }}
+      {{ service: {{ account: SYS, subject: "{RELOAD}" }} }}"""
     return f"""\
 accounts {{
   SYS {{
-    exports: [ {{ stream: "{ended}", accounts: [{ACCOUNT}] }} ]
+    exports: [ {{ stream: "{ended}", accounts: [{ACCOUNT}] }}{seen} ]
   }}
-  {ACCOUNT} {{
+{joiners}  {ACCOUNT} {{
     jetstream: enabled
     mappings: {{ "{API}.>": "$JS.API.>" }}
     {users.get(ACCOUNT, "")}
@@ -196,9 +252,10 @@ accounts {{
       {{ service: "{subjects.FACTS}", accounts: [{NODES}] }}
       {{ service: "{ask}", response_type: stream, threshold: "{REPLY_S}s", accounts: [{READERS}] }}
       {{ stream: "{ALL_STORED}", accounts: [{NODES}, {READERS}] }}
+      {{ service: "{papers}", accounts: [{NODES}] }}{joinable}
     ]
     imports: [
-      {{ stream: {{ account: SYS, subject: "{ended}" }} }}
+      {{ stream: {{ account: SYS, subject: "{ended}" }} }}{asked}
       {{ stream: {{ account: {NODES}, subject: "{ALL_TELEMETRY}" }} }}
       {{ service: {{ account: {NODES}, subject: "{ask_node}" }} }}
       {{ service: {{ account: {NODES}, subject: "{order_node}" }} }}
@@ -214,6 +271,7 @@ accounts {{
     imports: [
 {shared}
       {{ service: {{ account: {ACCOUNT}, subject: "{subjects.FACTS}" }} }}
+      {{ service: {{ account: {ACCOUNT}, subject: "{papers}" }} }}
     ]
   }}
   {READERS} {{

@@ -8,27 +8,28 @@ import nats as raw
 import pytest
 from helpers.buses import take
 from helpers.waiting import PATIENT_S, insist, until
-from helpers.worlds import known, serving
+from helpers.worlds import serving
 from unicron_deploy import keys, nats_server, rights
 from unicron_deploy.keys import Keyring
 from unicron_detector import statistics
 
 from unicron import codec, subjects
-from unicron.bus import nats, topology
+from unicron.bus import access, nats, topology
 from unicron.contracts.queries import GetStatus, RemoveTask
 from unicron.errors import BusUnavailableError, InvalidInputError, NotAllowedError
 from unicron.service import health
 from unicron.service.bootstrap import connected
-from unicron.services import NAMED
+from unicron.services import ANSWERING, NAMED
 from unicron.settings import Settings
 
 pytestmark = pytest.mark.real
 
-ALL = {*NAMED, "node-1", *rights.PEOPLE}
+ALL = {*ANSWERING, "node-1", *rights.PEOPLE}
+JOINER = access.JOINER
 CONTROL = set(NAMED)
 ASKING = {"operator", "user", "console"}
 ORDERING = {"operator", "console"}
-INSIDE = {*CONTROL, *ORDERING}
+INSIDE = {*CONTROL, *ORDERING, "enroller"}
 """Who is in the account of what is stored."""
 
 API, REAL = f"{topology.API}.", "$JS.API."
@@ -48,6 +49,13 @@ PUBLISH = {
     "unicron.v1.ord.straggler": ORDERING,
     "unicron.v1.ord.node.node-1": ORDERING,
     "unicron.stored.evt.node-1.WorkerExited.gpt": set(),
+    "unicron.v1.enrol": {JOINER},
+    "unicron.v1.enrol.node-1": {"node-1"},
+    "unicron.v1.enrol.node-2": set(),
+    "_R_.x": {"enroller"},
+    "$SYS.REQ.SERVER.PING": {"enroller"},
+    "$SYS.REQ.SERVER.NONE.RELOAD": {"enroller"},
+    "unicron.v1.evt.enroller.Alert.gpt": {"enroller"},
     "unicron.elsewhere": set(),
     "_INBOX.user.x": set(),
     "_INBOX.operator.x": set(),
@@ -55,8 +63,8 @@ PUBLISH = {
     "$JS.API.DIRECT.GET.UNICRON": ALL,
     "$JS.API.STREAM.INFO.UNICRON": INSIDE,
     "unicron.js.STREAM.INFO.UNICRON": ALL,
-    "$JS.API.STREAM.MSG.GET.KV_unicron_lease": INSIDE,
-    "unicron.js.STREAM.MSG.GET.KV_unicron_lease": ALL - {"subscriber"},
+    "$JS.API.STREAM.MSG.GET.KV_unicron_lease": INSIDE - {"enroller"},
+    "unicron.js.STREAM.MSG.GET.KV_unicron_lease": ALL - {"subscriber", "enroller"},
     "$JS.API.DIRECT.GET.KV_unicron_lease.$KV.unicron_lease.registry": set(),
     "$JS.API.STREAM.MSG.GET.KV_unicron_state": CONTROL,
     "unicron.js.STREAM.MSG.GET.KV_unicron_state": CONTROL,
@@ -89,10 +97,12 @@ SUBSCRIBE = {
     "unicron.stored.evt.>": CONTROL | ASKING | {"subscriber"},
     "unicron.stored.cmd.node-1.>": CONTROL | ASKING | {"node-1"},
     "unicron.stored.cmd.node-2.>": CONTROL | ASKING,
-    "unicron.stored.evt.detector.FailureDetected.node-1": ALL,
-    "unicron.stored.evt.detector.FailureDetected.node-2": ALL - {"node-1"},
-    "unicron.stored.evt.straggler.RecordingSwitched.*": ALL,
-    "unicron.v1.tel.>": ALL - {"node-1"},
+    "unicron.stored.evt.detector.FailureDetected.node-1": ALL - {"enroller"},
+    "unicron.stored.evt.detector.FailureDetected.node-2": ALL - {"node-1", "enroller"},
+    "unicron.stored.evt.straggler.RecordingSwitched.*": ALL - {"enroller"},
+    "unicron.v1.tel.>": ALL - {"node-1", "enroller"},
+    "unicron.v1.enrol": {"enroller"},
+    "unicron.v1.enrol.*": {"enroller"},
     "unicron.v1.rpc.node.node-1": {"node-1"},
     "unicron.v1.rpc.node.node-2": set(),
     "unicron.v1.ord.node.node-1": {"node-1"},
@@ -107,9 +117,9 @@ SUBSCRIBE = {
     f"$SYS.ACCOUNT.{topology.NODES}.CONNECT": set(),
     "_R_.>": set(),
     "$SRV.PING.agent-node-1": {"node-1"},
-    **{f"unicron.v1.rpc.{name}": {name} for name in NAMED},
-    **{f"unicron.v1.ord.{name}": {name} for name in NAMED},
-    **{f"_INBOX.{name}.>": {name} for name in ALL},
+    **{f"unicron.v1.rpc.{name}": {name} for name in ANSWERING},
+    **{f"unicron.v1.ord.{name}": {name} for name in ANSWERING},
+    **{f"_INBOX.{name}.>": {name} for name in (*ALL, JOINER)},
 }
 
 REQUEST = {
@@ -126,8 +136,12 @@ class Place:
     def __init__(self, server, keys):
         self.server, self.keys = server, keys
 
+    def seed(self, user):
+        enrolled = self.keys.public(user).exists()
+        return self.keys.folder.parent / f"{user}.nk" if enrolled else self.keys.path(user)
+
     def settings(self, user):
-        return known(self.server, self.keys, user, connect_timeout_s=PATIENT_S)
+        return Settings(nats_url=self.server.url, nats_nkey=str(self.seed(user)), connect_timeout_s=PATIENT_S)
 
     @contextlib.asynccontextmanager
     async def connected(self, *users):
@@ -143,7 +157,12 @@ def place(tmp_path_factory):
 
     root = tmp_path_factory.mktemp("rights")
     keys = Keyring(root / "keys")
-    keys.ensure(["node-1", "node-2"])
+    keys.ensure(["node-1", "node-2"], enrols=True)
+    (root / "node-1.nk").write_bytes(keys.path("node-1").read_bytes())
+    (root / "node-1.nk").chmod(0o600)
+    own = keys.users()["node-1"]
+    keys.forget("node-1")
+    keys.enrol("node-1", own)  # so the table is that of a node which keeps its seed to itself
     with serving(root / "nats", accounts=keys.accounts) as server:
         place = Place(server, keys)
         asyncio.run(provision())
@@ -161,9 +180,8 @@ async def refusals(place, user):
     async def note(error):
         refused.append(str(error).partition(' to "')[2].rstrip('"'))
 
-    client = await raw.connect(
-        place.server.url, nkeys_seed=str(place.keys.path(user)), inbox_prefix=f"_INBOX.{user}", error_cb=note
-    )
+    shown = {"user": JOINER, "password": JOINER} if user == JOINER else {"nkeys_seed": str(place.seed(user))}
+    client = await raw.connect(place.server.url, **shown, inbox_prefix=f"_INBOX.{user}", error_cb=note)
     try:
         yield client, refused
     finally:
@@ -177,7 +195,7 @@ def denied(table, user):
 
 
 @pytest.mark.parametrize("table", [PUBLISH, SUBSCRIBE], ids=["publish", "subscribe"])
-@pytest.mark.parametrize("user", sorted(ALL))
+@pytest.mark.parametrize("user", sorted({*ALL, JOINER}))
 async def test_each_may_publish_and_subscribe_to_what_the_table_says_and_nothing_else(place, user, table):
     async with refusals(place, user) as (client, refused):
         for subject in table:
@@ -211,7 +229,7 @@ async def test_each_gets_answers_to_what_the_table_says_and_nothing_else(place, 
 def test_the_table_names_every_kind_of_user():
     with pytest.raises(InvalidInputError, match=r"'no\.node'"):
         rights.rights("no.node")
-    for name in (*NAMED, *rights.PEOPLE, keys.SERVER):
+    for name in (*ANSWERING, *rights.PEOPLE, JOINER, keys.SERVER):
         with pytest.raises(InvalidInputError, match=f"node '{name}': .*call"):
             keys._node(name)
 

@@ -50,7 +50,7 @@ def served(directory, keys, monkeypatch, count=1, tls=True):
     """Run servers with the keyring's certificate; yield them."""
     folder = keys.accounts.parent if tls else None
     monkeypatch.setattr(
-        "unicron_deploy.nats_server.config_text", lambda *words, **more: config_text(*words, **more, tls=folder)
+        "unicron_deploy.nats_server.config_text", lambda *words, **more: config_text(*words, **more | {"tls": folder})
     )
     routes = [free_port() for _ in range(count)]
     keys.route([f"127.0.0.1:{port}" for port in routes])

@@ -1,5 +1,6 @@
 """Who we are to the NATS server, and how we know it: credentials and TLS from the files that the settings name."""
 
+import base64
 import re
 import ssl
 from pathlib import Path
@@ -11,6 +12,16 @@ from unicron.bus import topology
 from unicron.errors import InvalidInputError
 from unicron.files import read_secret
 from unicron.settings import PREFIX, Settings
+
+JOINER = "joiner"
+"""User, and password, of all who come with a join token: it is known to everybody, and opens nothing but the question
+whether one may be a node."""
+
+KEY_BYTES = 35
+"""Of a public key: what kind it is, itself, and a checksum."""
+
+MOST_ASKED = 4096
+"""Bytes that such a question may have."""
 
 
 def ca_path(settings: Settings) -> str:
@@ -77,6 +88,21 @@ def public_key(path: Path) -> str:
     if not key.startswith("U"):
         raise InvalidInputError(f"{path}: the seed in it is no user's; give a file made by `unicron credentials`")
     return key
+
+
+def check_public_key(key: str) -> None:
+    """Refuse what is not the public key of a user: a server reads no configuration that holds such a thing.
+
+    Raises:
+        InvalidInputError: it is none.
+    """
+    try:
+        raw = base64.b32decode(key + "=" * (-len(key) % 8))
+    except ValueError:
+        raw = b""
+    sound = len(raw) == KEY_BYTES and raw[0] == nkeys.PREFIX_BYTE_USER and nkeys.crc16_checksum(raw[:-2]) == raw[-2:]
+    if not sound:
+        raise InvalidInputError(f"{key!r} is no public key of a user")
 
 
 def normalized_subject(subject: str) -> str:

@@ -19,8 +19,9 @@ STREAM = "UNICRON"
 BUCKETS = {"state": "unicron_state", "lease": "unicron_lease"}
 """Buckets by the name that `Bus.bucket` takes."""
 
-ACCOUNT, NODES, READERS = "UNICRON", "UNICRON_NODES", "UNICRON_READERS"
-"""The server accounts: of what is stored, the services and the operator; of the agents; of who only reads and asks."""
+ACCOUNT, NODES, READERS, JOINERS = "UNICRON", "UNICRON_NODES", "UNICRON_READERS", "UNICRON_JOINERS"
+"""The server accounts: of what is stored, the services and the operator; of the agents; of who only reads and asks; of
+who comes with a join token and asks to be a node."""
 
 API = "unicron.js"
 """As what all accounts know the interface of JetStream, `$JS.API`, which in each of them is the account's own."""

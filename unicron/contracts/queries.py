@@ -5,9 +5,10 @@ from typing import Annotated
 from msgspec import Meta
 
 from unicron.contracts.base import Record
+from unicron.contracts.enrolment import Digest, Lifetime, TokenId, TokenView, Uses
 from unicron.contracts.notices import NotificationsView
 from unicron.contracts.plans import Plan, Trigger
-from unicron.contracts.pools import PoolsView
+from unicron.contracts.pools import PoolName, PoolsView
 from unicron.contracts.ranges import Amount, Count, Few, Label, Many, Moment, Name, Number, Seconds, Text, Who
 from unicron.contracts.states import StateRef
 from unicron.contracts.tasks import Member, NodeState, Slot, TaskSpec, TaskState
@@ -142,6 +143,36 @@ class GetNotifications(Query, kw_only=True, frozen=True):
 
 class GetPools(Query, kw_only=True, frozen=True):
     """Ask the provisioner for its pools, and what it does about each."""
+
+
+class GetTokens(Query, kw_only=True, frozen=True):
+    """Ask the enroller for its join tokens."""
+
+
+class CreateToken(Order, kw_only=True, frozen=True):
+    """Have the enroller let nodes in by a join token. Its secret stays with who has made it.
+
+    Attributes:
+        token: its id.
+        digest: SHA-256 of its secret.
+        pool: that its nodes belong to.
+        uses: nodes that it lets in.
+        seconds: for which it does.
+        machine: the only one that may use it; empty for any.
+    """
+
+    token: TokenId
+    digest: Digest
+    pool: PoolName
+    uses: Uses
+    seconds: Lifetime
+    machine: Name = ""
+
+
+class RevokeToken(Order, kw_only=True, frozen=True):
+    """Have a join token let nobody in any more. Nodes that came by it stay."""
+
+    token: TokenId
 
 
 class AcknowledgeIncident(Order, kw_only=True, frozen=True):
@@ -404,8 +435,8 @@ class Reply(Record, kw_only=True, frozen=True):
 
     Attributes:
         error: empty on success, else what was wrong and the cure.
-        status, plan, curve, straggler, states, load, log, notifications, pools: filled in for the queries that ask for
-            them.
+        status, plan, curve, straggler, states, load, log, notifications, pools, tokens: filled in for the queries that
+            ask for them.
         text: a line for a person.
     """
 
@@ -420,3 +451,4 @@ class Reply(Record, kw_only=True, frozen=True):
     load: Load | None = None
     notifications: NotificationsView | None = None
     pools: PoolsView | None = None
+    tokens: Annotated[list[TokenView], Few] = []

@@ -48,6 +48,8 @@ CHANGES: tuple[type[Message], ...] = (
     events.StateDiverged,
     events.StateUnusable,
     events.ScriptDrilled,
+    events.NodeEnrolled,
+    events.EnrolmentRefused,
     events.OrderTaken,
     events.Alert,
     events.DeadLetter,

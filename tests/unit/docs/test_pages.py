@@ -162,7 +162,7 @@ def check_compose(words):
         assert named <= services.keys(), "no such service"
 
 
-TOOLS = {"docker", "mkdir", "rm", "touch", "ln", "export", ".", "grep", "tail", "prometheus"}
+TOOLS = {"docker", "mkdir", "rm", "touch", "ln", "export", ".", "grep", "tail", "srun", "prometheus"}
 """What needs no check: of these only files of ours are looked for."""
 
 

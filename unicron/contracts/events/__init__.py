@@ -1,6 +1,7 @@
 """All facts and telemetry, by what they are about."""
 
 from unicron.contracts.events.alerts import Alert, AttemptFailed, CommandRefused, DeadLetter, OrderTaken
+from unicron.contracts.events.enrolment import EnrolmentRefused, NodeEnrolled
 from unicron.contracts.events.machines import (
     MachineAsked,
     MachineDelivered,
@@ -75,6 +76,7 @@ __all__ = [
     "CollectiveFailed",
     "CommandRefused",
     "DeadLetter",
+    "EnrolmentRefused",
     "FailureDetected",
     "GradientNotFinite",
     "IterationFinished",
@@ -85,6 +87,7 @@ __all__ = [
     "MachineRetired",
     "NodeAdmitted",
     "NodeDrained",
+    "NodeEnrolled",
     "NodeGone",
     "NodeHeartbeat",
     "NodeJoined",

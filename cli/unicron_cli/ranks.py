@@ -1,0 +1,36 @@
+"""What the ranks of a program write, as it comes, from the files of their agents."""
+
+import os
+from pathlib import Path
+
+from unicron_cli.output import say
+
+CHUNK = 1 << 20
+"""Bytes of a worker's output that are read at once."""
+
+
+class Ranks:
+    """Shows the output of ranks.
+
+    Args:
+        root: folder that `pattern` is looked for in.
+        pattern: of their files.
+        named: whether each line begins with the rank's worker.
+    """
+
+    def __init__(self, root: Path, pattern: str, *, named: bool = True) -> None:
+        self._root, self._pattern, self._named = root, pattern, named
+        self._read: dict[Path, int] = {}
+
+    def write(self) -> None:
+        """Write what the ranks have written since the last look, whole lines at a time."""
+        for path in sorted(self._root.glob(self._pattern)):
+            with path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._read.get(path, 0):
+                    self._read[path] = 0  # it was too large, and is begun anew
+                file.seek(self._read.get(path, 0))
+                data = file.read(CHUNK)
+            whole = data[: data.rfind(b"\n") + 1] or (data if len(data) == CHUNK else b"")
+            self._read[path] = self._read.get(path, 0) + len(whole)
+            for line in whole.decode(errors="replace").splitlines():
+                say(f"{path.stem}: {line}" if self._named else line)
