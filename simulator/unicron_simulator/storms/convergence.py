@@ -48,7 +48,8 @@ async def lacking(world: World) -> str:
 async def _pools_lack(world: World) -> str:
     """Return what is amiss with a pool that may get what it wants."""
     for view in (await world.pools()).pools if world.providers else ():
-        if view.have != view.wanted and "replaced nodes" not in view.reason:
+        idle = view.have > view.wanted and view.spare  # those that have work stay
+        if (view.have < view.wanted or idle) and "replaced nodes" not in view.reason:
             return f"pool {view.pool.name} has {view.have} nodes, {view.wanted} are wanted: {view.reason}"
         if view.asked or view.going:
             return f"pool {view.pool.name} has machines on their way: {view.machines}"
