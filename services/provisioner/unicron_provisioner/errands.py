@@ -232,9 +232,8 @@ def _found(state: State, pool: Pool, id_: str, report: MachineReport, now: float
 def _several(state: State, pool: Pool, id_: str, machine: Machine, living: list[MachineReport]) -> list[Message]:
     """Give back all but one of the machines that have one id; which, their nodes say, or a person has to."""
     if not machine.node:
-        keep: str | None = living[0].instance
-    else:
-        keep = next((report.instance for report in living if report.node == machine.node), None)
+        return []  # either may be the first to join, and is used then
+    keep = next((report.instance for report in living if report.node == machine.node), None)
     surplus = [report.instance for report in living if report.instance != keep]
     if keep is None or not surplus:
         text = (

@@ -5,7 +5,7 @@ from math import isclose
 from msgspec.structs import replace
 from unicron_planner.core import PlannerCore
 
-from unicron.contracts.events import NodeAdmitted, TaskSubmitted
+from unicron.contracts.events import NodeAdmitted, ReplacementDelayed, TaskSubmitted
 from unicron.contracts.plans import TaskShare
 from unicron.contracts.tasks import NodeState, Slot, TaskState
 from unicron_simulator.storms.training import Trainer
@@ -46,10 +46,17 @@ async def lacking(world: World) -> str:
     return world.invariants.unplanned() or await _pools_lack(world) or _better_plan(world)
 
 
+def _budget_spent(world: World, pool: str) -> bool:
+    """Return whether a pool has replaced as many nodes as it may; what else it lacks, it lacks for an hour."""
+    delays = [each for each in world.invariants.messages if isinstance(each, ReplacementDelayed) and each.pool == pool]
+    return any("within an hour" in each.reason for each in delays)
+
+
 async def _pools_lack(world: World) -> str:
     """Return what is amiss with a pool that may get what it wants."""
     for view in (await world.pools()).pools if world.providers else ():
-        if view.have != view.wanted and "replaced nodes" not in view.reason:
+        idle = view.have > view.wanted and view.spare  # those that have work stay
+        if (view.have < view.wanted or idle) and not _budget_spent(world, view.pool.name):
             return f"pool {view.pool.name} has {view.have} nodes, {view.wanted} are wanted: {view.reason}"
         if view.asked or view.going:
             return f"pool {view.pool.name} has machines on their way: {view.machines}"

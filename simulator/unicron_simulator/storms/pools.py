@@ -18,6 +18,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.events import (
     FailureDetected,
     MachineAsked,
+    MachineDelivered,
     MachineReleased,
     MachineRetired,
     NodeAdmitted,
@@ -149,9 +150,10 @@ class ModelledProvider(ByRelease):
                 check(id_ not in {each.machine for each in others}, f"{id_} was asked for twice")
                 ended = {each.machine for each in said if isinstance(each, MachineReleased)}
                 same = [each.machine for each in others if replaces and each.replaces == replaces]
-                doubled = [each for each in same if each not in ended]
-                check(not doubled, f"{replaces} is replaced by {id_}, and by {', '.join(doubled)} too")
                 retired = {each.machine for each in said if isinstance(each, MachineRetired)}
+                joined = {each.machine for each in said if isinstance(each, MachineDelivered)}
+                doubled = [each for each in same if each not in ended | retired | joined]
+                check(not doubled, f"{replaces} is replaced by {id_}, and nobody knows what became of {doubled}")
                 there = {each.machine for each in others} - ended - retired - self._out(message.id) | {id_}
                 check(len(there) <= self._pool.max, f"pool {self._pool.name} has {len(there)} machines")
                 self._check_budget(said)

@@ -7,6 +7,7 @@ done. The last line that it writes to its standard error says why.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -33,6 +34,9 @@ QUOTA, REFUSED = 75, 77
 
 MOST = 4 * 1024 * 1024
 """Bytes of an answer at most."""
+
+DYING_S = 2.0
+"""Seconds that a run which was killed may take to be gone."""
 
 SHOWN = 300
 """Characters of what it says went wrong, at most."""
@@ -119,8 +123,7 @@ class CommandProvider(ByRelease):
             raise ProviderError(f"{self._name} {verb}: {group_error.exceptions[0]}; mend it") from group_error
         finally:
             if process.returncode is None:
-                _end(process)
-                await process.wait()
+                await _end(process)
         if status:
             self._fail(verb, status, err.result())
         return out.result()
@@ -155,12 +158,16 @@ async def _write(stream: asyncio.StreamWriter | None, data: bytes) -> None:
         pass  # it does not read what it is given
 
 
-def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill a run that does not end, with what it has started."""
-    try:
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill a run that does not end, with what it has started; its end is known once its pipes are empty."""
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DYING_S):
+            for stream in (process.stdout, process.stderr):
+                while stream and await stream.read(65536):
+                    pass
+            await process.wait()
 
 
 def make(pool: Pool, options: Options, around: Surroundings) -> CommandProvider:
