@@ -41,7 +41,7 @@ def test_a_plan_gives_no_slots_to_a_task_that_ended():
 
 
 def said(hearsay, message, name, speaker):
-    return hearsay.take(subjects.for_message(message), codec.encode(message), name, speaker, 1_000.0)
+    return hearsay.record_lie(subjects.for_message(message), codec.encode(message), name, speaker, 1_000.0)
 
 
 def start(worker, node="n1"):
