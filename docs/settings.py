@@ -8,11 +8,11 @@ import msgspec
 
 from unicron.contracts.faults import FAULTS
 from unicron.families import FAMILIES
-from unicron.services import CONSOLE, SERVICES
+from unicron.services import CONSOLE, NAMED
 from unicron.settings import PREFIX, Settings
 
 PAGE = Path(__file__).with_name("operations.md")
-ROOMS = ("agent.settings", *(f"{name}.main" for name in sorted((*SERVICES, CONSOLE))))
+ROOMS = ("agent.settings", *(f"{name}.main" for name in sorted((*NAMED, CONSOLE))))
 BEGIN, END = "<!-- settings: made by docs/settings.py -->", "<!-- end of settings -->"
 FAULTS_BEGIN, FAULTS_END = "<!-- faults: made by docs/settings.py -->", "<!-- end of faults -->"
 

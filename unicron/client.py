@@ -43,7 +43,7 @@ from unicron.contracts.states import StateRef
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError, NobodyAnswersError
 from unicron.said import received
-from unicron.services import SERVICES
+from unicron.services import NAMED
 
 ANSWER_S = 5.0
 """How long a service may take to answer."""
@@ -165,7 +165,7 @@ class Client:
     async def _ask(self, owner: str, query: Query) -> Reply:
         if isinstance(query, Order) and not query.by:
             query = replace(query, by=self.by)
-        waits = isinstance(query, Order) and owner in SERVICES
+        waits = isinstance(query, Order) and owner in NAMED
         end = asyncio.get_running_loop().time() + (self.patience_s if waits else 0.0)
         while True:
             try:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from unicron.bootstrap import connected
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
-from unicron.services import CONSOLE, SERVICES
+from unicron.services import CONSOLE, NAMED
 from unicron.settings import Settings
 
 ALIVE = "alive"
@@ -47,7 +47,7 @@ async def check(settings: HealthSettings, owner: str) -> None:
     Raises:
         BusUnavailableError: it is not, or the bus is away.
     """
-    if owner in SERVICES:
+    if owner in NAMED:
         async with connected(settings, "health", patient=False) as bus:
             if await bus.bucket("lease").get(owner) is None:
                 raise BusUnavailableError(f"no instance of {owner} is active; see its log")

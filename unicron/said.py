@@ -5,7 +5,7 @@ from unicron.contracts.base import AGENT, Message
 from unicron.contracts.events import OrderTaken
 from unicron.contracts.queries import InjectFault
 from unicron.errors import InvalidInputError
-from unicron.services import SERVICES
+from unicron.services import NAMED
 
 
 def received(subject: str, data: bytes, now: float | None = None) -> Message:
@@ -31,7 +31,7 @@ def received(subject: str, data: bytes, now: float | None = None) -> Message:
         raise InvalidInputError(f"{message.source} can't speak for {node}")
     if sender not in {"", AGENT, message.source}:
         raise InvalidInputError(f"{message.source} can't say what the {sender} says")
-    if isinstance(message, OrderTaken) and message.source not in SERVICES:
+    if isinstance(message, OrderTaken) and message.source not in NAMED:
         own_fault = (InjectFault.__name__, "", message.source)
         if (message.order, message.task, message.node) != own_fault:
             raise InvalidInputError(f"{message.source} takes no orders but for faults of its own, not {message.order}")

@@ -17,7 +17,7 @@ from unicron.contracts.queries import Order, Query
 from unicron.contracts.slowdowns import ComputeTimed
 from unicron.contracts.stragglers import RecordingSwitched
 from unicron.errors import InvalidInputError
-from unicron.services import SERVICES
+from unicron.services import NAMED
 
 ROOT = "unicron.v1"
 FACTS = f"{ROOT}.evt.>"
@@ -141,7 +141,7 @@ def orders(owner: str) -> str:
 
 def _owner(name: str) -> str:
     """Return where `name` answers: nodes do so apart from services, since they are reached in another account."""
-    return name if name in SERVICES else f"node.{token(name, 'owner')}"
+    return name if name in NAMED else f"node.{token(name, 'owner')}"
 
 
 def asked(owner: str, query: Query) -> str:

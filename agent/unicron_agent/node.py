@@ -254,6 +254,8 @@ class Node:
             state_server=snapshots,
             pid=os.getpid(),
             rack=self._settings.rack,
+            machine=self._settings.machine,
+            pool=self._settings.pool,
             home=home(self._run_dir),
         )
         stored = self._token_file.read_text().strip() if self._token_file.exists() else ""

@@ -19,6 +19,8 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
         fabric_key: path of the file with the key that opens nodes to one another, which only we may read; empty for
             none: then they are open to everybody.
         rack: that the node is in, or the switch it is behind: copies of its states are kept elsewhere.
+        machine: id of this machine at the provisioner, which has asked for it; empty where a person has started it.
+        pool: that this node belongs to; empty for none.
         heartbeat_s: seconds between signs of life.
         state_limit: bytes that saved states may take in this node's memory; 0: half of the file system they lie in.
         asleep_s: seconds without progress after which a worker counts as hung whose processes all sleep meanwhile,
@@ -39,6 +41,8 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
     host: str = ""
     fabric_key: str = ""
     rack: str = ""
+    machine: str = ""
+    pool: str = ""
     heartbeat_s: float = 0.5
     state_limit: int = 0
     asleep_s: float = 2.0

@@ -26,7 +26,7 @@ from unicron.bus.backup import restore
 from unicron.client import Client
 from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
-from unicron.services import CONSOLE, SERVICES
+from unicron.services import CONSOLE, NAMED, SERVICES
 from unicron.settings import Settings
 from unicron_deploy.keys import Keyring
 from unicron_deploy.nats_server import PING_S, NatsServer, Routes, free_port, is_free
@@ -47,7 +47,7 @@ SHARED_CORES = {"UNICRON_USE_MEASURED": "false"}
 DYING_S = 2.0
 """How long a process that is to start again may take to end; it may have been killed just now."""
 
-MODULES = {name: f"unicron_{name}" for name in (*SERVICES, CONSOLE)}
+MODULES = {name: f"unicron_{name}" for name in (*NAMED, CONSOLE)}
 
 
 LAYOUT = "cluster.json"

@@ -22,7 +22,7 @@ from unicron import proofs
 from unicron.bus import access
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.files import read_secret, write_secret
-from unicron.services import CONSOLE, SERVICES
+from unicron.services import CONSOLE, NAMED
 from unicron_deploy import rights
 from unicron_deploy.certificates import Authority
 
@@ -85,7 +85,7 @@ class Keyring:
                 f"{foreign[0]} is of another cluster, whose servers speak TLS, as that in containers: remove "
                 f"{self.folder}, so that keys of this one are made, or begin it in another folder (--dir)"
             )
-        wanted = [*rights.PEOPLE, *SERVICES, *(_node(name) for name in nodes)]
+        wanted = [*rights.PEOPLE, *NAMED, *(_node(name) for name in nodes)]
         fabric = self._fabric()
         for name in wanted:
             if not self.path(name).exists() and name not in self.shut():
@@ -193,7 +193,7 @@ class Keyring:
         scratch.replace(self.accounts)
 
     def _nodes(self) -> list[str]:
-        return [name for name in self.users() if name not in (*rights.PEOPLE, *SERVICES)]
+        return [name for name in self.users() if name not in (*rights.PEOPLE, *NAMED)]
 
     def _fabric(self) -> bytes:
         """Return what stands in the newest file of a fabric key, or what is to stand there where no node has one."""

@@ -16,7 +16,7 @@ from unicron import subjects
 from unicron.bus import access, topology
 from unicron.bus.topology import ACCOUNT, API, NODES, READERS
 from unicron.errors import InvalidInputError
-from unicron.services import CONSOLE, SERVICES
+from unicron.services import CONSOLE, NAMED
 
 OPERATOR, USER, SUBSCRIBER = "operator", "user", "subscriber"
 PEOPLE = (OPERATOR, USER, SUBSCRIBER, CONSOLE)
@@ -73,7 +73,7 @@ def rights(name: str) -> Rights:
     """
     if name in PEOPLE:
         return _person(name)
-    return _service(name) if name in SERVICES else _agent(subjects.token(name, "node"))
+    return _service(name) if name in NAMED else _agent(subjects.token(name, "node"))
 
 
 def node(name: str) -> str:
@@ -82,14 +82,14 @@ def node(name: str) -> str:
     Raises:
         InvalidInputError: a service or a person is called so, whose rights that node would have.
     """
-    if name in (*PEOPLE, *SERVICES):
+    if name in (*PEOPLE, *NAMED):
         raise InvalidInputError(f"node {name!r}: that name has rights of its own on the bus; call the node otherwise")
     return subjects.token(name, "node")
 
 
 def account(name: str) -> str:
     """Return the server's account that the user `name` belongs to."""
-    if name in SERVICES or name in ORDERING:
+    if name in NAMED or name in ORDERING:
         return ACCOUNT
     return READERS if name in PEOPLE else NODES
 

@@ -103,9 +103,9 @@ class Invariants:
         kind = type(message).__name__
         self.check(message.id not in self._ids, f"{kind} {message.id} of {message.source} stands in the journal twice")
         self._ids.add(message.id)
-        if message.source in services.SERVICES:
+        if message.source in services.NAMED:
             self.check(message.id in self._known, f"{message.source} published {kind} {message.id} without a commit")
-        if message.source not in services.SERVICES:
+        if message.source not in services.NAMED:
             self._in_order(message)
         problem = self.hearsay.problem(message)
         self.check(not problem, problem)

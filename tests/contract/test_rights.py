@@ -18,13 +18,13 @@ from unicron.bootstrap import connected
 from unicron.bus import nats, topology
 from unicron.contracts.queries import GetStatus, RemoveTask
 from unicron.errors import BusUnavailableError, InvalidInputError, NotAllowedError
-from unicron.services import SERVICES
+from unicron.services import NAMED
 from unicron.settings import Settings
 
 pytestmark = pytest.mark.real
 
-ALL = {*SERVICES, "node-1", *rights.PEOPLE}
-CONTROL = set(SERVICES)
+ALL = {*NAMED, "node-1", *rights.PEOPLE}
+CONTROL = set(NAMED)
 ASKING = {"operator", "user", "console"}
 ORDERING = {"operator", "console"}
 INSIDE = {*CONTROL, *ORDERING}
@@ -72,10 +72,10 @@ PUBLISH = {
     "$JS.API.CONSUMER.CREATE.UNICRON": set(),
     "$JS.API.CONSUMER.CREATE.UNICRON.mine.unicron.v1.evt.>": set(),
     "$SRV.PING.agent-node-1": set(),
-    **{f"unicron.v1.evt.{name}.Alert.gpt": {name} for name in SERVICES},
-    **{f"$KV.unicron_state.{name}": {name} for name in SERVICES},
-    **{f"$KV.unicron_state.{name}.3": {name} for name in SERVICES},
-    **{f"$KV.unicron_lease.{name}": {name} for name in SERVICES},
+    **{f"unicron.v1.evt.{name}.Alert.gpt": {name} for name in NAMED},
+    **{f"$KV.unicron_state.{name}": {name} for name in NAMED},
+    **{f"$KV.unicron_state.{name}.3": {name} for name in NAMED},
+    **{f"$KV.unicron_lease.{name}": {name} for name in NAMED},
     f"$KV.unicron_state.{statistics.KEY}": {"detector"},
 }
 
@@ -106,8 +106,8 @@ SUBSCRIBE = {
     f"$SYS.ACCOUNT.{topology.NODES}.CONNECT": set(),
     "_R_.>": set(),
     "$SRV.PING.agent-node-1": {"node-1"},
-    **{f"unicron.v1.rpc.{name}": {name} for name in SERVICES},
-    **{f"unicron.v1.ord.{name}": {name} for name in SERVICES},
+    **{f"unicron.v1.rpc.{name}": {name} for name in NAMED},
+    **{f"unicron.v1.ord.{name}": {name} for name in NAMED},
     **{f"_INBOX.{name}.>": {name} for name in ALL},
 }
 
@@ -210,7 +210,7 @@ async def test_each_gets_answers_to_what_the_table_says_and_nothing_else(place, 
 def test_the_table_names_every_kind_of_user():
     with pytest.raises(InvalidInputError, match=r"'no\.node'"):
         rights.rights("no.node")
-    for name in (*SERVICES, *rights.PEOPLE, keys.SERVER):
+    for name in (*NAMED, *rights.PEOPLE, keys.SERVER):
         with pytest.raises(InvalidInputError, match=f"node '{name}': .*call"):
             keys._node(name)
 
@@ -384,7 +384,7 @@ def test_keys_are_their_owners_and_stay(tmp_path):
     ring = Keyring(tmp_path / "keys")
     ring.ensure(["n1"])
     first = ring.users()
-    assert set(first) == {*SERVICES, *rights.PEOPLE, "n1"}
+    assert set(first) == {*NAMED, *rights.PEOPLE, "n1"}
     assert len(set(first.values())) == len(first)
     for name in first:
         assert stat.S_IMODE(ring.path(name).stat().st_mode) == 0o600

@@ -2,11 +2,11 @@
 
 from enum import StrEnum
 from hashlib import blake2b
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import msgspec
 
-from unicron.contracts.ranges import Label, Moment
+from unicron.contracts.ranges import Label, Moment, Name, Text
 
 
 class Record(msgspec.Struct, kw_only=True, frozen=True):
@@ -153,6 +153,65 @@ class Probed(Message, kw_only=True, frozen=True):
     """The shell wants to know whether its core still takes messages in; nothing follows."""
 
 
+class MachineReport(Record, kw_only=True, frozen=True):
+    """A machine, as its provider lists it.
+
+    Attributes:
+        machine: id under which it was asked for.
+        state: "coming", "running" or "ended"; only an ended one is certain never to join.
+        node: name of the node that it is or will be, where the provider knows it.
+        instance: the provider's own name for it, which tells two under one id apart.
+        reason: why it has ended, or does not come, for a person.
+    """
+
+    machine: Annotated[Name, msgspec.Meta(min_length=1)]
+    state: Literal["coming", "running", "ended"]
+    node: Name = ""
+    instance: Label = ""
+    reason: Text = ""
+
+
+class MachinesListed(Message, kw_only=True, frozen=True):
+    """The shell has asked a provider for all machines of a pool.
+
+    Attributes:
+        errand: number of the errand that it was sent on.
+        machines: all there are.
+        problem: why they could not be had, and the cure; empty where they could.
+    """
+
+    pool: str
+    errand: int
+    machines: list[MachineReport] = []
+    problem: str = ""
+
+
+class Answer(Word):
+    """What became of a call to a provider."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    """It has done nothing."""
+    QUOTA = "quota"
+    """It has done nothing, since it has given all machines that it may."""
+    UNKNOWN = "unknown"
+    """Nobody knows what it has done."""
+
+
+class ProviderAnswered(Message, kw_only=True, frozen=True):
+    """The shell has asked a provider for a machine, or has given one back.
+
+    Attributes:
+        errand: number of the errand that it was sent on.
+        reason: for a person, where it is not done.
+    """
+
+    pool: str
+    errand: int
+    answer: Answer
+    reason: str = ""
+
+
 LOCAL = (
     SetTimer,
     CancelTimer,
@@ -164,5 +223,7 @@ LOCAL = (
     Delivered,
     GivenUp,
     Probed,
+    MachinesListed,
+    ProviderAnswered,
 )
 """Messages between a core and its own shell; they never reach the bus."""

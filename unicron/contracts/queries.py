@@ -7,6 +7,7 @@ from msgspec import Meta
 from unicron.contracts.base import Record
 from unicron.contracts.notices import NotificationsView
 from unicron.contracts.plans import Plan, Trigger
+from unicron.contracts.pools import PoolsView
 from unicron.contracts.ranges import Amount, Count, Few, Label, Many, Moment, Name, Number, Seconds, Text, Who
 from unicron.contracts.states import StateRef
 from unicron.contracts.tasks import Member, NodeState, Slot, TaskSpec, TaskState
@@ -137,6 +138,10 @@ class GetStraggler(Query, kw_only=True, frozen=True):
 
 class GetNotifications(Query, kw_only=True, frozen=True):
     """Ask the notifier for the latest incidents, and whom it tells of them."""
+
+
+class GetPools(Query, kw_only=True, frozen=True):
+    """Ask the provisioner for its pools, and what it does about each."""
 
 
 class AcknowledgeIncident(Order, kw_only=True, frozen=True):
@@ -396,7 +401,8 @@ class Reply(Record, kw_only=True, frozen=True):
 
     Attributes:
         error: empty on success, else what was wrong and the cure.
-        status, plan, curve, straggler, states, load, log, notifications: filled in for the queries that ask for them.
+        status, plan, curve, straggler, states, load, log, notifications, pools: filled in for the queries that ask for
+            them.
         text: a line for a person.
     """
 
@@ -410,3 +416,4 @@ class Reply(Record, kw_only=True, frozen=True):
     log: Annotated[list[Text], Few] = []
     load: Load | None = None
     notifications: NotificationsView | None = None
+    pools: PoolsView | None = None

@@ -141,6 +141,8 @@ class RegistryCore(Core):
             returned=present,
             kept=joined.kept,
             rack=joined.rack,
+            machine=joined.machine,
+            pool=joined.pool,
             heartbeat_s=heartbeat_s(len(self.state.nodes)),
         )
         self.state.paced.pop(joined.node, None)

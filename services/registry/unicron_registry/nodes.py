@@ -3,7 +3,7 @@
 from unicron.checks import Problem, is_token
 from unicron.contracts.events import NodeJoined
 from unicron.contracts.queries import NodeView
-from unicron.services import SERVICES
+from unicron.services import NAMED
 
 BEATS = 2000
 """Heartbeats a second that all nodes together are to send at most: the detector takes 30 us for each."""
@@ -15,7 +15,7 @@ OFTEN_S, RARELY_S = 0.5, 9.0
 TOO_OFTEN = 1.25
 """How much more rarely a node must be to beat than it was told before it is told again."""
 
-RESERVED = frozenset({*SERVICES, "console"})
+RESERVED = frozenset({*NAMED, "console"})
 """Names of services: a node under one of them would answer its queries."""
 
 

@@ -36,7 +36,7 @@ from unicron.contracts.ranges import AHEAD_S, BEHIND_S, MOST_NUMBER
 from unicron.contracts.tasks import WorkerStatus
 from unicron.errors import InvalidInputError
 from unicron.said import received
-from unicron.services import SERVICES
+from unicron.services import NAMED
 
 GOOD = st.from_regex(re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII), fullmatch=True)
 BAD = st.text(max_size=80).filter(lambda text: not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", text))
@@ -97,7 +97,7 @@ def test_a_node_can_tell_of_no_order_but_of_faults_of_its_own():
 def test_each_message_type_names_its_sender_and_what_an_agent_sends_its_node():
     kinds = codec.MESSAGES.values()
     assert {kind for kind in kinds if not kind.SENDER} == {DeadLetter, Alert, OrderTaken}
-    assert {kind.SENDER for kind in kinds} - {"", AGENT} <= {*SERVICES}
+    assert {kind.SENDER for kind in kinds} - {"", AGENT} <= {*NAMED}
     assert [kind for kind in kinds if kind.SENDER == AGENT and "node" not in kind.__struct_fields__] == []
 
 

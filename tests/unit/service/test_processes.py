@@ -10,10 +10,10 @@ from unicron import codec, subjects
 from unicron.contracts.base import LOCAL, Message
 from unicron.contracts.events import Alert
 from unicron.contracts.queries import InjectFault
-from unicron.services import CONSOLE, SERVICES
+from unicron.services import CONSOLE, NAMED
 from unicron.settings import PREFIX, Settings
 
-PROCESSES = {**{name: name for name in (*SERVICES, CONSOLE)}, "agent": "unicron-agent"}
+PROCESSES = {**{name: name for name in (*NAMED, CONSOLE)}, "agent": "unicron-agent"}
 
 
 @pytest.fixture(params=PROCESSES)
@@ -69,7 +69,7 @@ def wired(name):
     return module.wiring(kind())
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", NAMED)
 def test_a_service_is_wired_under_its_name_and_listens_to_what_its_core_handles(name):
     wiring = wired(name)
     core = wiring.core(None)
@@ -82,14 +82,14 @@ def test_a_service_is_wired_under_its_name_and_listens_to_what_its_core_handles(
     assert set(wiring.telemetry) >= set(subjects.events(*bus)) - facts
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", NAMED)
 def test_what_no_handler_is_for_changes_nothing(name):
     core = wired(name).core(None)
     assert core.handle(Alert(text="nobody handles this")) == []
     assert core.handle(Message()) == []
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", NAMED)
 def test_a_query_that_a_service_does_not_know_is_refused_with_those_that_it_does(name):
     core = wired(name).core(None)
     reply, out = core.answer(InjectFault(fault="x"))

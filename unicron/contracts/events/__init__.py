@@ -1,6 +1,14 @@
 """All facts and telemetry, by what they are about."""
 
 from unicron.contracts.events.alerts import Alert, AttemptFailed, CommandRefused, DeadLetter, OrderTaken
+from unicron.contracts.events.machines import (
+    MachineAsked,
+    MachineDelivered,
+    MachineRefused,
+    MachineReleased,
+    MachineRetired,
+    ReplacementDelayed,
+)
 from unicron.contracts.events.nodes import (
     NodeAdmitted,
     NodeDrained,
@@ -69,6 +77,11 @@ __all__ = [
     "FailureDetected",
     "GradientNotFinite",
     "IterationFinished",
+    "MachineAsked",
+    "MachineDelivered",
+    "MachineRefused",
+    "MachineReleased",
+    "MachineRetired",
     "NodeAdmitted",
     "NodeDrained",
     "NodeGone",
@@ -83,6 +96,7 @@ __all__ = [
     "PartStored",
     "PlanDecided",
     "Regrouped",
+    "ReplacementDelayed",
     "ScriptDrilled",
     "StateCopied",
     "StateDiverged",

@@ -20,6 +20,8 @@ class NodeJoined(Message, kw_only=True, frozen=True):
         rack: nodes of one rack, or behind one switch, fail together; empty where that is not known.
         home: of the machine, since it was started, and the run folder: the same for an agent that is started again
             there, another for a second one of that name; empty where that is not known.
+        machine: id under which the provisioner has asked for its machine; empty where a person has started it.
+        pool: that it belongs to; empty for none.
     """
 
     SENDER: ClassVar[str] = AGENT
@@ -35,6 +37,8 @@ class NodeJoined(Message, kw_only=True, frozen=True):
     kept: Annotated[list[Label], Few] = []
     rack: Label = ""
     home: Label = ""
+    machine: Name = ""
+    pool: Name = ""
 
     def __str__(self) -> str:
         return f"{self.node} joined with {len(self.slots)} slots, {len(self.workers)} workers alive"
@@ -88,7 +92,7 @@ class NodeAdmitted(Message, kw_only=True, frozen=True):
 
     Attributes:
         returned: the same incarnation's predecessor was still held to be up (an agent restart within the grace).
-        kept, rack: as in `NodeJoined`.
+        kept, rack, machine, pool: as in `NodeJoined`.
         heartbeat_s: between heartbeats, where all nodes together would send too many; 0: as the agent likes.
     """
 
@@ -105,6 +109,8 @@ class NodeAdmitted(Message, kw_only=True, frozen=True):
     kept: Annotated[list[Label], Few] = []
     rack: Label = ""
     heartbeat_s: Seconds = 0.0
+    machine: Name = ""
+    pool: Name = ""
 
     def __str__(self) -> str:
         return f"{self.node} admitted with {len(self.slots)} slots" + " again" * self.returned

@@ -1,0 +1,1 @@
+"""The provisioner's decisions."""

@@ -1,0 +1,1 @@
+"""Who gives machines: one module for each kind of provider."""
