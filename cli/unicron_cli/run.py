@@ -6,7 +6,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -164,7 +164,7 @@ class Program:
     def __init__(self, cluster: Cluster, spec: TaskSpec, log: Callable[[str], None], *, drill: bool = False) -> None:
         self._cluster, self._spec, self._log, self._drill = cluster, spec, log, drill
         self.drilled: ScriptDrilled | None = None
-        self._read: dict[Path, int] = {}
+        self._read = {path: path.stat().st_size for path in self._logs()}  # of an earlier run it was shown then
 
     async def run(self) -> TaskView:
         """Submit it, and show what it writes and what befalls it until it has ended."""
@@ -202,9 +202,12 @@ class Program:
             elif isinstance(message, TaskRecovered) and failed:
                 self._log(f"unicron: {describe(message)}")
 
+    def _logs(self) -> Iterable[Path]:
+        return self._cluster.root.glob(f"nodes/*/logs/{self._spec.name}-*.log")
+
     def _write(self) -> None:
         """Write what the ranks have written since the last look, whole lines at a time."""
-        for path in sorted(self._cluster.root.glob(f"nodes/*/logs/{self._spec.name}-*.log")):
+        for path in sorted(self._logs()):
             with path.open("rb") as file:
                 if file.seek(0, os.SEEK_END) < self._read.get(path, 0):
                     self._read[path] = 0  # it was too large, and is begun anew

@@ -166,8 +166,9 @@ class NatsServer:
         accounts: Path | None = None,
         name: str = "",
         routes: Routes | None = None,
+        tls: Path | None = None,
     ) -> None:
-        self._ping_s = ping_s
+        self._ping_s, self._tls = ping_s, tls
         self._accounts, self._name, self._routes = accounts, name, routes
         self.directory = directory
         self.host = host
@@ -209,6 +210,7 @@ class NatsServer:
             name=name,
             routes=routes,
             log=self.log_path.resolve(),
+            tls=self._tls and self._tls.resolve(),
         )
         config.write_text(text)
         with self.log_path.open("ab") as output:

@@ -152,7 +152,9 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
         for name in [*self.names, "slurmctld"]:
             if name in self._processes:
                 self.stop(name)
-        self._end_steps()
+        while left := self._started():
+            _end(left)
+            time.sleep(LOOK_S)
 
     def start(self, name: str) -> None:
         """Start the controller, `slurmctld`, or the slurmd of a node."""
@@ -181,21 +183,17 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
         process = self._processes.pop(node)
         process.kill()
         process.wait()
-        for pid in self.stepds(node):
-            _end([pid, *_below(pid)])
+        _end(self._started(node))
 
-    def stepds(self, node: str = "") -> list[int]:
-        """Return the processes that watch steps on a node, or on all."""
+    def _started(self, node: str = "") -> list[int]:
+        """Return all processes of jobs, on a node or on all, with what watches them: they have our configuration."""
         return [
-            pid for pid in _pids() for words in [_words(pid)]
-            if words and "slurmstepd" in Path(words[0]).name + words[min(1, len(words) - 1)]
-            and _environment(pid, "SLURM_CONF") == str(self._config)
-            and (not node or _environment(pid, "SLURMD_NODENAME") == node)
+            pid
+            for pid in _pids()
+            if pid != os.getpid()
+            and _variable(pid, "SLURM_CONF") == str(self._config)
+            and (not node or _variable(pid, "SLURMD_NODENAME") == node)
         ]
-
-    def _end_steps(self) -> None:
-        for pid in self.stepds():
-            _end([pid, *_below(pid)])
 
     def try_(self, *words: str, env: Mapping[str, str] | None = None, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a command as a user would; return what came of it."""
@@ -250,38 +248,13 @@ def _pids() -> list[int]:
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
-def _read(pid: int, name: str) -> list[str]:
+def _variable(pid: int, name: str) -> str:
+    """Return a variable of the environment that a process was started with; empty where it has none, or is gone."""
     try:
-        return Path(f"/proc/{pid}/{name}").read_text(errors="replace").split("\0")
+        words = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
     except OSError:
-        return []
-
-
-def _words(pid: int) -> list[str]:
-    return [word for word in _read(pid, "cmdline") if word]
-
-
-def _environment(pid: int, name: str) -> str:
-    return next((each.partition("=")[2] for each in _read(pid, "environ") if each.startswith(f"{name}=")), "")
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, IndexError):
-        return 0
-
-
-def _below(pid: int) -> list[int]:
-    """Return all descendants of a process."""
-    parents = {each: _parent(each) for each in _pids()}
-    found, rest = list[int](), [pid]
-    while rest:
-        above = rest.pop()
-        children = [each for each, parent in parents.items() if parent == above]
-        found += children
-        rest += children
-    return found
+        return ""
+    return next((word.partition("=")[2] for word in words if word.startswith(f"{name}=")), "")
 
 
 def _end(pids: list[int]) -> None:
