@@ -1,7 +1,7 @@
 """A real Slurm on this machine: slurmctld and some slurmd, from Debian's packages, which are unpacked and not installed.
 
 `FOUND` is the folder with the unpacked packages, made once for all runs; without root rights or Debian's packages the
-tests that need one are skipped and say why. There is no munge, no cgroup and no accounting: `auth/none` believes the
+tests that need one are skipped and say why. There is no munge and no accounting: `auth/none` believes the
 user that a command runs as.
 """
 
@@ -27,6 +27,8 @@ LIBRARIES = ("libmunge2", "libhwloc15", "liblua5.1-0", "libjwt0", "libhttp-parse
 FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "unicron-tests", "slurm")
 """Where the packages are unpacked."""
 
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
 TOOLS = ("sbatch", "srun", "scancel", "scontrol", "sinfo", "squeue", "salloc")
 DAEMONS = {"slurmctld": "slurmctld-wlm", "slurmd": "slurmd-wlm", "slurmstepd": "slurmstepd-wlm"}
 START_S, END_S = 30.0, 10.0
@@ -38,6 +40,8 @@ def missing() -> str:
     """Return why there can be no Slurm here; empty where there can. Unpacks the packages the first time."""
     if os.geteuid():
         return "slurmd has to run as root"
+    if not os.access(FREEZER, os.W_OK):
+        return f"Slurm keeps track of processes in {FREEZER}, which can't be written here"
     if not shutil.which("apt-get"):
         return "Slurm is had from Debian's packages, and there is no apt-get here"
     if (FOLDER / "whole").exists():
@@ -78,6 +82,7 @@ class Slurm:
         for each in ("bin", "state", "spool", "logs"):
             (folder / each).mkdir(parents=True)
         self._config.write_text(self._text(free_port(), more))
+        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n")
         library = FOLDER / "usr/lib" / f"{platform.machine()}-linux-gnu"
         loader = f"/lib64/ld-linux-{platform.machine().replace('_', '-')}.so.2 --library-path {library}:{library}/slurm-wlm"
         programs = {name: FOLDER / "usr/bin" / name for name in TOOLS}
@@ -101,6 +106,7 @@ SlurmctldPort={port}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/none
+AuthInfo=cred_expire=15
 CredType=cred/none
 PluginDir={plugins}
 StateSaveLocation={self.folder}/state
@@ -109,7 +115,7 @@ SlurmctldPidFile={self.folder}/slurmctld.pid
 SlurmdPidFile={self.folder}/slurmd.%n.pid
 SlurmctldLogFile={self.folder}/logs/slurmctld.log
 SlurmdLogFile={self.folder}/logs/slurmd.%n.log
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/cgroup
 TaskPlugin=task/none
 MpiDefault=none
 SelectType=select/cons_tres
@@ -120,7 +126,7 @@ ReturnToService=2
 SlurmdTimeout=10
 SlurmctldTimeout=10
 MessageTimeout=5
-KillWait=10
+KillWait=5
 CompleteWait=0
 MinJobAge=300
 JobRequeue=1
@@ -152,6 +158,7 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
         for name in [*self.names, "slurmctld"]:
             if name in self._processes:
                 self.stop(name)
+        self._forget_groups()
         while left := self._started():
             _end(left)
             time.sleep(LOOK_S)
@@ -194,6 +201,13 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
             and _variable(pid, "SLURM_CONF") == str(self._config)
             and (not node or _variable(pid, "SLURMD_NODENAME") == node)
         ]
+
+    def _forget_groups(self) -> None:
+        """Remove the control groups that Slurm leaves behind."""
+        for name in self.names:
+            for path in sorted((FREEZER / f"slurm_{name}").glob("**/"), reverse=True):
+                with contextlib.suppress(OSError):
+                    path.rmdir()
 
     def try_(self, *words: str, env: Mapping[str, str] | None = None, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a command as a user would; return what came of it."""

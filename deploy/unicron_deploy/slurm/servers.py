@@ -37,6 +37,9 @@ class JobServers(Cluster):
         self.keys.ensure(self._members)
         self.keys.certify([self._address, socket.gethostname()])
 
+    def _refuse_a_second(self) -> None:
+        """Have the folder's lock see to that: what its record names ran on the first node of another job."""
+
     def _new_servers(self) -> dict[str, NatsServer]:
         accounts = self.keys.accounts
         server = NatsServer(
