@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import msgspec
 import typer
 import typer.core
@@ -32,7 +31,7 @@ COMMAND = "unicron.command"
 class WithCommand(typer.core.TyperCommand):
     """A command with options of its own, options of sbatch, and maybe a program behind `--`."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take the program off first: what is in it is nobody's option here."""
         at = args.index("--") if "--" in args else len(args)
         ctx.meta[COMMAND] = args[at + 1 :]
@@ -44,7 +43,9 @@ SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_opti
 
 Dir = Annotated[
     Path | None,
-    typer.Option("--dir", resolve_path=True, help="Folder that all nodes see, for keys, journal and logs. [.unicron/slurm/JOB]"),
+    typer.Option(
+        "--dir", resolve_path=True, help="Folder that all nodes see, for keys, journal and logs. [.unicron/slurm/JOB]"
+    ),
 ]
 Slots = Annotated[int, typer.Option("--nproc-per-node", min=0, help="Ranks of each node; 0: its GPUs, else its tasks.")]
 
@@ -58,9 +59,12 @@ def run(
     spares: Annotated[int, typer.Option("--spares", min=0, help="Nodes of the job that wait for another's loss.")] = 0,
     in_place: Annotated[bool, typer.Option("--in-place", help="Ranks that live stay where they are.")] = False,
     checkpoints: Annotated[
-        Path | None, typer.Option(metavar="DIR", resolve_path=True, help="Where the program finds UNICRON_CHECKPOINT_DIR.")
+        Path | None,
+        typer.Option(metavar="DIR", resolve_path=True, help="Where the program finds UNICRON_CHECKPOINT_DIR."),
     ] = None,
-    task: Annotated[Path | None, typer.Option(metavar="FILE", resolve_path=True, help="Take all but the program from a task file.")] = None,
+    task: Annotated[
+        Path | None, typer.Option(metavar="FILE", resolve_path=True, help="Take all but the program from a task file.")
+    ] = None,
     slots: Slots = 0,
     root: Dir = None,
 ) -> None:
@@ -151,7 +155,8 @@ def own_options(ctx: typer.Context) -> list[str]:
     found = []
     for parameter in ctx.command.params:
         name = parameter.name or ""
-        if ctx.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
             value = ctx.params[name]
             found += [parameter.opts[0]] if value is True else [parameter.opts[0], str(value)]
     return found

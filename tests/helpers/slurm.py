@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: slurmctld and some slurmd, from Debian's packages, which are unpacked and not installed.
+"""A real Slurm on this machine: slurmctld and some slurmd, from Debian's packages, unpacked and not installed.
 
 `FOUND` is the folder with the unpacked packages, made once for all runs; without root rights or Debian's packages the
 tests that need one are skipped and say why. There is no munge and no accounting: `auth/none` believes the
@@ -84,12 +84,16 @@ class Slurm:
         self._config.write_text(self._text(free_port(), more))
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n")
         library = FOLDER / "usr/lib" / f"{platform.machine()}-linux-gnu"
-        loader = f"/lib64/ld-linux-{platform.machine().replace('_', '-')}.so.2 --library-path {library}:{library}/slurm-wlm"
+        loader = (
+            f"/lib64/ld-linux-{platform.machine().replace('_', '-')}.so.2 --library-path {library}:{library}/slurm-wlm"
+        )
         programs = {name: FOLDER / "usr/bin" / name for name in TOOLS}
         programs |= {name: FOLDER / "usr/sbin" / file for name, file in DAEMONS.items()}
         for name, path in programs.items():
             program = self.bin / name
-            program.write_text(f'#!/bin/sh\nexport SLURM_CONF={self._config}\nexec {loader} --argv0 {name} {path} "$@"\n')
+            program.write_text(
+                f'#!/bin/sh\nexport SLURM_CONF={self._config}\nexec {loader} --argv0 {name} {path} "$@"\n'
+            )
             program.chmod(0o755)
 
     def _text(self, port: int, more: str) -> str:
@@ -192,6 +196,10 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
         process.wait()
         _end(self._started(node))
 
+    def processes_of(self, *nodes: str) -> list[int]:
+        """Return the processes of jobs on some nodes, without those that watch them."""
+        return [pid for node in nodes for pid in self._started(node) if "slurmstepd" not in _command(pid)]
+
     def _started(self, node: str = "") -> list[int]:
         """Return all processes of jobs, on a node or on all, with what watches them: they have our configuration."""
         return [
@@ -209,7 +217,9 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
                 with contextlib.suppress(OSError):
                     path.rmdir()
 
-    def try_(self, *words: str, env: Mapping[str, str] | None = None, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    def try_(
+        self, *words: str, env: Mapping[str, str] | None = None, timeout_s: float = 60
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command as a user would; return what came of it."""
         return subprocess.run(
             words, env={**self.env, **(env or {})}, capture_output=True, text=True, check=False, timeout=timeout_s
@@ -260,6 +270,13 @@ def slurm(folder: Path, nodes: int = 4, more: str = "") -> Iterator[Slurm]:
 
 def _pids() -> list[int]:
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _variable(pid: int, name: str) -> str:

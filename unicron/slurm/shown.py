@@ -14,16 +14,24 @@ NODES = "%N|%T|%E"
 """Columns of `sinfo -N`, of which the last one may hold anything: name, state, reason."""
 
 JOB_ENDED = frozenset(
-    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    }
 )
-JOB_COMING = frozenset("CONFIGURING PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT".split())
-JOB_RUNNING = frozenset("COMPLETING RESIZING RUNNING SIGNALING STAGE_OUT STOPPED SUSPENDED".split())
+JOB_COMING = frozenset({"CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
+"""States of jobs; one in another state, also of a later version, runs."""
 
-NODE_STATES = frozenset(
-    "allocated blocked cloud completing down drained draining fail failing future idle inval maint mixed perfctrs "
-    "planned power_down powered_down powering_down powering_up reboot rebooting reserved unknown".split()
-)
-DRAINED = frozenset(("drained", "draining"))
+DRAINED = frozenset({"drained", "draining"})
+_JOB_STATE, _NODE_STATE = re.compile(r"[A-Z_]+"), re.compile(r"[a-z_]+")
 _SIGNS = "*~#!%$@^-+"
 """Behind a state: not responding, powered down, and the like."""
 
@@ -81,7 +89,7 @@ def _job(line: str) -> JobShown:
     if len(fields) != JOBS.count("|") + 1 or not fields[0].isdecimal():
         raise _strange("squeue", line, "JOB|STATE|END|WHERE|NAME|COMMENT")
     job, state, end, where, name, comment = fields
-    if state not in JOB_ENDED | JOB_COMING | JOB_RUNNING:
+    if not _JOB_STATE.fullmatch(state):
         raise _strange("squeue", line, "a state of a job such as RUNNING in its second column")
     return JobShown(job, state, moment(end), where, name, "" if comment == "(null)" else comment)
 
@@ -96,7 +104,7 @@ def nodes(text: str) -> dict[str, NodeShown]:
     for line in _lines(text):
         fields = line.split("|", NODES.count("|"))
         state = fields[1].rstrip(_SIGNS).lower() if len(fields) == NODES.count("|") + 1 else ""
-        if not fields[0] or state not in NODE_STATES:
+        if not fields[0] or not _NODE_STATE.fullmatch(state):
             raise _strange("sinfo", line, "NODE|STATE|REASON with a state such as idle")
         found[fields[0]] = NodeShown(fields[0], state, "" if fields[2] == "none" else fields[2])
     return found
@@ -118,11 +126,11 @@ def addresses(text: str) -> dict[str, str]:
 
 
 def pairs(line: str) -> dict[str, str]:
-    """Return what a line of `scontrol --oneliner` says; of a name that comes twice, as a comment can have it, the first."""
+    """Return what a line of `scontrol --oneliner` says; of a name that comes twice, as in a comment, the first."""
     found: dict[str, str] = {}
-    matches = list(_PAIR.finditer(line))
-    for match, following in zip(matches, [*matches[1:], None], strict=True):
-        found.setdefault(match[1], line[match.end() : following.start() if following else len(line)].strip())
+    _, *words = _PAIR.split(line)
+    for name, value in zip(words[::2], words[1::2], strict=True):
+        found.setdefault(name, value.strip())
     return found
 
 

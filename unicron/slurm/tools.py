@@ -63,7 +63,12 @@ def run(words: Sequence[str], environment: Mapping[str, str] | None = None) -> s
     return done.stdout.decode(errors="replace")
 
 
-_UNREACHABLE = ("Unable to contact slurm controller", "Socket timed out", "Connection refused", "Zero Bytes were transmitted")
+_UNREACHABLE = (
+    "Unable to contact slurm controller",
+    "Socket timed out",
+    "Connection refused",
+    "Zero Bytes were transmitted",
+)
 
 _CURES = {
     "Invalid partition": "name one that `sinfo` lists, with --partition",

@@ -52,24 +52,26 @@ class Drains:
         self._names = names
         self._there: dict[str, NodeShown] = {}
         self._ordered: set[str] = set()
+        self._leaving: set[str] = set()
 
-    def begin(self, nodes: Mapping[str, NodeShown], drained: set[str]) -> list[DrainHere]:
-        """Return what to put back into use as a job begins: Slurm has given it these nodes, whatever was before.
+    def look(self, nodes: Mapping[str, NodeShown], drained: set[str]) -> list[DrainHere]:
+        """Return what to do here by what Slurm shows now.
+
+        A node that was drained here in an earlier job is put back into use as the job begins: Slurm has given it.
 
         Args:
             nodes: of the job, as Slurm shows them.
             drained: the nodes that are drained here.
         """
-        given = [self._names[name] for name, node in nodes.items() if not node.drained and name in self._names]
-        return [DrainHere(name, False, "Slurm has given it to this job") for name in given if name in drained]
-
-    def look(self, nodes: Mapping[str, NodeShown], drained: set[str]) -> list[DrainHere]:
-        """Return what to do here by what Slurm shows now; see `begin` for the arguments."""
         orders = []
         for name, node in nodes.items():
             own, before = self._names.get(name), self._there.get(name)
             self._there[name] = node
-            if own is None or node.drained == (before is not None and before.drained):
+            if own is None:
+                continue
+            if before is None and not node.drained and own in drained:
+                orders.append(DrainHere(own, False, "Slurm has given it to this job"))
+            if node.drained == (before is not None and before.drained):
                 continue
             if node.drained and own not in drained:
                 self._ordered.add(own)
@@ -79,10 +81,17 @@ class Drains:
                 orders.append(DrainHere(own, False, "it was resumed in Slurm"))
         return orders
 
+    def leaves(self, node: str, *, leaves: bool) -> None:
+        """Take note that a node is to go, and is drained here for that alone, or that it has joined."""
+        if leaves:
+            self._leaving.add(node)
+        else:
+            self._leaving.discard(node)
+
     def drained_here(self, node: str, *, drain: bool) -> list[DrainThere]:
         """Return what to do in Slurm, where a node was drained here or put back into use: its own reasons stay."""
         name = next((name for name, own in self._names.items() if own == node), None)
         shown = self._there.get(name or "")
-        if name is None or shown is None or shown.drained == drain:
+        if name is None or shown is None or shown.drained == drain or node in self._leaving:
             return []
         return [DrainThere(name, drain)] if drain or shown.reason.startswith(REASON) else []

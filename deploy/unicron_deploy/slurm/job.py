@@ -15,7 +15,7 @@ import msgspec
 
 from unicron.bootstrap import connected_client
 from unicron.client import Client
-from unicron.contracts.events import NodeDrained
+from unicron.contracts.events import NodeDrained, NodeJoined, NodeLeaving
 from unicron.contracts.queries import TaskView
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import InvalidInputError, UnicronError
@@ -128,7 +128,7 @@ class Job:
         for number in (signal.SIGTERM, signal.SIGUSR1):
             loop.add_signal_handler(number, self._tell, f"Slurm has sent {number.name}")
         command = srun(self._allocation, self._servers.root, self._servers.url)
-        step = subprocess.Popen(
+        step = subprocess.Popen(  # noqa: ASYNC220 returns at once
             command, stdin=subprocess.PIPE, env=step_environment(os.environ), start_new_session=True
         )
         ended = asyncio.create_task(asyncio.to_thread(step.wait))
@@ -176,11 +176,9 @@ class Job:
 
     async def _watch(self) -> None:
         """Ask Slurm again and again when the job ends, and which nodes are drained."""
-        first = True
         while True:
             await self._asked(self._ask_end, "when this job ends")
-            if not await self._asked(lambda: self._ask_nodes(first=first), "which nodes are drained"):
-                first = False
+            await self._asked(self._ask_nodes, "which nodes are drained")
             now = time.time()
             due = self._end - self._leave_s - MARGIN_S if self._end is not None else now + LOOK_S
             if due <= now:
@@ -188,17 +186,16 @@ class Job:
                 return
             await asyncio.sleep(min(LOOK_S, due - now))
 
-    async def _asked(self, ask: Callable[[], Coroutine[Any, Any, None]], what: str) -> str:
-        """Ask something; return why there was no answer. The controller may be away, and what is known holds on."""
+    async def _asked(self, ask: Callable[[], Coroutine[Any, Any, None]], what: str) -> None:
+        """Ask something. The controller may be away: what is known holds on, and it is asked again."""
         try:
             await ask()
         except UnicronError as error:
             if what not in self._troubles:
                 self._log(f"unicron: Slurm does not say {what}: {error}; it is asked again")
             self._troubles.add(what)
-            return str(error)
-        self._troubles.discard(what)
-        return ""
+        else:
+            self._troubles.discard(what)
 
     async def _ask_end(self) -> None:
         text = await asyncio.to_thread(tools.ask, "squeue", "--noheader", "-j", self._allocation.job, "-o", shown.JOBS)
@@ -206,15 +203,13 @@ class Job:
             if each.job == self._allocation.job:
                 self._end = each.end
 
-    async def _ask_nodes(self, *, first: bool) -> None:
+    async def _ask_nodes(self) -> None:
         names = ",".join(self._names)
         text = await asyncio.to_thread(tools.ask, "sinfo", "--noheader", "-N", "-n", names, "-o", shown.NODES)
         nodes = shown.nodes(text)
         async with connected_client(self._servers.settings(), "unicron-slurm") as client:
             views = (await client.status()).nodes
             drained = {view.node for view in views if view.state == NodeState.DRAINING}
-            if first:
-                await self._drain(client, self._drains.begin(nodes, drained))
             await self._drain(client, self._drains.look(nodes, drained))
 
     async def _drain(self, client: Client, orders: list[DrainHere]) -> None:
@@ -227,7 +222,9 @@ class Job:
         """Drain in Slurm what people drain here from now on, if we may."""
         async with connected_client(self._servers.settings(), "unicron-slurm-drains") as client:
             async for _, message in client.follow(await client.tail()):
-                if isinstance(message, NodeDrained):
+                if isinstance(message, NodeLeaving | NodeJoined):
+                    self._drains.leaves(message.node, leaves=isinstance(message, NodeLeaving))
+                elif isinstance(message, NodeDrained):
                     for order in self._drains.drained_here(message.node, drain=message.drain):
                         try:
                             await asyncio.to_thread(tools.run, ["scontrol", *order.words])

@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -48,7 +48,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
         partition: of their jobs.
         sbatch: further options of sbatch, such as --time=8:00:00 or --gpus-per-node=8.
         folder: which all nodes see, where agents log and work; empty: machines, in the folder of the cluster.
-        keys: folder of the nodes' keys, which all nodes see; empty: keys, in the folder of the cluster, if there is one.
+        keys: folder of the nodes' keys, which all nodes see; empty: keys, in the folder of the cluster, if it is there.
         env: further settings of the agents.
     """
 
@@ -91,7 +91,7 @@ class SlurmProvider(ByRelease):
 
     async def list(self) -> list[MachineReport]:
         """Return all that were asked for and not released."""
-        return await asyncio.to_thread(self._list)
+        return [*await asyncio.to_thread(self._list)]
 
     async def ask(self, request: MachineRequest) -> None:
         """Submit a job."""
@@ -110,7 +110,7 @@ class SlurmProvider(ByRelease):
 
     # --- blocking ----------------------------------------------------------------------------------------------------
 
-    def _list(self) -> list[MachineReport]:
+    def _list(self) -> Sequence[MachineReport]:
         jobs = _queue()
         found = []
         for record in self._records():
@@ -187,7 +187,7 @@ class SlurmProvider(ByRelease):
         except tools.SlurmError as error:
             raise RefusedError(str(error)) from error
 
-    def _jobs(self, machine: str, instance: str) -> list[JobShown]:
+    def _jobs(self, machine: str, instance: str) -> Sequence[JobShown]:
         return [job for job in _queue(machine) if instance in {"", job.job}]
 
     def _jobs_left(self, machine: str, instance: str) -> bool:
@@ -199,7 +199,7 @@ class SlurmProvider(ByRelease):
     def _path(self, machine: str) -> Path:
         return self._folder / f"{machine}.json"
 
-    def _records(self) -> "list[Record]":
+    def _records(self) -> Sequence[Record]:
         found = (self._record(path.stem) for path in sorted(self._folder.glob("*.json")))
         return [record for record in found if record and record.machine.startswith(f"{self._pool}-")]
 
