@@ -26,12 +26,12 @@ from unicron.bus.backup import restore
 from unicron.client import Client
 from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
+from unicron.processes import Started, wait_until_gone
 from unicron.services import CONSOLE, NAMED, SERVICES
 from unicron.settings import Settings
 from unicron_deploy.keys import Keyring
 from unicron_deploy.nats_server import PING_S, NatsServer, Routes, free_port, is_free
 from unicron_deploy.options import CONSOLE_PORT, PORT, Options
-from unicron_deploy.processes import Started, wait_until_gone
 from unicron_deploy.rights import OPERATOR
 
 NATS = "nats"

@@ -187,7 +187,7 @@ class NodeView(Record, kw_only=True, frozen=True):
     """A node as the registry knows it.
 
     Attributes:
-        home: as in `NodeJoined`.
+        home, machine: as in `NodeJoined`.
     """
 
     node: Label
@@ -197,6 +197,7 @@ class NodeView(Record, kw_only=True, frozen=True):
     slots: Annotated[list[Slot], Few] = []
     since: Moment = 0.0
     home: Label = ""
+    machine: Name = ""
 
 
 class SaverView(Record, kw_only=True, frozen=True):

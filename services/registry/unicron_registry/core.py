@@ -15,6 +15,7 @@ from unicron.contracts.events import (
     CheckpointStored,
     FailureDetected,
     IterationFinished,
+    MachineRetired,
     NodeAdmitted,
     NodeDrained,
     NodeGone,
@@ -91,6 +92,7 @@ class RegistryCore(Core):
             CheckpointFailed: lambda fact: orders.not_stored(self.state, fact),
             StateUnprotected: lambda fact: self._saver(fact, SaverView(problem=fact.reason)),
             StragglerDetected: self._straggler,
+            MachineRetired: self._retired,
             SlowdownDetected: lambda fact: self._slow(fact.task, fact.text),
             SlowdownEnded: lambda fact: self._slow(fact.task, ""),
             ScriptDrilled: self._drilled,
@@ -126,6 +128,7 @@ class RegistryCore(Core):
             slots=joined.slots,
             since=before.since if before and present else joined.at,
             home=joined.home,
+            machine=joined.machine,
         )
         if view == before:
             return []  # it only said again what is known
@@ -167,7 +170,9 @@ class RegistryCore(Core):
         return [NodePaced(node=node, incarnation=view.incarnation, heartbeat_s=now)]
 
     def _is_back(self, joined: NodeJoined, before: NodeView | None) -> list[Message]:
-        """Put a node back into use that was out of it only because its agent was leaving."""
+        """Put a node back into use that was out of it only because its agent, or its machine, was to go."""
+        if self.state.retired.get(joined.node, joined.machine) != joined.machine:
+            return self._drain(joined.node, drain=False)[1]
         if joined.node not in self.state.leaving or (before and before.incarnation == joined.incarnation):
             return []
         self.state.leaving.remove(joined.node)
@@ -194,6 +199,15 @@ class RegistryCore(Core):
         """Drain the node of a straggler where the straggler service asks for it, as if a user had said so."""
         wanted = detected.drain and detected.source == "straggler" and detected.node in self.state.nodes
         return self._drain(detected.node, drain=True)[1] if wanted else []
+
+    def _retired(self, retired: MachineRetired) -> list[Message]:
+        """Drain a node whose machine is given back, until another machine has its name."""
+        view = self.state.nodes.get(retired.node)
+        if view is None or view.machine != retired.machine or retired.planned or view.node in self.state.drained:
+            return []
+        facts = self._drain(view.node, drain=True)[1]
+        self.state.retired[view.node] = view.machine
+        return facts
 
     def _leaving(self, leaving: NodeLeaving) -> list[Message]:
         """Drain a node that is to go until its agent joins again."""
@@ -225,6 +239,7 @@ class RegistryCore(Core):
             raise InvalidInputError(f"no node {node!r}; the known ones are {names(self.state.nodes)}")
         if node in self.state.leaving:
             self.state.leaving.remove(node)  # what is said now holds when it is back
+        self.state.retired.pop(node, None)
         if drain == (node in self.state.drained):
             return Reply(text=f"{node} is {'drained' if drain else 'in use'} already; nothing changed"), []
         if drain:

@@ -17,6 +17,7 @@ class RegistryState(msgspec.Struct, kw_only=True):
         drained: nodes that a user took out of use; holds over restarts of their agents.
         paced: nodes by when they were last told how often to beat, and what.
         leaving: those of them that are so only because their agents said they leave: until they join again.
+        retired: nodes whose machines are given back, and which those are: another machine of that name is used.
         told: of each task the nodes that may tell of its states, and which workers there were told to save theirs.
     """
 
@@ -25,5 +26,6 @@ class RegistryState(msgspec.Struct, kw_only=True):
     plan: Plan | None = None
     drained: list[str] = []
     leaving: list[str] = []
+    retired: dict[str, str] = {}
     paced: dict[str, Seconds] = {}
     told: dict[str, dict[str, list[str]]] = {}

@@ -25,9 +25,10 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 from unicron_cli.main import app
 from unicron_deploy.certificates import Authority
-from unicron_deploy.processes import Started
 from unicron_notifier.channels import Command, Heartbeat, Json, Mail, Secrets
 from unicron_notifier.senders import DeliveryError, _judged, beat, deliver
+
+from unicron.processes import Started
 
 # --- HTTP ------------------------------------------------------------------------------------------------------------
 

@@ -11,9 +11,9 @@ from helpers.waiting import PATIENT_S
 from unicron_deploy import embedded
 from unicron_deploy.embedded import Cluster, several
 from unicron_deploy.nats_server import NatsServer
-from unicron_deploy.processes import Started, wait_until_gone
 
 from unicron.errors import BusUnavailableError, InvalidInputError
+from unicron.processes import Started, wait_until_gone
 from unicron.services import SERVICES
 
 PARENT = """

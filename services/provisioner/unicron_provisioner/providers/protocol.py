@@ -4,7 +4,8 @@ A machine is known by an id, which the provisioner makes up before it asks. What
 there once: an answer may get lost, and the provisioner may be started again between a call and its answer.
 """
 
-from typing import Annotated, Protocol
+from pathlib import Path
+from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
 
@@ -12,7 +13,30 @@ from unicron.contracts.base import MachineReport
 from unicron.contracts.ranges import Label, Name, Text
 from unicron.errors import UnicronError
 
-__all__ = ["ByRelease", "MachineReport", "MachineRequest", "Provider", "ProviderError", "QuotaError", "RefusedError"]
+__all__ = [
+    "ByRelease",
+    "MachineReport",
+    "MachineRequest",
+    "Provider",
+    "ProviderError",
+    "QuotaError",
+    "RefusedError",
+    "Surroundings",
+]
+
+
+class Surroundings(NamedTuple):
+    """What providers are made with besides what stands in the file of pools.
+
+    Attributes:
+        folder: of that file; relative paths in it begin there.
+        cluster: folder of a cluster of this machine, in which its keys are and its machines are kept.
+        nats_url: where machines reach the bus, as the provisioner does.
+    """
+
+    folder: Path
+    cluster: Path
+    nats_url: str
 
 
 class MachineRequest(msgspec.Struct, kw_only=True, frozen=True):
@@ -96,5 +120,8 @@ class ByRelease:
 
     async def replace(self: Provider, machine: str, request: MachineRequest) -> None:
         """Release one machine, then ask for the other."""
-        await self.release(machine)
+        try:
+            await self.release(machine)
+        except RefusedError as error:  # where `replace` is refused, the old one is released all the same
+            raise ProviderError(str(error)) from error
         await self.ask(request)
