@@ -218,11 +218,11 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
                     path.rmdir()
 
     def try_(
-        self, *words: str, env: Mapping[str, str] | None = None, timeout_s: float = 60
+        self, *words: str, env: Mapping[str, str] | None = None, user: str | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command as a user would; return what came of it."""
+        """Run a command as a user would, or as another user; return what came of it."""
         return subprocess.run(
-            words, env={**self.env, **(env or {})}, capture_output=True, text=True, check=False, timeout=timeout_s
+            words, env={**self.env, **(env or {})}, capture_output=True, text=True, check=False, timeout=60, user=user
         )
 
     def run(self, *words: str) -> str:

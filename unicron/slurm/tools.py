@@ -77,6 +77,7 @@ _CURES = {
     "Access/permission denied": "this takes an operator of Slurm; have one do it",
     "Invalid user": "this takes an operator of Slurm, or the owner of the job",
     "Requested node configuration is not available": "ask for less of a node, or for another partition",
+    "More processors requested than permitted": "ask for fewer nodes or processors than the partition has",
     "Node count specification invalid": "ask for fewer nodes than the partition has",
     "unrecognized option": "`sbatch --help` lists what this version has",
     "invalid option": "`sbatch --help` lists what this version has",

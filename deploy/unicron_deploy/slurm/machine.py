@@ -64,7 +64,8 @@ class Machine:
 
     def _look(self) -> float:
         """Return in how many seconds the agent is to begin to leave, and have the job's comment say what it does."""
-        [job] = shown.jobs(tools.ask("squeue", "--noheader", "-j", self._job, "-o", shown.JOBS)) or [None]
+        jobs = shown.jobs(tools.ask("squeue", "--noheader", "-j", self._job, "-o", shown.JOBS))
+        ends = [job.end for job in jobs if job.end is not None]
         tasks = ", ".join(tasks_in(self._run_dir))
         if tasks and tasks != self._comment:
             tools.run(["scontrol", "update", f"JobId={self._job}", f"Comment=task {tasks}"])
@@ -75,7 +76,7 @@ class Machine:
             if found is not None and found.drained:
                 _say(f"{node} was drained in Slurm: {found.reason or 'no reason given'}")
                 return 0.0
-        return LOOK_S if job is None or job.end is None else job.end - time.time() - self._leave_s - MARGIN_S
+        return ends[0] - time.time() - self._leave_s - MARGIN_S if ends else LOOK_S
 
 
 def _say(text: str) -> None:

@@ -84,6 +84,11 @@ class Submitted:
         return "".join(path.read_text() for path in sorted(self.folder.glob("slurm-*.out")))
 
     @property
+    def words(self):
+        """The same without its line breaks."""
+        return " ".join(self.text.split())
+
+    @property
     def iterations(self):
         return iterations_in(self.text)
 
@@ -161,11 +166,11 @@ def check(submitted, tmp_path, iterations):
 def test_a_lost_node_costs_no_iteration_and_a_spare_of_the_job_takes_its_place(cluster, submit, tmp_path):
     job = submit("--nodes=4", iterations=80)
     job.until_iteration(10)
-    status = job.unicron("nodes")
-    used = next(name for name in ("n2", "n3", "n4") if re.search(rf"{name}\b.*t-", status))
+    used = next(name for name in ("n2", "n3", "n4") if computes(job, name))
     try:
         cluster.kill(used)
-        job.until(lambda: "t is back at 3 workers" in job.text, "a whole task")
+        job.until(lambda: "t is back at 3 workers" in job.words, "a whole task")
+        print("HEALED", re.findall(r"t is back at 3 workers.{20}", job.words))
         job.until_ended()
         assert cluster.job(job.job)["JobState"] == "COMPLETED", job.text
         assert cluster.job(job.job)["Restarts"] == "0"
@@ -199,7 +204,7 @@ def test_an_array_whose_jobs_are_too_short_ends_as_one_run(cluster, submit, tmp_
         begun = job.computed
         if number > 1:  # the first comes to its limit
             job.until(lambda begun=begun: job.computed >= begun + 10, "ten more iterations")
-            cluster.run("scancel", "--batch", "--signal=USR1", f"{job.job}_{number}")
+            cluster.try_("scancel", "--batch", "--signal=USR1", f"{job.job}_{number}")  # 22.05 fails, and does it
         job.until(lambda out=out: "ends with status 75" in out.read_text(), "an orderly end")
     job.until_ended()
     assert job.computed == 299
@@ -213,7 +218,7 @@ def test_a_job_is_preempted_and_the_next_cancelled_and_another_goes_on(cluster, 
     first.until_iteration(10)
     other = cluster.run("sbatch", "--parsable", "-p", "high", "-N4", "--exclusive", "--wrap=true").strip()
     first.until_ended()
-    assert "ends with status 75: Slurm has sent SIGTERM" in first.text, first.text
+    assert "ends with status 75" in first.text, first.text
     cluster.until(lambda: other not in cluster.squeue(), "the end of the other job", 60)
     second = submit("--dir", folder, "--nodes=2", workers=2, iterations=60)
     second.until_iteration(25)
@@ -229,22 +234,24 @@ def test_a_job_is_preempted_and_the_next_cancelled_and_another_goes_on(cluster, 
 def test_a_node_is_drained_in_slurm_and_another_here(cluster, submit, tmp_path):
     job = submit("--nodes=4", workers=2, iterations=200)
     job.until_iteration(5)
+    one, other = [name for name in ("n1", "n2", "n3", "n4") if computes(job, name)]
     try:
-        cluster.run("scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=bad disk")
-        job.until(lambda: "n3 is drained: it was drained in Slurm: bad disk" in " ".join(job.text.split()), "its drain")
-        job.until(lambda: "t-" not in row(job, "n3"), "nobody on n3")
-        job.unicron("drain", "n4")
-        job.until(lambda: cluster.states()["n4"] in {"drng", "drain"}, "the drain of n4 in Slurm")
-        assert "unicron drain" in cluster.run("sinfo", "-N", "-n", "n4", "--noheader", "-o", "%E")
-        cluster.run("scontrol", "update", "NodeName=n3", "State=RESUME")
-        job.until(lambda: "n3 is in use again: it was resumed in Slurm" in " ".join(job.text.split()), "its return")
-        job.unicron("drain", "--undo", "n4")
-        job.until(lambda: cluster.states()["n4"] not in {"drng", "drain"}, "the return of n4 in Slurm")
+        cluster.run("scontrol", "update", f"NodeName={one}", "State=DRAIN", "Reason=bad disk")
+        job.until(lambda: f"{one} is drained: it was drained in Slurm: bad disk" in job.words, "its drain")
+        job.until(lambda: not computes(job, one), "nobody there")
+        job.unicron("drain", other)
+        job.until(lambda: cluster.states()[other] in {"drng", "drain"}, "the drain of the other in Slurm")
+        assert "unicron drain" in cluster.run("sinfo", "-N", "-n", other, "--noheader", "-o", "%E")
+        job.until(lambda: not computes(job, other), "nobody on the other")
+        cluster.run("scontrol", "update", f"NodeName={one}", "State=RESUME")
+        job.until(lambda: f"{one} is in use again: it was resumed in Slurm" in job.words, "its return")
+        job.unicron("drain", "--undo", other)
+        job.until(lambda: cluster.states()[other] not in {"drng", "drain"}, "the return of the other in Slurm")
         job.until_ended()
         assert cluster.job(job.job)["JobState"] == "COMPLETED", job.text
         check(job, tmp_path, 200)
     finally:
-        for node in ("n3", "n4"):
+        for node in (one, other):
             cluster.try_("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
 
@@ -253,7 +260,7 @@ def test_a_job_does_not_need_the_controller(cluster, submit, tmp_path):
     job.until_iteration(3)
     cluster.stop("slurmctld")
     try:
-        job.until(lambda: "Slurm does not say when this job ends" in " ".join(job.text.split()), "a question")
+        job.until(lambda: "Slurm does not say when this job ends" in job.words, "a question")
         job.until_iteration(60)
     finally:
         cluster.start("slurmctld")
@@ -262,5 +269,6 @@ def test_a_job_does_not_need_the_controller(cluster, submit, tmp_path):
     check(job, tmp_path, 150)
 
 
-def row(job, node):
-    return next((line for line in job.unicron("nodes").splitlines() if node in line), "")
+def computes(job, node):
+    """Whether a worker of the task is on a node."""
+    return any(re.match(rf"\s*{node}\s.*=t:", line) for line in job.unicron("nodes").splitlines())

@@ -1,4 +1,4 @@
-"""Machines of a real Slurm: each id is one job, whatever is asked how often, and whatever is refused has done nothing."""
+"""Machines of a real Slurm: each id is one job, however often it is asked for, and what is refused has done nothing."""
 
 import pytest
 from helpers.slurm import missing, slurm
@@ -99,7 +99,8 @@ async def test_what_is_refused_leaves_nothing(cluster, provider, partition, sbat
     assert cluster.squeue() == []
 
 
-async def test_nothing_is_certain_while_the_controller_is_away(cluster, provider, monkeypatch):
+@pytest.mark.exhaustive("Slurm's commands wait seconds for a controller; what they say then has unit tests")
+async def test_nothing_is_certain_while_the_controller_is_away(cluster, provider):
     asked = provider()
     await asked.ask(request(1))
     cluster.stop("slurmctld")
