@@ -100,11 +100,10 @@ class Submitted:
     def until(self, condition, what):
         try:
             self.cluster.until(condition, what, seconds=75)
-        except AssertionError:
-            print(self.cluster.job(self.job), self.cluster.log("slurmctld"))
+        except AssertionError as error:
             with contextlib.suppress(AssertionError):
-                print(self.unicron("events")[-6000:])
-            print(self.text[-5000:], *(path.read_text()[-600:] for path in self.root.glob("logs/*")))
+                error.add_note(self.unicron("events")[-4000:])
+            error.add_note(f"{self.cluster.job(self.job)}\n{self.text[-3000:]}")
             raise
 
     def until_iteration(self, number):
@@ -170,7 +169,6 @@ def test_a_lost_node_costs_no_iteration_and_a_spare_of_the_job_takes_its_place(c
     try:
         cluster.kill(used)
         job.until(lambda: "t is back at 3 workers" in job.words, "a whole task")
-        print("HEALED", re.findall(r"t is back at 3 workers.{20}", job.words))
         job.until_ended()
         assert cluster.job(job.job)["JobState"] == "COMPLETED", job.text
         assert cluster.job(job.job)["Restarts"] == "0"
@@ -197,7 +195,7 @@ def test_a_requeued_job_goes_on_from_the_memory_of_its_nodes(cluster, submit, tm
 
 
 def test_an_array_whose_jobs_are_too_short_ends_as_one_run(cluster, submit, tmp_path):
-    job = submit("--nodes=2", "--array=1-5%1", "--time=1", workers=2, iterations=300, nap=0.05)
+    job = submit("--nodes=2", "--array=1-5%1", "--time=1", workers=2, iterations=150, nap=0.05)
     for number in (1, 2, 3, 4):
         out = job.folder / f"slurm-{job.job}_{number}.out"
         job.until(out.exists, out.name)
@@ -207,9 +205,9 @@ def test_an_array_whose_jobs_are_too_short_ends_as_one_run(cluster, submit, tmp_
             cluster.try_("scancel", "--batch", "--signal=USR1", f"{job.job}_{number}")  # 22.05 fails, and does it
         job.until(lambda out=out: "ends with status 75" in out.read_text(), "an orderly end")
     job.until_ended()
-    assert job.computed == 299
-    assert len(job.iterations) == 2 * 300  # each worker has written each once
-    check(job, tmp_path, 300)
+    assert job.computed == 149
+    assert len(job.iterations) == 2 * 150  # each worker has written each once
+    check(job, tmp_path, 150)
 
 
 def test_a_job_is_preempted_and_the_next_cancelled_and_another_goes_on(cluster, submit, tmp_path):
