@@ -11,6 +11,7 @@ from unicron.bus.protocol import Bus
 from unicron.contracts.base import Message
 from unicron.contracts.faults import kind_of
 from unicron.contracts.notices import NotificationsView
+from unicron.contracts.pools import PoolsView
 from unicron.contracts.queries import (
     AcknowledgeIncident,
     Curve,
@@ -20,6 +21,7 @@ from unicron.contracts.queries import (
     GetLog,
     GetNotifications,
     GetPlan,
+    GetPools,
     GetStates,
     GetStatus,
     GetStraggler,
@@ -43,7 +45,7 @@ from unicron.contracts.states import StateRef
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError, NobodyAnswersError
 from unicron.said import received
-from unicron.services import NAMED
+from unicron.services import NAMED, PROVISIONER
 
 ANSWER_S = 5.0
 """How long a service may take to answer."""
@@ -128,6 +130,10 @@ class Client:
     async def record(self, task: str, share: float) -> str:
         """Have the workers of `task` record that share of their iterations; return a line for a person."""
         return (await self._ask("straggler", SwitchRecording(task=task, share=share))).text
+
+    async def pools(self) -> PoolsView:
+        """Return the pools of machines, and what the provisioner does about each."""
+        return (await self._ask(PROVISIONER, GetPools())).pools or PoolsView()
 
     async def notifications(self) -> NotificationsView:
         """Return the latest incidents, and the channels that tell of them."""

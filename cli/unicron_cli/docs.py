@@ -106,6 +106,7 @@ OWNERS = {
     queries.SwitchRecording: "straggler",
     queries.GetStraggler: "straggler",
     queries.GetNotifications: "notifier",
+    queries.GetPools: "provisioner",
     queries.AcknowledgeIncident: "notifier",
 }
 """Who answers a query, where that is not the registry."""

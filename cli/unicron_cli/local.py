@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from unicron_deploy.embedded import Cluster
 from unicron_deploy.options import PORT, Options
+from unicron_provisioner.config import load
 
 from unicron_cli.doctor import examine, table
 from unicron_cli.output import FOLDER, Folder, Json, Nats, console, done, patient, print_view, settings, warn
@@ -18,7 +19,7 @@ READY_S = 90.0
 
 
 def up(
-    nodes: Annotated[int | None, typer.Option(min=1, max=64, help="Number of nodes.", show_default="3")] = None,
+    nodes: Annotated[int | None, typer.Option(min=0, max=64, help="Number of nodes.", show_default="3")] = None,
     slots: Annotated[
         int | None, typer.Option(min=1, max=64, help="Worker slots of each node.", show_default="2")
     ] = None,
@@ -47,6 +48,10 @@ def up(
             "--metrics/--no-metrics", help="Have each process answer Prometheus, on a free port of this machine."
         ),
     ] = None,
+    pools: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Have nodes come and go as tasks need them, by the pools of this file."),
+    ] = None,
     folder: Folder = FOLDER,
     as_json: Json = False,
 ) -> None:
@@ -63,18 +68,21 @@ def up(
         "insecure": insecure,
         "ha": ha,
         "metrics": metrics,
+        "pools": str(pools.resolve()) if pools else None,
     }
     if _mended(folder, given, as_json):
         return
     before = Cluster.before(folder)
     options, kept = Options.settled(given, before.options if before else None)
+    if not options.nodes and not options.pools:
+        raise typer.BadParameter("--nodes 0 without --pools: no node would ever come; give a file of pools, or nodes")
     if options.insecure:
         warn(
             "INSECURE: there are no keys and no rights: whoever reaches the bus may order anything and speak for "
             "any node; leave --insecure out wherever anybody else can reach it"
             + (", and say --no-insecure where it was started so before" if "--insecure" in kept else "")
         )
-    cluster = Cluster.of(folder, options)
+    cluster = Cluster.of(folder, options, _machines(options.pools, folder))
     _started(cluster, backup)
     processes = {name: process.pid for name, process in cluster.processes.items()}
     done(
@@ -90,7 +98,16 @@ def up(
     )
 
 
-def _mended(folder: Path, given: Mapping[str, int | None], as_json: bool) -> bool:
+def _machines(pools: str, folder: Path) -> list[str]:
+    """Return the names of nodes that may come to the local pools of a file: as many as they have at most, twice.
+
+    A machine that is lost and its replacement are both there for a while.
+    """
+    local = [supply.pool for supply in load(pools, "", str(folder)).values() if supply.pool.provider == "local"]
+    return [f"{pool.name}-{number}" for pool in local for number in range(1, 2 * pool.max + 1)]
+
+
+def _mended(folder: Path, given: Mapping[str, int | str | None], as_json: bool) -> bool:
     """Start again what has ended of a cluster that runs; return whether there was any of it."""
     with _progress("looking at the cluster") as on_step:
         mended = Cluster.mend(folder, on_step)

@@ -30,6 +30,7 @@ COMMANDS = {
     ),
     "tasks": ("watch", "List the tasks."),
     "nodes": ("watch", "List the nodes and what runs on their slots."),
+    "pools": ("pools", "Show the pools of machines: what each is to have and has, and why."),
     "drain": ("orders", "Take a node out of use: its workers move away, and it gets no more work until --undo."),
     "events": ("watch", "List facts and commands in the order in which they happened."),
     "logs": ("watch", "Show the last lines that a worker wrote, living or ended."),

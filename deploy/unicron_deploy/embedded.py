@@ -5,6 +5,7 @@ another command can find the cluster and stop it.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from unicron.client import Client
 from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.processes import Started, wait_until_gone
-from unicron.services import CONSOLE, NAMED, SERVICES
+from unicron.services import CONSOLE, NAMED, PROVISIONER, SERVICES
 from unicron.settings import Settings
 from unicron_deploy.keys import Keyring
 from unicron_deploy.nats_server import PING_S, NatsServer, Routes, free_port, is_free
@@ -74,6 +75,8 @@ class Layout(msgspec.Struct, kw_only=True):
         servers: of NATS, where they are several.
         metrics: port at which each process answers Prometheus, by name; empty: none does.
         console: port at which the console answers browsers; 0: there is none.
+        pools: path of a file of pools; empty: there is no provisioner.
+        machines: names of nodes that may come by it, and get keys beforehand.
         processes: by name.
     """
 
@@ -84,6 +87,8 @@ class Layout(msgspec.Struct, kw_only=True):
     servers: list[Server] = []
     metrics: dict[str, int] = {}
     console: int = 0
+    pools: str = ""
+    machines: list[str] = []
     processes: dict[str, Started] = {}
 
 
@@ -151,6 +156,8 @@ class Cluster:
         servers: Sequence[Server] = (),
         metrics: bool = False,
         console: int = 0,
+        pools: str = "",
+        machines: Sequence[str] = (),
         ping_s: float = PING_S,
         spawn: Spawn = spawn,
     ) -> None:
@@ -159,7 +166,14 @@ class Cluster:
         self.logs = self.root / "logs"
         self._file = self.root / LAYOUT
         self._layout = Layout(
-            nodes=nodes, slots=slots, port=port, insecure=insecure, servers=list(servers), console=console
+            nodes=nodes,
+            slots=slots,
+            port=port,
+            insecure=insecure,
+            servers=list(servers),
+            console=console,
+            pools=pools,
+            machines=list(machines),
         )
         self.insecure = insecure
         self.keys = Keyring(self.root / "keys")
@@ -169,7 +183,7 @@ class Cluster:
         self.servers = list(self._servers)
         self.url = ",".join(server.url for server in self._servers.values())
         self.nodes = [f"node-{number}" for number in range(1, nodes + 1)]
-        self.services = [*SERVICES, *([CONSOLE] if console else [])]
+        self.services = [*SERVICES, *([PROVISIONER] if pools else []), *([CONSOLE] if console else [])]
         self.names = [*self.servers, *self.services, *self.nodes]
         self.targets = self.root / "prometheus.json"
         if metrics:
@@ -192,6 +206,7 @@ class Cluster:
             insecure=layout.insecure,
             ha=bool(layout.servers),
             metrics=bool(layout.metrics),
+            pools=layout.pools,
         )
 
     @classmethod
@@ -200,8 +215,8 @@ class Cluster:
         return cls.load(root) if (root / LAYOUT).exists() else None
 
     @classmethod
-    def of(cls, root: Path, options: Options) -> Self:
-        """Return a cluster to start in `root`."""
+    def of(cls, root: Path, options: Options, machines: Sequence[str] = ()) -> Self:
+        """Return a cluster to start in `root`, with keys for nodes of these names that may come."""
         before = cls.before(root)
         known = before._layout.servers if before else ()  # noqa: SLF001 another of ours
         return cls(
@@ -213,6 +228,8 @@ class Cluster:
             servers=several(options.port, known) if options.ha else (),
             metrics=options.metrics,
             console=options.console_port,
+            pools=options.pools,
+            machines=machines,
         )
 
     @classmethod
@@ -239,6 +256,7 @@ class Cluster:
             insecure=layout.insecure,
             servers=layout.servers,
             console=layout.console,
+            pools=layout.pools,
         )
         cluster._layout = layout
         return cluster
@@ -323,7 +341,7 @@ class Cluster:
             if name in self.servers:
                 self._servers[name] = self._new_servers()[name]
                 if not self.insecure:
-                    self.keys.ensure(self.nodes)
+                    self.keys.ensure([*self.nodes, *self._layout.machines])
                 if self._layout.servers:
                     self.keys.route([f"{each.host}:{each.routes}" for each in self._layout.servers])
                 pid = self._servers[name].start()
@@ -384,8 +402,10 @@ class Cluster:
             "UNICRON_CONSOLE_TOKENS": tokens,
             "UNICRON_CONSOLE_CHAOS": "true",
         }
+        pools = {"UNICRON_POOLS": self._layout.pools, "UNICRON_POOL_DIR": str(self.root)}
         return {
             **(console if name == CONSOLE else {}),
+            **(pools if name == PROVISIONER else {}),
             "UNICRON_NATS_URL": self.url,
             "UNICRON_NATS_NKEY": key,
             "UNICRON_FABRIC_KEY": fabric,
@@ -461,7 +481,7 @@ class Cluster:
 
     async def _missing(self, client: Client) -> list[str]:
         try:
-            idle = [name for name in SERVICES if not await client.active(name)]
+            idle = [name for name in self.services if name != CONSOLE and not await client.active(name)]
             if idle:
                 return idle
             status = await client.status()
@@ -487,8 +507,15 @@ class Cluster:
         self._await_end(name)
 
     def stop(self, on_step: Step = _silent) -> None:
-        """Stop agents, then services, then NATS, each in an orderly way; kill what remains."""
+        """Stop agents, then services, then NATS, each in an orderly way; kill what remains.
+
+        The provisioner goes before the agents, as it would replace them.
+        """
         with self._busy:
+            if PROVISIONER in self._layout.processes:
+                self._layout.processes[PROVISIONER].signal(signal.SIGTERM)
+                wait_until_gone([self._layout.processes[PROVISIONER]], GRACE_S)
+            self._stop_machines()
             for group in (self.nodes, self.services, self.servers):
                 started = {name: self._layout.processes[name] for name in group if name in self._layout.processes}
                 if not started:
@@ -503,6 +530,18 @@ class Cluster:
             self._layout.processes.clear()
             if self.root.exists():
                 self._save()
+
+    def _stop_machines(self) -> None:
+        """Stop the agents that the provisioner has started; their folders stay for it."""
+        found = []
+        for path in self.root.glob("machines/*/machine.json"):
+            with contextlib.suppress(msgspec.MsgspecError):
+                found.append(msgspec.json.decode(path.read_bytes(), type=Started))
+        for process in found:
+            process.signal(signal.SIGINT)
+        wait_until_gone(found, GRACE_S)
+        for process in found:
+            process.kill_session()
 
     def _await_end(self, name: str) -> None:
         wait_until_gone([self._layout.processes[name]], GRACE_S)

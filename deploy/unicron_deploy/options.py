@@ -23,6 +23,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
         insecure: whether everybody is let in, without a key.
         ha: whether there are three NATS servers.
         metrics: whether each process answers Prometheus.
+        pools: path of a file of pools, for the provisioner; empty: there is none.
     """
 
     nodes: int = 3
@@ -32,9 +33,10 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     insecure: bool = False
     ha: bool = False
     metrics: bool = False
+    pools: str = ""
 
     @classmethod
-    def settled(cls, given: Mapping[str, int | None], before: Self | None) -> "tuple[Self, list[str]]":
+    def settled(cls, given: Mapping[str, int | str | None], before: Self | None) -> "tuple[Self, list[str]]":
         """Return how to start a cluster, and what of it is as before though it was not given and is not the usual.
 
         Args:
@@ -47,7 +49,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
         kept = [name for name in cls.__struct_fields__ if name not in said and settled.of(name) != usual.of(name)]
         return settled, settled.words(kept)
 
-    def contradicted(self, given: Mapping[str, int | None]) -> list[str]:
+    def contradicted(self, given: Mapping[str, int | str | None]) -> list[str]:
         """Return which of these are otherwise here, as a person would type them."""
         return [
             word
@@ -56,9 +58,9 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
             for word in msgspec.structs.replace(self, **{name: value}).words([name])
         ]
 
-    def of(self, name: str) -> int:
+    def of(self, name: str) -> int | str:
         """Return the option `name`."""
-        value: int = getattr(self, name)
+        value: int | str = getattr(self, name)
         return value
 
     def words(self, names: list[str]) -> list[str]:
@@ -66,7 +68,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
         return [_typed(name, self.of(name)) for name in names]
 
 
-def _typed(name: str, value: int) -> str:
+def _typed(name: str, value: int | str) -> str:
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"

@@ -110,10 +110,15 @@ def lost(state: State, fact: FailureDetected, now: float) -> list[Message]:
     return _out(state, fact.node, f"{fact.node} is lost: {fact.reason or fact.status}", fact.id, now, up=False)
 
 
+LEFT = "(nodes that have left)"
+"""Stands for a rack: what says goodbye within a moment, as when a cluster is taken down, is one event."""
+
+
 def gone(state: State, fact: NodeGone, now: float) -> list[Message]:
     """Take in that a node has said goodbye."""
     if fact.node not in state.nodes:
         return []
+    state.nodes[fact.node].rack = LEFT
     out = _out(state, fact.node, f"{fact.node} has left", fact.id, now, up=False)
     machine = state.machines.get(state.nodes[fact.node].machine)
     if machine and machine.node == fact.node and machine.stage is Stage.LOST:  # who says goodbye does not come back

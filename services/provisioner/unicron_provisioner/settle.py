@@ -115,7 +115,11 @@ def _request(state: State, pool: Pool, cause: str, now: float, owed: Owed | None
     state.made += 1
     digest = blake2b(f"{pool.name}:{state.made}:{cause}".encode(), digest_size=4).hexdigest()
     id_, rack = f"{pool.name}-{digest}", emptiest_rack(state, pool)
-    reason, replaces = (owed.reason, owed.replaces) if owed else ("tasks can use more, or spares are lacking", "")
+    reason, replaces = (
+        (owed.reason, owed.replaces)
+        if owed
+        else ("it is to have more: its minimum, or what tasks can use, and spares", "")
+    )
     state.machines[id_] = Machine(
         pool=pool.name, stage=Stage.WANTED, rack=rack, replaces=replaces, reason=reason, asked=now, since=now
     )
