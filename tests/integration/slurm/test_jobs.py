@@ -194,6 +194,24 @@ def test_a_requeued_job_goes_on_from_the_memory_of_its_nodes(cluster, submit, tm
     check(job, tmp_path, 60)
 
 
+def test_a_job_whose_first_node_is_lost_goes_on_elsewhere_from_the_memory_of_the_others(cluster, submit, tmp_path):
+    job = submit("--nodes=2", "--requeue", "--nodelist=n1,n2", workers=2, iterations=80)
+    job.until_iteration(15)
+    cluster.run("scontrol", "update", f"JobId={job.job}", "ReqNodeList=")
+    try:
+        cluster.kill("n1")
+        job.until(lambda: cluster.job(job.job)["Restarts"] == "1", "a requeue")
+        job.until(lambda: job.text.count("the cluster is at") == 2, "a restart")
+        job.until_ended()
+        assert cluster.job(job.job)["JobState"] == "COMPLETED", job.text
+        before, after = job.text.rsplit("the cluster is at", 1)
+        assert min(iterations_in(after)) >= max(iterations_in(before)), job.text
+        check(job, tmp_path, 80)
+    finally:
+        cluster.start("n1")
+        cluster.until(lambda: cluster.states()["n1"] == "idle", "the node")
+
+
 def test_an_array_whose_jobs_are_too_short_ends_as_one_run(cluster, submit, tmp_path):
     job = submit("--nodes=2", "--array=1-5%1", "--time=1", workers=2, iterations=150, nap=0.05)
     for number in (1, 2, 3, 4):
