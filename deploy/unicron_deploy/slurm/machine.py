@@ -89,6 +89,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="of the agent")
     options = parser.parse_args()
+    os.environ.pop("SLURM_JOB_END_TIME", None)  # limits can be changed: the agent is told when it is time
     leave_s = float(os.environ.get("UNICRON_LEAVE_S") or LEAVE_S)
     return asyncio.run(Machine(os.environ.get(JOB, ""), options.run_dir, leave_s).run())
 

@@ -99,8 +99,8 @@ class Submitted:
 
     def until(self, condition, what):
         try:
-            self.cluster.until(condition, what, seconds=75)
-        except AssertionError as error:
+            self.cluster.until(condition, what)
+        except BaseException as error:  # the run's limit for a test is over
             with contextlib.suppress(AssertionError):
                 error.add_note(self.unicron("events")[-4000:])
             error.add_note(f"{self.cluster.job(self.job)}\n{self.text[-3000:]}")
@@ -153,7 +153,7 @@ def submit(cluster, tmp_path):
     yield run
     for job in cluster.squeue():
         cluster.try_("scancel", job)
-    cluster.until(lambda: not cluster.squeue(), "the end of all jobs", 60)
+    cluster.until(lambda: not cluster.squeue(), "the end of all jobs")
 
 
 def check(submitted, tmp_path, iterations):
@@ -195,9 +195,9 @@ def test_a_requeued_job_goes_on_from_the_memory_of_its_nodes(cluster, submit, tm
 
 
 def test_a_job_whose_first_node_is_lost_goes_on_elsewhere_from_the_memory_of_the_others(cluster, submit, tmp_path):
-    job = submit("--nodes=2", "--requeue", "--nodelist=n1,n2", workers=2, iterations=80)
+    job = submit("--nodes=2", "--requeue", workers=2, iterations=80)
     job.until_iteration(15)
-    cluster.run("scontrol", "update", f"JobId={job.job}", "ReqNodeList=")
+    assert cluster.job(job.job)["BatchHost"] == "n1"
     try:
         cluster.kill("n1")
         job.until(lambda: cluster.job(job.job)["Restarts"] == "1", "a requeue")
@@ -220,7 +220,8 @@ def test_an_array_whose_jobs_are_too_short_ends_as_one_run(cluster, submit, tmp_
         begun = job.computed
         if number > 1:  # the first comes to its limit
             job.until(lambda begun=begun: job.computed >= begun + 10, "ten more iterations")
-            cluster.try_("scancel", "--batch", "--signal=USR1", f"{job.job}_{number}")  # 22.05 fails, and does it
+            [running] = cluster.run("squeue", "--noheader", "--states=RUNNING", "-o", "%A").split()
+            cluster.run("scancel", "--batch", "--signal=USR1", running)
         job.until(lambda out=out: "ends with status 75" in out.read_text(), "an orderly end")
     job.until_ended()
     assert job.computed == 149
@@ -235,7 +236,7 @@ def test_a_job_is_preempted_and_the_next_cancelled_and_another_goes_on(cluster, 
     other = cluster.run("sbatch", "--parsable", "-p", "high", "-N4", "--exclusive", "--wrap=true").strip()
     first.until_ended()
     assert "ends with status 75" in first.text, first.text
-    cluster.until(lambda: other not in cluster.squeue(), "the end of the other job", 60)
+    cluster.until(lambda: other not in cluster.squeue(), "the end of the other job")
     second = submit("--dir", folder, "--nodes=2", workers=2, iterations=60)
     second.until_iteration(25)
     cluster.run("scancel", second.job)

@@ -79,16 +79,16 @@ def test_a_lost_machine_is_replaced_and_its_task_is_whole_again(cluster, unicron
     def computing():
         return len(re.findall(r"=t:", unicron("nodes"))) == 2
 
-    cluster.until(computing, "a whole task", 100)
+    cluster.until(computing, "a whole task")
     cluster.until(lambda: all("task t" in comment for comment, _ in jobs(cluster).values()), "comments")
     before = jobs(cluster)
     lost, (_, node) = next(iter(before.items()))
     cluster.kill(node)
-    cluster.until(lambda: lost not in jobs(cluster) and len(jobs(cluster)) == 2, "another machine", 100)
+    cluster.until(lambda: lost not in jobs(cluster) and len(jobs(cluster)) == 2, "another machine")
     assert len(before.keys() & jobs(cluster).keys()) == 1
-    cluster.until(computing, "a whole task again", 100)
+    cluster.until(computing, "a whole task again")
     _, (_, node) = next(iter(jobs(cluster).items()))
     cluster.start(next(name for name in cluster.names if cluster.states()[name].startswith("down")))
     cluster.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=bad disk")
-    cluster.until(lambda: node not in {where for _, where in jobs(cluster).values()}, "nobody on what is drained", 100)
-    cluster.until(computing, "a whole task elsewhere", 100)
+    cluster.until(lambda: node not in {where for _, where in jobs(cluster).values()}, "nobody on what is drained")
+    cluster.until(computing, "a whole task elsewhere")

@@ -32,7 +32,7 @@ def provider(cluster, tmp_path, monkeypatch):
 
     yield build
     cluster.try_("scancel", "--user=root")
-    cluster.until(lambda: not cluster.squeue(), "the end of all jobs", 60)
+    cluster.until(lambda: not cluster.squeue(), "the end of all jobs")
 
 
 def request(number, reason="it is wanted"):

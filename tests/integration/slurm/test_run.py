@@ -53,7 +53,7 @@ def test_a_program_of_torchruns_users_is_run_as_a_job(cluster, tmp_path):
     submitted = call(cluster, tmp_path, "run", "-N1", "--ntasks-per-node=2", "--", "train.py", "--lr", "0.1", "-h")
     assert submitted.returncode == 0, submitted.stderr
     job = submitted.stdout.split()[-1]
-    cluster.until(lambda: job not in cluster.squeue(), "the end of the job", 120)
+    cluster.until(lambda: job not in cluster.squeue(), "the end of the job")
     text = (tmp_path / f"slurm-{job}.out").read_text()
     assert cluster.job(job)["ExitCode"] == "0:0", text
     for rank in (0, 1):

@@ -173,7 +173,7 @@ def test_a_command_that_fails(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(tools.SlurmError, match="scontrol: Invalid user id; this takes an operator"):
         tools.run(["scontrol", "update"])
-    program.write_text("#!/bin/sh\nsleep 60\n")
+    program.write_text("#!/bin/sh\nexec tail -f /dev/null\n")
     monkeypatch.setattr(tools, "ANSWER_S", 0.1)
     with pytest.raises(tools.UnreachableError, match="not answered within"):
         tools.run(["scontrol", "ping"])
