@@ -194,7 +194,8 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
         process = self._processes.pop(node)
         process.kill()
         process.wait()
-        _end(self._started(node))
+        # first those that would tell the controller how the others ended
+        _end(sorted(self._started(node), key=lambda pid: "slurmstepd" not in _command(pid)))
 
     def processes_of(self, *nodes: str) -> list[int]:
         """Return the processes of jobs on some nodes, without those that watch them."""
