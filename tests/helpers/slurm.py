@@ -6,6 +6,7 @@ user that a command runs as.
 """
 
 import contextlib
+import fcntl
 import os
 import platform
 import shutil
@@ -195,11 +196,11 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
         process.kill()
         process.wait()
         # first those that would tell the controller how the others ended
-        _end(sorted(self._started(node), key=lambda pid: "slurmstepd" not in _command(pid)))
+        _end(sorted(self._started(node), key=lambda pid: not _is_slurms(pid)))
 
     def processes_of(self, *nodes: str) -> list[int]:
         """Return the processes of jobs on some nodes, without those that watch them."""
-        return [pid for node in nodes for pid in self._started(node) if "slurmstepd" not in _command(pid)]
+        return [pid for node in nodes for pid in self._started(node) if not _is_slurms(pid)]
 
     def _started(self, node: str = "") -> list[int]:
         """Return all processes of jobs, on a node or on all, with what watches them: they have our configuration."""
@@ -263,19 +264,24 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
 @contextlib.contextmanager
 def slurm(folder: Path, nodes: int = 4, more: str = "") -> Iterator[Slurm]:
     """Run a Slurm whose nodes are n1, n2 and so on, and end it with all that it started."""
-    with Slurm(folder, [f"n{number}" for number in range(1, nodes + 1)], more) as running:
-        yield running
+    names = [f"n{number}" for number in range(1, nodes + 1)]
+    # one at a time on this machine: control groups are called after nodes and numbers of jobs
+    with (FOLDER / "lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        with Slurm(folder, names, more) as running:
+            yield running
 
 
 def _pids() -> list[int]:
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
-def _command(pid: int) -> str:
+def _is_slurms(pid: int) -> bool:
+    """Return whether a process is of Slurm itself, which is started by the loader."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+        return Path(f"/proc/{pid}/exe").readlink().name.startswith("ld-")
     except OSError:
-        return ""
+        return False
 
 
 def _variable(pid: int, name: str) -> str:
