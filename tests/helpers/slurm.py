@@ -195,8 +195,10 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
         process = self._processes.pop(node)
         process.kill()
         process.wait()
-        # first those that would tell the controller how the others ended
-        _end(sorted(self._started(node), key=lambda pid: not _is_slurms(pid)))
+        of_jobs = self.processes_of(node)
+        # first what watches them, and would tell the controller how they ended
+        _end([pid for pid in {_parent(pid) for pid in of_jobs} if _is_slurms(pid)])
+        _end(self._started(node))
 
     def processes_of(self, *nodes: str) -> list[int]:
         """Return the processes of jobs on some nodes, without those that watch them."""
@@ -282,6 +284,13 @@ def _is_slurms(pid: int) -> bool:
         return Path(f"/proc/{pid}/exe").readlink().name.startswith("ld-")
     except OSError:
         return False
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError):
+        return 0
 
 
 def _variable(pid: int, name: str) -> str:
