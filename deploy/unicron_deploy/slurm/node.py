@@ -9,15 +9,24 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from unicron.errors import InvalidInputError, UnicronError
+from unicron.slurm import tools
 from unicron_deploy.keys import Keyring
-from unicron_deploy.slurm.allocation import node_name
+from unicron_deploy.slurm.allocation import JOB, node_name
 
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 """Before an agent that has failed is started again: twice as long each time."""
+
+LOOK_S, MISSES = 10.0, 3
+"""How often the servers are looked for, and how often in a row they may not be there: Slurm lets a job go on that has
+lost its first node, if it is to survive the loss of others."""
+
+LAST_S = 20.0
+"""How much later than the first node that is left the last one asks for the job to be requeued."""
 
 LEAVE, END = "leave", "end"
 ORDERS = {LEAVE: signal.SIGUSR1, END: signal.SIGINT}
@@ -89,10 +98,49 @@ async def supervise(command: list[str], log: Callable[[str], None]) -> int:
         orders.cancel()
 
 
+async def until_gone(host: str, port: int) -> None:
+    """Return when nobody listens at an address any more."""
+    missed = 0
+    while missed < MISSES:
+        await asyncio.sleep(LOOK_S)
+        try:
+            async with asyncio.timeout(LOOK_S):
+                _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+            missed = 0
+        except (OSError, TimeoutError):
+            missed += 1
+
+
+async def requeue_without(url: str, environ: Mapping[str, str], log: Callable[[str], None]) -> None:
+    """Have Slurm requeue this job once its servers are gone; of all nodes that do so, the first to ask is heard."""
+    address = urlsplit(url)
+    await until_gone(address.hostname or "", address.port or 0)
+    log("the servers of this job are gone: it is requeued")
+    await asyncio.sleep(min(float(environ.get("SLURM_PROCID") or 0), LAST_S))
+    try:
+        await asyncio.to_thread(tools.run, ["scontrol", "requeue", environ.get(JOB, "")])
+    except UnicronError as error:
+        log(f"it can't be requeued: {error}")
+
+
 async def _obey(reader: asyncio.StreamReader, supervised: Supervised) -> None:
     while line := await reader.readline():
         if number := ORDERS.get(line.decode(errors="replace").strip()):
             supervised.tell(number)
+
+
+async def _run(command: list[str], url: str) -> int:
+    watch = asyncio.create_task(requeue_without(url, os.environ, _say))
+    try:
+        return await supervise(command, _say)
+    finally:
+        watch.cancel()
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"unicron: {text}\n")
+    sys.stderr.flush()
 
 
 def main() -> int:
@@ -107,7 +155,7 @@ def main() -> int:
         if not name:
             raise InvalidInputError("no SLURMD_NODENAME in the environment: have srun start this")
         command = agent_command(options.dir, options.url, options.slots, node_name(name))
-        return asyncio.run(supervise(command, lambda text: print(text, file=sys.stderr, flush=True)))  # noqa: T201
+        return asyncio.run(_run(command, options.url))
     except UnicronError as error:
         sys.stderr.write(f"unicron: {error}\n")
         return 1
