@@ -196,9 +196,8 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
         process.kill()
         process.wait()
         of_jobs = self.processes_of(node)
-        # first what watches them, and would tell the controller how they ended
-        _end([pid for pid in {_parent(pid) for pid in of_jobs} if _is_slurms(pid)])
-        _end(self._started(node))
+        watching = [pid for pid in {_parent(pid) for pid in of_jobs} if _is_slurms(pid)]
+        _end([*watching, *self._started(node)])  # at once: nobody is to tell the controller how the others ended
 
     def processes_of(self, *nodes: str) -> list[int]:
         """Return the processes of jobs on some nodes, without those that watch them."""
