@@ -177,11 +177,16 @@ class Agent:
         self.handle(DepartureNotice(seconds))
         await _poll_until(seconds, lambda: self.core.released and not self.core.workers)
 
-    async def leave(self) -> None:
-        """Say goodbye and end the workers, while `run` goes on; return when both are done, or it took too long."""
+    async def leave(self) -> bool:
+        """Say goodbye and end the workers, while `run` goes on; return when both are done, or it took too long.
+
+        Returns:
+            Whether the goodbye is out: else this node still counts as one that may come back.
+        """
         self.handle(Shutdown())
         await _poll_until(GOODBYE_S, lambda: not self.core.workers)
         await _poll_until(GOODBYE_S, lambda: not self._outbox.unpublished)
+        return not self._outbox.unpublished
 
 
 async def _poll_until(seconds: float, over: Callable[[], bool]) -> None:

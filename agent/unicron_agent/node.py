@@ -181,7 +181,7 @@ class NodeShell:
         try:
             await self._serve_until_departure(running)
         finally:
-            await self._agent.leave()
+            gone = await self._agent.leave()
             for watch in watches:
                 await asyncio.to_thread(watch.stop)
             running.cancel()
@@ -191,7 +191,8 @@ class NodeShell:
             await snapshots.stop(0)
             socket.close()
             rendezvous.close()
-            shutil.rmtree(self._memory.folder, ignore_errors=True)
+            if gone:  # else its states are asked for when it is back, as those of a node that was lost
+                shutil.rmtree(self._memory.folder, ignore_errors=True)
 
     def _watch_hardware(self) -> list[KernelLog | GpuWatch]:
         """Watch what can be watched of this machine, in threads."""

@@ -108,12 +108,13 @@ def up(
 
 
 def _machines(pools: str, folder: Path) -> list[str]:
-    """Return the names of nodes that may come to the local pools of a file: as many as they have at most, twice.
+    """Return the names of nodes that may come to pools whose machines see this folder: as many as may be, twice.
 
     A machine that is lost and its replacement are both there for a while.
     """
-    local = [supply.pool for supply in load(pools, "", str(folder)).values() if supply.pool.provider == "local"]
-    return [f"{pool.name}-{number}" for pool in local for number in range(1, 2 * pool.max + 1)]
+    kinds = {"local", "slurm"}
+    here = [supply.pool for supply in load(pools, "", str(folder)).values() if supply.pool.provider in kinds]
+    return [f"{pool.name}-{number}" for pool in here for number in range(1, 2 * pool.max + 1)]
 
 
 def _mended(folder: Path, given: Mapping[str, Value | None], as_json: bool) -> bool:

@@ -44,6 +44,7 @@ COMMANDS = {
     "plan": ("plan", "What the planner decided, why, and what it would decide."),
     "chaos": ("chaos", "Break something of a running cluster, to see it heal."),
     "checkpoints": ("checkpoints", "What is saved of training, and what survives a failure."),
+    "slurm": ("slurm", "Run a task as a job of Slurm, with a cluster of its own that heals."),
     "credentials": ("credentials", "Keys of the bus: give, replace and take them."),
     "token": ("token", "Join tokens: with one of them a machine that no one has named becomes a node."),
     "simulate": (

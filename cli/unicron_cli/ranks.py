@@ -1,6 +1,7 @@
 """What the ranks of a program write, as it comes, from the files of their agents."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from unicron_cli.output import say
@@ -20,11 +21,14 @@ class Ranks:
 
     def __init__(self, root: Path, pattern: str, *, named: bool = True) -> None:
         self._root, self._pattern, self._named = root, pattern, named
-        self._read: dict[Path, int] = {}
+        self._read = {path: path.stat().st_size for path in self._files()}  # what an earlier run wrote was shown then
+
+    def _files(self) -> Iterator[Path]:
+        return self._root.glob(self._pattern)
 
     def write(self) -> None:
         """Write what the ranks have written since the last look, whole lines at a time."""
-        for path in sorted(self._root.glob(self._pattern)):
+        for path in sorted(self._files()):
             with path.open("rb") as file:
                 if file.seek(0, os.SEEK_END) < self._read.get(path, 0):
                     self._read[path] = 0  # it was too large, and is begun anew

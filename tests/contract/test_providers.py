@@ -1,10 +1,12 @@
 """What the provisioner relies on, of every provider: one machine for each id, whatever is asked twice."""
 
+import os
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 
 import pytest
 from helpers.ports import free_port
+from helpers.slurm import missing, slurm
 from unicron_provisioner.config import load
 from unicron_provisioner.providers.protocol import MachineRequest
 
@@ -40,7 +42,27 @@ def local(folder):
     return 'provider = "local"\n[pool.p.local]\nenv = {UNICRON_CONNECT_TIMEOUT_S = "600"}'
 
 
-PROVIDERS = {"command": command, "local": local}
+def jobs(folder):
+    """Return the table of a pool of jobs of Slurm."""
+    return 'provider = "slurm"\n[pool.p.slurm]\npartition = "all"\nenv = {UNICRON_CONNECT_TIMEOUT_S = "600"}'
+
+
+@contextmanager
+def with_slurm(folder):
+    """Have a Slurm for as long, whose commands are on the PATH."""
+    with pytest.MonkeyPatch.context() as patch, slurm(folder / "slurm", nodes=3) as running:
+        for name in running.env.keys() - os.environ.keys() | {"PATH", "LC_ALL"}:
+            patch.setenv(name, running.env[name])
+        yield
+
+
+PROVIDERS = {"command": command, "local": local, "slurm": jobs}
+AROUND = {"slurm": with_slurm}
+KINDS = [
+    "command",
+    "local",
+    pytest.param("slurm", marks=[pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]),
+]
 
 
 @asynccontextmanager
@@ -52,13 +74,14 @@ async def made(kind, folder):
     def make():
         return load(str(file), f"nats://127.0.0.1:{free_port()}")["p"].provider
 
-    provider = make()
-    provider.again = make
-    try:
-        yield provider
-    finally:
-        for report in await provider.list():
-            await provider.release(report.machine)
+    with AROUND.get(kind, nullcontext)(folder):
+        provider = make()
+        provider.again = make
+        try:
+            yield provider
+        finally:
+            for report in await provider.list():
+                await provider.release(report.machine)
 
 
 def request(machine):
@@ -69,7 +92,7 @@ async def ids(provider):
     return sorted(report.machine for report in await provider.list())
 
 
-@pytest.mark.parametrize("kind", PROVIDERS)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_machine_is_there_once_from_being_asked_for_to_being_released(kind, tmp_path):
     async with made(kind, tmp_path) as provider:
         assert await ids(provider) == []

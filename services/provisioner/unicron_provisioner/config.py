@@ -14,7 +14,7 @@ from unicron_provisioner.providers.protocol import Provider, Surroundings
 
 CURE = "give the path of a TOML file of pools (docs/pools.md)"
 
-KINDS = ("local", "docker", "command")
+KINDS = ("local", "docker", "command", "slurm")
 """Providers: modules of `unicron_provisioner.providers`, each with its `Options`, and `make` to make one."""
 
 

@@ -1,0 +1,214 @@
+"""`unicron slurm`: a task as a job of Slurm, with a cluster of its own."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+import typer.core
+from msgspec.structs import replace
+from unicron_deploy.slurm import job as jobs
+from unicron_deploy.slurm.allocation import JOB, Allocation, node_names
+from unicron_deploy.slurm.script import batch_script, checked, folder
+from unicron_deploy.slurm.servers import JobServers, own_address
+
+from unicron.contracts.tasks import Healing, ParallelLayout, TaskSpec
+from unicron.errors import InvalidInputError
+from unicron.slurm import shown, tools
+from unicron.taskfile import load
+from unicron_cli.output import console, say, warn
+from unicron_cli.run import READY_S, Program, spec_of, worded
+
+COMMAND = "unicron.command"
+"""Under this click keeps what stands behind `--`."""
+
+
+class WithCommand(typer.core.TyperCommand):
+    """A command with options of its own, options of sbatch, and maybe a program behind `--`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take the program off first: what is in it is nobody's option here."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[COMMAND] = args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+
+app = typer.Typer(no_args_is_help=True)
+SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": ["--help"]}
+
+Dir = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir", resolve_path=True, help="Folder that all nodes see, for keys, journal and logs. [.unicron/slurm/JOB]"
+    ),
+]
+Slots = Annotated[int, typer.Option("--nproc-per-node", min=0, help="Ranks of each node; 0: its GPUs, else its tasks.")]
+
+
+@app.command(cls=WithCommand, context_settings=SETTINGS)
+def run(
+    ctx: typer.Context,
+    least: Annotated[
+        int, typer.Option("--min-workers", min=0, help="Go on with as few ranks where a node is lost; 0: with all.")
+    ] = 0,
+    spares: Annotated[int, typer.Option("--spares", min=0, help="Nodes of the job that wait for another's loss.")] = 0,
+    in_place: Annotated[bool, typer.Option("--in-place", help="Ranks that live stay where they are.")] = False,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", resolve_path=True, help="Where the program finds UNICRON_CHECKPOINT_DIR."),
+    ] = None,
+    task: Annotated[
+        Path | None, typer.Option(metavar="FILE", resolve_path=True, help="Take all but the program from a task file.")
+    ] = None,
+    slots: Slots = 0,
+    root: Dir = None,
+) -> None:
+    """Run a program as a job: unicron slurm run [OPTIONS] [OPTIONS OF sbatch] -- PROGRAM ARGUMENTS.
+
+    Within a job, one of sbatch or salloc, it is run there.
+    """
+    program: list[str] = ctx.meta[COMMAND]
+    if not program:
+        raise InvalidInputError("no program: write it behind `--`, as in: unicron slurm run --nodes=2 -- train.py")
+    if not within(ctx.args):
+        submit_again(ctx, ctx.args, "--", *program)
+        return
+    words = worded(program, module=False)
+    allocation = Allocation.read(os.environ, slots)
+    ranks = (len(allocation.nodes) - spares) * allocation.slots
+    if ranks < 1:
+        raise InvalidInputError(f"--spares {spares}: the job has {len(allocation.nodes)} nodes, and one must compute")
+    if task is not None:
+        spec = replace(load(task).spec, command=words)
+    else:
+        spec = spec_of(words, ranks, least or ranks, checkpoints)
+    if in_place:
+        spec = replace(spec, heal=Healing.IN_PLACE, layout=ParallelLayout(shard=spec.max_workers))
+    raise typer.Exit(_run(allocation, spec, root))
+
+
+@app.command(cls=WithCommand, context_settings=SETTINGS)
+def submit(
+    ctx: typer.Context,
+    slots: Slots = 0,
+    root: Dir = None,
+) -> None:
+    """Run the task of a task file as a job: unicron slurm submit [OPTIONS] [OPTIONS OF sbatch] FILE."""
+    if not ctx.args:
+        raise InvalidInputError("no task file: unicron slurm submit [OPTIONS] [OPTIONS OF sbatch] FILE")
+    *options, file = ctx.args
+    spec, warnings = load(Path(file))
+    for warning in warnings:
+        warn(warning)
+    check_storage(spec)
+    if not within(options):
+        submit_again(ctx, options, str(Path(file).resolve()))
+        return
+    allocation = Allocation.read(os.environ, slots)
+    raise typer.Exit(_run(allocation, replace(spec, resume=bool(spec.checkpoints)), root))
+
+
+def check_storage(spec: TaskSpec) -> None:
+    """Refuse a task whose state can't be written: it would be lost with the job.
+
+    Raises:
+        InvalidInputError: there is no such folder.
+    """
+    if spec.checkpoints and "://" not in spec.checkpoints and not Path(spec.checkpoints).is_dir():
+        raise InvalidInputError(f"checkpoints {spec.checkpoints!r}: no such folder; make it where all nodes see it")
+
+
+def within(options: Sequence[str]) -> bool:
+    """Return whether this is a job, in which the task is to be run."""
+    if not os.environ.get(JOB):
+        return False
+    if options:
+        raise InvalidInputError(
+            f"{' '.join(options)}: this is job {os.environ[JOB]} already; leave options of sbatch out, or write them "
+            "as #SBATCH lines"
+        )
+    return True
+
+
+def submit_again(ctx: typer.Context, options: Sequence[str], *behind: str) -> None:
+    """Submit a job in which this same command is called, without the options of sbatch.
+
+    Args:
+        ctx: of the command.
+        options: of sbatch.
+        behind: what stands behind the command's own options.
+    """
+    given, changes = checked(options, tools.version())
+    for change in changes:
+        warn(change)
+    words = [sys.executable, "-m", "unicron_cli", "slurm", ctx.command.name or "", *own_options(ctx), *behind]
+    say(f"submitted job {_sbatch(given, batch_script(words))}")
+
+
+def own_options(ctx: typer.Context) -> list[str]:
+    """Return the options of a command that were given, without those that it does not know."""
+    found = []
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            value = ctx.params[name]
+            found += [parameter.opts[0]] if value is True else [parameter.opts[0], str(value)]
+    return found
+
+
+def _sbatch(options: Sequence[str], script: str) -> str:
+    """Submit a script; return the number of its job."""
+    import tempfile  # noqa: PLC0415
+
+    with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
+        file.write(script)
+        file.flush()
+        return shown.submitted(tools.run(["sbatch", "--parsable", "--job-name=unicron", *options, file.name]))
+
+
+def _run(allocation: Allocation, spec: TaskSpec, given: Path | None) -> int:
+    """Run a task on a cluster of its own in this job; return the exit status."""
+    log = console(err=True).print
+    root = folder(str(given) if given else "", str(allocation.submitted_in), allocation.family).resolve()
+    before = jobs.outcome(root)
+    if before is not None and before.settles(allocation.family):
+        log(f"unicron: {spec.name} has ended before: {before.reason}")
+        return before.status
+    nodes = node_names(allocation.nodes)
+    servers = JobServers(root, _address(allocation), list(nodes.values()))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    servers.prepare()
+    try:
+        servers.start()
+        asyncio.run(servers.wait_until_ready(READY_S))
+        log(
+            f"unicron: job {allocation.job}: {len(nodes)} nodes of {allocation.slots} slots for {spec.name}; "
+            f"the cluster is at {servers.url}, all of it in {root}"
+        )
+        outcome = asyncio.run(_trained(allocation, servers, nodes, spec, log))
+    finally:
+        servers.stop()
+    (root / "outcome.json").write_bytes(msgspec.json.encode(outcome))
+    log(f"unicron: job {allocation.job} ends with status {outcome.status}: {outcome.reason}")
+    return outcome.status
+
+
+async def _trained(
+    allocation: Allocation, servers: JobServers, nodes: dict[str, str], spec: TaskSpec, log: Any
+) -> jobs.Outcome:
+    leave_s = float(os.environ.get("UNICRON_LEAVE_S") or jobs.LEAVE_S)
+    job = jobs.Job(allocation, servers, nodes, log, leave_s)
+    return await job.run(Program(servers, spec, log).run())
+
+
+def _address(allocation: Allocation) -> str:
+    """Return the address at which the other nodes of a job reach this one."""
+    shown_nodes = tools.ask("scontrol", "--oneliner", "show", "node", ",".join(allocation.nodes[:2]))
+    others = shown.addresses(shown_nodes)
+    return own_address(others[allocation.nodes[-1 if len(allocation.nodes) == 1 else 1]])

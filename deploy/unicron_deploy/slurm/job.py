@@ -1,0 +1,232 @@
+"""A job of Slurm that runs a task: starts the agents, hands over in time, and tells Slurm how it ended."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from unicron.bootstrap import connected_client
+
+from unicron.client import Client
+from unicron.contracts.events import NodeDrained, NodeJoined, NodeLeaving
+from unicron.contracts.queries import TaskView
+from unicron.contracts.tasks import NodeState, TaskState
+from unicron.errors import InvalidInputError, UnicronError
+from unicron.slurm import shown, tools
+from unicron_deploy.slurm.allocation import Allocation
+from unicron_deploy.slurm.drains import DrainHere, Drains
+from unicron_deploy.slurm.node import END, LEAVE
+from unicron_deploy.slurm.servers import JobServers
+
+FINISHED, UNFINISHED, GIVEN_UP = 0, 75, 93
+"""Exit statuses: it is done; it goes on in the next job (EX_TEMPFAIL); nothing that Slurm does again would help."""
+
+LEAVE_S = 20.0
+"""Seconds that an agent has to hand over, as in its settings."""
+
+MARGIN_S = 15.0
+"""Seconds from when the agents must be gone to the end of the job: for the servers, and for Slurm."""
+
+LOOK_S = 10.0
+"""How often Slurm is asked when the job ends, and which of its nodes are drained."""
+
+
+class Outcome(msgspec.Struct, kw_only=True, frozen=True):
+    """How a job ended, as it stands in its folder for the next one there.
+
+    Attributes:
+        family: job, or the array that it was of.
+        status: exit status.
+        reason: of the task's end.
+    """
+
+    family: str
+    status: int
+    reason: str = ""
+
+    def settles(self, family: str) -> bool:
+        """Return whether a job of this family has nothing to do any more: what failed is tried again by another."""
+        return self.status == FINISHED or (self.status == GIVEN_UP and self.family == family)
+
+
+def outcome(root: Path) -> Outcome | None:
+    """Return how the last job in a folder ended, None where none has."""
+    try:
+        return msgspec.json.decode((root / "outcome.json").read_bytes(), type=Outcome)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+
+
+def status_of(view: TaskView) -> int:
+    """Return the exit status of a job whose task has ended so."""
+    return FINISHED if view.state == TaskState.FINISHED else GIVEN_UP
+
+
+def srun(allocation: Allocation, root: Path, url: str) -> list[str]:
+    """Return the command that starts an agent on each node of a job, of which any may be lost."""
+    count = str(len(allocation.nodes))
+    flags = [
+        "--no-kill",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--overlap",
+        f"--nodes={count}",
+        f"--ntasks={count}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={allocation.cpus}",
+        "--cpu-bind=none",
+        "--open-mode=append",
+        f"--output={root}/logs/node-%n.log",
+    ]
+    command = [sys.executable, "-m", "unicron_deploy.slurm.node", "--dir", str(root), "--url", url]
+    return ["srun", *flags, *command, "--slots", str(allocation.slots)]
+
+
+def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the step: what the batch script was given as defaults of srun is not for it."""
+    dropped = ("SLURM_JOB_END_TIME", "SLURM_CPU_BIND", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK")
+    kept = {name: value for name, value in environ.items() if name not in dropped and not name.startswith("SRUN_")}
+    return {**kept, "PYTHONUNBUFFERED": "1"}
+
+
+class Job:
+    """A job whose servers run, from the start of its agents to their end.
+
+    Args:
+        allocation: that it has.
+        servers: that run.
+        names: what each of its nodes is called here.
+        log: shows a line to a person.
+        leave_s: seconds that agents have to hand over.
+    """
+
+    def __init__(
+        self,
+        allocation: Allocation,
+        servers: JobServers,
+        names: dict[str, str],
+        log: Callable[[str], None],
+        leave_s: float = LEAVE_S,
+    ) -> None:
+        self._allocation, self._servers, self._log, self._leave_s = allocation, servers, log, leave_s
+        self._names = names
+        self._drains = Drains(names)
+        self._told, self._why = asyncio.Event(), ""
+        self._end: float | None = None
+        self._troubles: set[str] = set()
+
+    async def run(self, training: Coroutine[Any, Any, TaskView]) -> Outcome:
+        """Run until the task has ended, or the job is to: then its state is handed over and all agents have ended."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            loop.add_signal_handler(number, self._tell, f"Slurm has sent {number.name}")
+        command = srun(self._allocation, self._servers.root, self._servers.url)
+        step = subprocess.Popen(  # noqa: ASYNC220 returns at once
+            command, stdin=subprocess.PIPE, env=step_environment(os.environ), start_new_session=True
+        )
+        ended = asyncio.create_task(asyncio.to_thread(step.wait))
+        trained = asyncio.create_task(training)
+        beside = [asyncio.create_task(each) for each in (self._watch(), self._follow_drains())]
+        told = asyncio.create_task(self._told.wait())
+        try:
+            await asyncio.wait({ended, trained, told}, return_when=asyncio.FIRST_COMPLETED)
+            if not trained.done():
+                self._order(step, LEAVE)
+                await asyncio.wait({ended, trained}, return_when=asyncio.FIRST_COMPLETED)
+            return await self._outcome(trained)
+        finally:
+            self._order(step, END)
+            for each in (*beside, told, trained):
+                each.cancel()
+            await asyncio.gather(*beside, told, trained, return_exceptions=True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(MARGIN_S):
+                    await asyncio.shield(ended)
+            step.kill()
+            await ended
+
+    async def _outcome(self, trained: asyncio.Task[TaskView]) -> Outcome:
+        family = self._allocation.family
+        if trained.done():
+            view = trained.result()
+            return Outcome(family=family, status=status_of(view), reason=view.reason)
+        return Outcome(family=family, status=UNFINISHED, reason=self._why or "no agent of the job is left")
+
+    def _tell(self, why: str) -> None:
+        if not self._told.is_set():
+            self._why = why
+            self._log(f"unicron: {why}: the nodes hand over what they have")
+        self._told.set()
+
+    def _order(self, step: subprocess.Popen[bytes], order: str) -> None:
+        """Say something to all agents; those that have ended do not mind."""
+        if step.stdin is not None:
+            with contextlib.suppress(OSError):
+                step.stdin.write(f"{order}\n".encode())
+                step.stdin.flush()
+
+    # --- what Slurm says ---------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Ask Slurm again and again when the job ends, and which nodes are drained."""
+        while True:
+            await self._asked(self._ask_end, "when this job ends")
+            await self._asked(self._ask_nodes, "which nodes are drained")
+            now = time.time()
+            due = self._end - self._leave_s - MARGIN_S if self._end is not None else now + LOOK_S
+            if due <= now:
+                self._tell(f"the job ends in {max(0.0, (self._end or now) - now):.0f} s")
+                return
+            await asyncio.sleep(min(LOOK_S, due - now))
+
+    async def _asked(self, ask: Callable[[], Coroutine[Any, Any, None]], what: str) -> None:
+        """Ask something. The controller may be away: what is known holds on, and it is asked again."""
+        try:
+            await ask()
+        except UnicronError as error:
+            if what not in self._troubles:
+                self._log(f"unicron: Slurm does not say {what}: {error}; it is asked again")
+            self._troubles.add(what)
+        else:
+            self._troubles.discard(what)
+
+    async def _ask_end(self) -> None:
+        text = await asyncio.to_thread(tools.ask, "squeue", "--noheader", "-j", self._allocation.job, "-o", shown.JOBS)
+        for each in shown.jobs(text):
+            if each.job == self._allocation.job:
+                self._end = each.end
+
+    async def _ask_nodes(self) -> None:
+        names = ",".join(self._names)
+        text = await asyncio.to_thread(tools.ask, "sinfo", "--noheader", "-N", "-n", names, "-o", shown.NODES)
+        nodes = shown.nodes(text)
+        async with connected_client(self._servers.settings(), "unicron-slurm") as client:
+            views = (await client.status()).nodes
+            drained = {view.node for view in views if view.state == NodeState.DRAINING}
+            await self._drain(client, self._drains.look(nodes, drained))
+
+    async def _drain(self, client: Client, orders: list[DrainHere]) -> None:
+        for order in orders:
+            self._log(f"unicron: {order.node} {'is drained' if order.drain else 'is in use again'}: {order.why}")
+            with contextlib.suppress(InvalidInputError):  # it is gone by now
+                await client.drain(order.node, drain=order.drain)
+
+    async def _follow_drains(self) -> None:
+        """Drain in Slurm what people drain here from now on, if we may."""
+        async with connected_client(self._servers.settings(), "unicron-slurm-drains") as client:
+            async for _, message in client.follow(await client.tail()):
+                if isinstance(message, NodeLeaving | NodeJoined):
+                    self._drains.leaves(message.node, leaves=isinstance(message, NodeLeaving))
+                elif isinstance(message, NodeDrained):
+                    for order in self._drains.drained_here(message.node, drain=message.drain):
+                        try:
+                            await asyncio.to_thread(tools.run, ["scontrol", *order.words])
+                        except UnicronError as error:
+                            self._log(f"unicron: {order.node} stays as it is in Slurm: {error}")

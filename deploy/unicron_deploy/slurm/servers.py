@@ -1,0 +1,81 @@
+"""The servers of a job, on its first node: NATS with TLS, and the services."""
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from unicron.errors import InvalidInputError
+from unicron_deploy.embedded import NATS, Cluster
+from unicron_deploy.nats_server import NatsServer, free_port
+
+
+class JobServers(Cluster):
+    """NATS and services at an address that the other nodes reach; the nodes are Slurm's to start.
+
+    Args:
+        root: folder that all nodes see: keys, journal, logs.
+        address: of this node, as the others have it.
+        nodes: their names here; each gets a key.
+    """
+
+    def __init__(self, root: Path, address: str, nodes: list[str]) -> None:
+        self._address = address
+        super().__init__(root, nodes=0, port=free_port(address))
+        self._members = nodes
+        self.url = f"nats://{address}:{self._layout.port}"
+
+    def prepare(self) -> None:
+        """Make the folder, which is ours alone, and all keys and certificates.
+
+        Raises:
+            InvalidInputError: a key that is there can't be used, or another job works in this folder.
+        """
+        for path in (self.root, self.keys.folder):
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = lock(self.root)
+        self.keys.ensure(self._members)
+        self.keys.certify([self._address, socket.gethostname()])
+
+    def _refuse_a_second(self) -> None:
+        """Have the folder's lock see to that: what its record names ran on the first node of another job."""
+
+    def _new_servers(self) -> dict[str, NatsServer]:
+        accounts = self.keys.accounts
+        server = NatsServer(
+            self.root / NATS, self._layout.port, self._address, self._ping_s, accounts, tls=accounts.parent
+        )
+        return {NATS: server}
+
+
+def lock(root: Path) -> int:
+    """Have a folder for this process alone, as long as it lives.
+
+    Raises:
+        InvalidInputError: another one has it.
+    """
+    held = os.open(root / "job.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise InvalidInputError(
+            f"another job works in {root}: wait for its end, as with --dependency=singleton, or give another --dir"
+        ) from None
+    return held
+
+
+def own_address(other: str) -> str:
+    """Return the address of this machine from which another is reached.
+
+    Raises:
+        InvalidInputError: the other one's name can't be resolved.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((other, 1))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise InvalidInputError(
+            f"address {other!r} of a node can't be resolved ({error}); see NodeAddr in `scontrol show node`"
+        ) from error

@@ -1,0 +1,307 @@
+"""A real Slurm on this machine: slurmctld and some slurmd, from Debian's packages, unpacked and not installed.
+
+`FOUND` is the folder with the unpacked packages, made once for all runs; without root rights or Debian's packages the
+tests that need one are skipped and say why. There is no munge and no accounting: `auth/none` believes the
+user that a command runs as.
+"""
+
+import contextlib
+import fcntl
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Self
+
+from unicron_deploy.nats_server import free_port
+
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins")
+LIBRARIES = ("libmunge2", "libhwloc15", "liblua5.1-0", "libjwt0", "libhttp-parser2.9")
+"""That the programs load, and that a small installation lacks."""
+
+FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "unicron-tests", "slurm")
+"""Where the packages are unpacked."""
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+TOOLS = ("sbatch", "srun", "scancel", "scontrol", "sinfo", "squeue", "salloc")
+DAEMONS = {"slurmctld": "slurmctld-wlm", "slurmd": "slurmd-wlm", "slurmstepd": "slurmstepd-wlm"}
+END_S = 10.0
+LOOK_S = 0.05
+
+
+@cache
+def missing() -> str:
+    """Return why there can be no Slurm here; empty where there can. Unpacks the packages the first time."""
+    if os.geteuid():
+        return "slurmd has to run as root"
+    if not os.access(FREEZER, os.W_OK):
+        return f"Slurm keeps track of processes in {FREEZER}, which can't be written here"
+    if not shutil.which("apt-get"):
+        return "Slurm is had from Debian's packages, and there is no apt-get here"
+    if (FOLDER / "whole").exists():
+        return ""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        got = subprocess.run(
+            ["apt-get", "download", *PACKAGES, *LIBRARIES], cwd=scratch, capture_output=True, text=True, check=False
+        )
+        if got.returncode:
+            return f"apt-get download of Slurm: {(got.stderr.strip().splitlines() or ['failed'])[-1]}"
+        for package in Path(scratch).glob("*.deb"):
+            subprocess.run(["dpkg", "-x", str(package), str(FOLDER)], check=True)
+    (FOLDER / "whole").touch()
+    return ""
+
+
+class Slurm:
+    """A controller and its nodes, each slurmd with a port of its own.
+
+    Args:
+        folder: of configuration, state and logs.
+        nodes: their names, as Slurm writes lists of them.
+        more: lines of the configuration besides.
+
+    Attributes:
+        bin: folder with the commands that speak to this controller.
+        env: what a process needs to speak to it.
+        names: of the nodes.
+    """
+
+    def __init__(self, folder: Path, names: list[str], more: str = "") -> None:
+        self.folder, self.names = folder, names
+        self.bin = folder / "bin"
+        self._config = folder / "slurm.conf"
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._ports = {name: free_port() for name in names}
+        for each in ("bin", "state", "spool", "logs"):
+            (folder / each).mkdir(parents=True)
+        self._config.write_text(self._text(free_port(), more))
+        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n")
+        library = FOLDER / "usr/lib" / f"{platform.machine()}-linux-gnu"
+        loader = (
+            f"/lib64/ld-linux-{platform.machine().replace('_', '-')}.so.2 --library-path {library}:{library}/slurm-wlm"
+        )
+        programs = {name: FOLDER / "usr/bin" / name for name in TOOLS}
+        programs |= {name: FOLDER / "usr/sbin" / file for name, file in DAEMONS.items()}
+        for name, path in programs.items():
+            program = self.bin / name
+            program.write_text(
+                f'#!/bin/sh\nexport SLURM_CONF={self._config}\nexec {loader} --argv0 {name} {path} "$@"\n'
+            )
+            program.chmod(0o755)
+
+    def _text(self, port: int, more: str) -> str:
+        user = "root"
+        plugins = FOLDER / "usr/lib" / f"{platform.machine()}-linux-gnu" / "slurm-wlm"
+        nodes = "\n".join(
+            f"NodeName={name} NodeHostname={platform.node()} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=2000"
+            for name, port in self._ports.items()
+        )
+        return f"""\
+ClusterName=tests
+SlurmctldHost={platform.node()}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/none
+AuthInfo=cred_expire=15
+CredType=cred/none
+PluginDir={plugins}
+StateSaveLocation={self.folder}/state
+SlurmdSpoolDir={self.folder}/spool/%n
+SlurmctldPidFile={self.folder}/slurmctld.pid
+SlurmdPidFile={self.folder}/slurmd.%n.pid
+SlurmctldLogFile={self.folder}/logs/slurmctld.log
+SlurmdLogFile={self.folder}/logs/slurmd.%n.log
+ProctrackType=proctrack/cgroup
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,sched_interval=1,bf_interval=1
+ReturnToService=2
+SlurmdTimeout=10
+SlurmctldTimeout=10
+MessageTimeout=5
+KillWait=5
+CompleteWait=0
+MinJobAge=300
+JobRequeue=1
+{nodes}
+PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+{more}
+"""
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of a user's shell."""
+        return {**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}", "LC_ALL": "C"}
+
+    def __enter__(self) -> Self:
+        self.start("slurmctld")
+        self.until(lambda: self.try_("sinfo", "--noheader").returncode == 0, "slurmctld")
+        for name in self.names:
+            self.start(name)
+        self.until(lambda: self.states() == dict.fromkeys(self.names, "idle"), "slurmd")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(subprocess.SubprocessError):
+            if self._processes["slurmctld"].poll() is None:
+                jobs = self.squeue()
+                if jobs:
+                    self.try_("scancel", *jobs)
+                    self.until(lambda: not self.squeue(), "the end of all jobs")
+        for name in [*self.names, "slurmctld"]:
+            if name in self._processes:
+                self.stop(name)
+        self._forget_groups()
+        while left := self._started():
+            _end(left)
+            time.sleep(LOOK_S)
+
+    def start(self, name: str) -> None:
+        """Start the controller, `slurmctld`, or the slurmd of a node."""
+        command = (
+            [self.bin / "slurmctld", "-D", "-i"]
+            if name == "slurmctld"
+            else [self.bin / "slurmd", "-D", "-N", name, "-d", self.bin / "slurmstepd"]
+        )
+        with (self.folder / "logs" / f"{name}.out").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=self.env
+            )
+
+    def stop(self, name: str) -> None:
+        """Stop a daemon in an orderly way; steps of jobs live on."""
+        process = self._processes.pop(name)
+        process.terminate()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def kill(self, node: str) -> None:
+        """End all of a node with SIGKILL, as if it had lost power: its slurmd, its steps and all that they started."""
+        process = self._processes.pop(node)
+        process.kill()
+        process.wait()
+        of_jobs = self.processes_of(node)
+        watching = [pid for pid in {_parent(pid) for pid in of_jobs} if _is_slurms(pid)]
+        _end([*watching, *self._started(node)])  # at once: nobody is to tell the controller how the others ended
+
+    def processes_of(self, *nodes: str) -> list[int]:
+        """Return the processes of jobs on some nodes, without those that watch them."""
+        return [pid for node in nodes for pid in self._started(node) if not _is_slurms(pid)]
+
+    def _started(self, node: str = "") -> list[int]:
+        """Return all processes of jobs, on a node or on all, with what watches them: they have our configuration."""
+        return [
+            pid
+            for pid in _pids()
+            if pid != os.getpid()
+            and _variable(pid, "SLURM_CONF") == str(self._config)
+            and (not node or _variable(pid, "SLURMD_NODENAME") == node)
+        ]
+
+    def _forget_groups(self) -> None:
+        """Remove the control groups that Slurm leaves behind."""
+        for name in self.names:
+            for path in sorted((FREEZER / f"slurm_{name}").glob("**/"), reverse=True):
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+
+    def try_(
+        self, *words: str, env: Mapping[str, str] | None = None, user: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as a user would, or as another user; return what came of it."""
+        return subprocess.run(
+            words, env={**self.env, **(env or {})}, capture_output=True, text=True, check=False, user=user
+        )
+
+    def run(self, *words: str) -> str:
+        """Run a command that has to go well; return what it writes."""
+        done = self.try_(*words)
+        assert not done.returncode, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def states(self) -> dict[str, str]:
+        """Return the state of each node."""
+        lines = self.try_("sinfo", "--noheader", "-N", "-o", "%N %t").stdout.split("\n")
+        return dict(line.split()[:2] for line in lines if line.strip())
+
+    def squeue(self) -> list[str]:
+        """Return the ids of all jobs that have not ended."""
+        return self.try_("squeue", "--noheader", "-o", "%A").stdout.split()
+
+    def job(self, number: str) -> dict[str, str]:
+        """Return what the controller knows of a job."""
+        words = self.run("scontrol", "-o", "show", "job", number).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def until(self, over: Callable[[], bool], what: str) -> None:
+        """Wait until something is so, as long as it takes, and all daemons live."""
+        while not over():
+            for name, process in self._processes.items():
+                assert process.poll() is None, f"{name} ended before {what}: {self.log(name)}"
+            time.sleep(LOOK_S)
+
+    def log(self, name: str) -> str:
+        """Return the last lines of a daemon's log."""
+        path = self.folder / "logs" / ("slurmctld.log" if name == "slurmctld" else f"slurmd.{name}.log")
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        return "\n".join([*lines[-10:], (self.folder / "logs" / f"{name}.out").read_text(errors="replace")[-500:]])
+
+
+@contextlib.contextmanager
+def slurm(folder: Path, nodes: int = 4, more: str = "") -> Iterator[Slurm]:
+    """Run a Slurm whose nodes are n1, n2 and so on, and end it with all that it started."""
+    names = [f"n{number}" for number in range(1, nodes + 1)]
+    # one at a time on this machine: control groups are called after nodes and numbers of jobs
+    with (FOLDER / "lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        with Slurm(folder, names, more) as running:
+            yield running
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _is_slurms(pid: int) -> bool:
+    """Return whether a process is of Slurm itself, which is started by the loader."""
+    try:
+        return Path(f"/proc/{pid}/exe").readlink().name.startswith("ld-")
+    except OSError:
+        return False
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError):
+        return 0
+
+
+def _variable(pid: int, name: str) -> str:
+    """Return a variable of the environment that a process was started with; empty where it has none, or is gone."""
+    try:
+        words = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+    except OSError:
+        return ""
+    return next((word.partition("=")[2] for word in words if word.startswith(f"{name}=")), "")
+
+
+def _end(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

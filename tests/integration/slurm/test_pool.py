@@ -1,0 +1,94 @@
+"""A cluster whose nodes are jobs of a real Slurm: they come by themselves, and a lost one is replaced."""
+
+import re
+
+import pytest
+from helpers.cli import UNICRON
+from helpers.ports import free_port
+from helpers.slurm import missing, slurm
+from helpers.training import SMALL, write_script
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing()), reason=missing()),
+    pytest.mark.exhaustive("the provider keeps the contract of all; pools are shown with agents of this machine"),
+]
+
+POOLS = """
+[pool.gpu]
+provider = "slurm"
+min = 2
+max = 2
+slots = 1
+
+[pool.gpu.slurm]
+partition = "all"
+sbatch = ["--exclusive"]
+"""
+
+TASK = """
+name: t
+min_workers: 1
+max_workers: 2
+command: [python, script.py]
+microbatches: 4
+iterations: 100000
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path_factory):
+    with slurm(tmp_path_factory.mktemp("slurm"), nodes=3) as running:
+        yield running
+
+
+@pytest.fixture
+def unicron(cluster, tmp_path):
+    """Return what calls a command in a cluster that has no nodes of its own."""
+    (tmp_path / "pools.toml").write_text(POOLS)
+    (tmp_path / "task.yaml").write_text(TASK)
+    write_script(tmp_path, SMALL)
+    port, home = free_port(), tmp_path / "u"
+    env = {
+        "UNICRON_NATS_URL": f"nats://127.0.0.1:{port}",
+        "UNICRON_NATS_NKEY": str(home / "keys/operator/operator.nk"),
+        "PYTHONUNBUFFERED": "1",
+        "COLUMNS": "200",
+    }
+
+    def call(*words):
+        done = cluster.try_(*UNICRON, *words, env=env if words[0] != "up" else {})
+        assert not done.returncode, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    ports = ["--port", str(port), "--console-port", str(free_port())]
+    call("up", "--nodes", "0", "--pools", str(tmp_path / "pools.toml"), "--dir", str(home), *ports)
+    call("submit", str(tmp_path / "task.yaml"))
+    yield call
+    call("down", "--dir", str(home))
+    cluster.try_("scancel", "--user=root")
+
+
+def jobs(cluster):
+    """Return comment and node of each job that runs, by the machine that it is."""
+    lines = cluster.run("squeue", "--noheader", "--states=RUNNING", "-o", "%j|%k|%N").splitlines()
+    return {machine: (comment, node) for machine, comment, node in (line.split("|") for line in lines)}
+
+
+def test_a_lost_machine_is_replaced_and_its_task_is_whole_again(cluster, unicron):
+    def computing():
+        return len(re.findall(r"=t:", unicron("nodes"))) == 2
+
+    cluster.until(computing, "a whole task")
+    cluster.until(lambda: all("task t" in comment for comment, _ in jobs(cluster).values()), "comments")
+    before = jobs(cluster)
+    lost, (_, node) = next(iter(before.items()))
+    cluster.kill(node)
+    cluster.until(lambda: lost not in jobs(cluster) and len(jobs(cluster)) == 2, "another machine")
+    assert len(before.keys() & jobs(cluster).keys()) == 1
+    cluster.until(computing, "a whole task again")
+    _, (_, node) = next(iter(jobs(cluster).items()))
+    cluster.start(next(name for name in cluster.names if cluster.states()[name].startswith("down")))
+    cluster.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=bad disk")
+    cluster.until(lambda: node not in {where for _, where in jobs(cluster).values()}, "nobody on what is drained")
+    cluster.until(computing, "a whole task elsewhere")

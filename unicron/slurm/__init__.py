@@ -1,0 +1,1 @@
+"""Slurm as its commands show it: lists of nodes, jobs and states of nodes, read and checked."""
