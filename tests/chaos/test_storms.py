@@ -368,7 +368,7 @@ def test_a_planted_bug_is_found_within_100_storms(parts, words, seed):
         pytest.param(
             StormParts(service=having(Service, "_intake", gullible)),
             "which nobody may say",
-            0,
+            1,
             id="anybody-speaks-for-anybody",
         ),
         pytest.param(StormParts(agent=Unquestioning), "and nobody gave it", 5, id="tokens-not-asked-for"),

@@ -93,10 +93,9 @@ async def made(place, client, **order):
 
 async def told(client, kind, after):
     """Return the first message of a kind that the journal has behind a position."""
-    async with asyncio.timeout(PATIENT_S):
-        async for _, message in client.follow(after):
-            if isinstance(message, kind):
-                return message
+    async for _, message in client.follow(after):
+        if isinstance(message, kind):
+            return message
     return None
 
 
@@ -171,9 +170,8 @@ async def expired(client, name):
 
 
 async def until_async(condition):
-    async with asyncio.timeout(PATIENT_S):
-        while not await condition():
-            await asyncio.sleep(0.05)
+    while not await condition():
+        await asyncio.sleep(0.05)
 
 
 async def test_nobody_but_the_tokens_own_cluster_sees_its_secret(place, client, tmp_path):
