@@ -21,8 +21,9 @@ from unicron.contracts.tasks import Healing, ParallelLayout, TaskSpec
 from unicron.errors import InvalidInputError
 from unicron.slurm import shown, tools
 from unicron.taskfile import load
+from unicron_cli.meeting import Nodes
 from unicron_cli.output import console, say, warn
-from unicron_cli.run import READY_S, Program, spec_of, worded
+from unicron_cli.run import READY_S, Program, Run, spec_of, worded
 
 COMMAND = "unicron.command"
 """Under this click keeps what stands behind `--`."""
@@ -204,7 +205,7 @@ async def _trained(
 ) -> jobs.Outcome:
     leave_s = float(os.environ.get("UNICRON_LEAVE_S") or jobs.LEAVE_S)
     job = jobs.Job(allocation, servers, nodes, log, leave_s)
-    return await job.run(Program(servers, spec, log).run())
+    return await job.run(Program(servers, Run(spec, Nodes(len(nodes), len(nodes)), allocation.slots), log).run())
 
 
 def _address(allocation: Allocation) -> str:

@@ -18,12 +18,10 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from unicron.errors import InvalidInputError
+from unicron.slurm.nodelist import expand
 
 Where = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
 """Name of a rack or a domain."""
-
-_LIST = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?\Z")
 
 CURE = 'name nodes as in names = "gpu-[01-18],gpu-30"; docs/operations.md describes the file'
 
@@ -101,46 +99,12 @@ def find_node(rows: Iterable[Row], node: str, path: Path) -> Location:
 
 
 def names_node(names: str, node: str) -> bool:
-    """Return whether a list of nodes in Slurm's form, as gpu-[01-18,20],login*, names a node.
+    """Return whether a list of nodes in Slurm's form, in which `*` stands for anything, names a node.
 
     Raises:
         InvalidInputError: it is no such list.
     """
-    words = [word for word in _LIST.findall(names) if word]
-    if not words or ",".join(words) != names:
-        raise InvalidInputError(f"{names!r} is no list of nodes: a name is empty, or a bracket is not closed")
-    patterns = {word: _pattern(word, names) for word in words}  # all of them, so that a wrong one is found at once
-    return any(_is_match(word, pattern.fullmatch(node)) for word, pattern in patterns.items())
-
-
-def _pattern(word: str, names: str) -> re.Pattern[str]:
-    """Return what a name must look like, with a group for each bracket."""
-    pieces = re.split(r"(\[[^\]]*\])", word)
-    for bracket in pieces[1::2]:
-        for part in bracket[1:-1].split(","):
-            both = _RANGE.match(part)
-            if both is None or int(both[2] or both[1]) < int(both[1]):
-                raise InvalidInputError(f"{bracket} in {names!r} holds no numbers or ranges, such as [01-18,20]")
-    escaped = [
-        ".*".join(map(re.escape, piece.split("*"))) if at % 2 == 0 else r"(\d+)" for at, piece in enumerate(pieces)
-    ]
-    return re.compile("".join(escaped))
-
-
-def _is_match(word: str, found: re.Match[str] | None) -> bool:
-    brackets = re.findall(r"\[([^\]]*)\]", word)
-    return found is not None and all(map(_in_bracket, brackets, found.groups()))
-
-
-def _in_bracket(bracket: str, digits: str) -> bool:
-    """Return whether digits stand in one of the ranges; Slurm keeps leading zeros, so that 01 is not 1."""
-    for part in bracket.split(","):
-        both = _RANGE.match(part)
-        if both is not None:
-            first, last = both[1], both[2] or both[1]
-            if int(first) <= int(digits) <= int(last) and digits == f"{int(digits):0{len(first)}d}":
-                return True
-    return False
+    return any(re.fullmatch(".*".join(map(re.escape, each.split("*"))), node) for each in expand(names))
 
 
 def read_slurm_variables(environ: Mapping[str, str]) -> Location:

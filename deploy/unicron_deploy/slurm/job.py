@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from unicron.bootstrap import connected_client
 
 from unicron.client import Client
 from unicron.contracts.events import NodeDrained, NodeJoined, NodeLeaving
 from unicron.contracts.queries import TaskView
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import InvalidInputError, UnicronError
+from unicron.service.bootstrap import connected_client
 from unicron.slurm import shown, tools
 from unicron_deploy.slurm.allocation import Allocation
 from unicron_deploy.slurm.drains import DrainHere, Drains

@@ -76,10 +76,13 @@ def test_a_node_is_where_all_rows_that_name_it_say():
         ("[[nodes]]\nnames = 'a'\nrack = ''", "length >= 1"),
         ("[[nodes]]\nnames = 'a'\nrack = \"\\u0000\"", "matching regex"),
         ("[[nodes]]\nnames = 'a'", "row 1 of nodes (a): it has neither rack nor domain"),
-        ("[[nodes]]\nnames = 'a-[1'\nrack = 'b'", "row 1 of nodes: 'a-[1' is no list of nodes"),
-        ("[[nodes]]\nnames = 'a,,b'\nrack = 'b'", "is no list of nodes: a name is empty"),
-        ("[[nodes]]\nnames = 'c,a-[3-1]'\nrack = 'b'", "[3-1] in 'c,a-[3-1]' holds no numbers or ranges"),
-        ("[[nodes]]\nnames = 'a-[x]'\nrack = 'b'", "[x] in 'a-[x]' holds no numbers"),
+        (
+            "[[nodes]]\nnames = 'a-[1'\nrack = 'b'",
+            "row 1 of nodes: list of nodes 'a-[1': the bracket at character 3 has no partner",
+        ),
+        ("[[nodes]]\nnames = 'a,,b'\nrack = 'b'", "list of nodes 'a,,b': expected names with commas between"),
+        ("[[nodes]]\nnames = 'c,a-[3-1]'\nrack = 'b'", "list of nodes 'c,a-[3-1]': '3-1' is no number and no range"),
+        ("[[nodes]]\nnames = 'a-[x]'\nrack = 'b'", "list of nodes 'a-[x]': 'x' is no number and no range"),
     ],
 )
 def test_a_file_that_can_not_be_used_is_refused_with_the_place_and_the_cure(text, words):
