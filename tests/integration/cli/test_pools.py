@@ -1,4 +1,4 @@
-"""`unicron up --pools`: nodes come by themselves, and one that is killed is replaced, on this machine."""
+"""A cluster that begins without nodes: they come by a pool, and one that is killed is replaced, on this machine."""
 
 import json
 
