@@ -50,7 +50,11 @@ def missing() -> str:
     FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         got = subprocess.run(
-            ["apt-get", "download", *PACKAGES, *LIBRARIES], cwd=scratch, capture_output=True, text=True, check=False
+            ["apt-get", "-oAcquire::http::Timeout=10", "-oAcquire::Retries=0", "download", *PACKAGES, *LIBRARIES],
+            cwd=scratch,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if got.returncode:
             return f"apt-get download of Slurm: {(got.stderr.strip().splitlines() or ['failed'])[-1]}"
