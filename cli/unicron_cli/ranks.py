@@ -1,9 +1,11 @@
-"""What the ranks of a program write, as it comes, from the files of their agents."""
+"""The ranks of a program: what they write, as it comes, from the files of their agents; and whether they have ended."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from unicron.contracts.base import Message
+from unicron.contracts.events import FailureDetected, TaskStateChanged, WorkerExited, WorkerFinished
 from unicron_cli.output import say
 
 CHUNK = 1 << 20
@@ -38,3 +40,28 @@ class Ranks:
             self._read[path] = self._read.get(path, 0) + len(whole)
             for line in whole.decode(errors="replace").splitlines():
                 say(f"{path.stem}: {line}" if self._named else line)
+
+
+class Ending:
+    """Whether a task has ended with all that its script does behind its loop, by the messages of the journal."""
+
+    def __init__(self, task: str) -> None:
+        self._task, self._task_ended = task, False
+        self._behind_loop: dict[str, str] = {}
+
+    @property
+    def over(self) -> bool:
+        """Whether the task has ended, and each process that was through its loop has ended or was lost."""
+        return self._task_ended and not self._behind_loop
+
+    def observe(self, message: Message) -> None:
+        """Take a message of the journal into account; messages come in its order."""
+        match message:
+            case WorkerFinished(task=self._task, worker=worker, node=node):
+                self._behind_loop[worker] = node
+            case WorkerExited(task=self._task, worker=worker):
+                self._behind_loop.pop(worker, None)
+            case TaskStateChanged(task=self._task, state=state):
+                self._task_ended = state.ended
+            case FailureDetected(worker="", node=node):
+                self._behind_loop = {name: there for name, there in self._behind_loop.items() if there != node}

@@ -29,7 +29,7 @@ from unicron_cli.joined import JOIN_S, join
 from unicron_cli.leading import OWN, Attendance, open_to_others
 from unicron_cli.meeting import Meeting, Nodes
 from unicron_cli.output import console
-from unicron_cli.ranks import Ranks
+from unicron_cli.ranks import Ending, Ranks
 
 READY_S = 90.0
 LOOK_S = 0.1
@@ -235,6 +235,7 @@ class Program:
         self._attendance = Attendance(what.nodes, JOIN_S)
         self.drilled: ScriptDrilled | None = None
         named = self._spec.max_workers > 1
+        self._ending = Ending(self._spec.name)
         self._ranks = Ranks(cluster.root, f"nodes/*/logs/{self._spec.name}-*.log", named=named)
 
     async def run(self) -> TaskView:
@@ -264,7 +265,8 @@ class Program:
                 view = next(view for view in status.tasks if view.spec.name == self._spec.name)
                 if self._what.meeting and (problem := self._attendance.problem(_up(status), time.monotonic())):
                     return replace(view, state=TaskState.FAILED, reason=problem)
-                if view.state.ended or (self._drill and self.drilled is not None):
+                # what a script does behind its loop, such as writing its model, is part of its run
+                if (view.state.ended and self._ending.over) or (self._drill and self.drilled is not None):
                     await asyncio.sleep(LOOK_S)
                     self._ranks.write()
                     return view
@@ -281,6 +283,7 @@ class Program:
         """Tell of failures and recoveries."""
         failed = False
         async for _, message in client.follow():
+            self._ending.observe(message)
             if isinstance(message, FailureDetected):
                 failed = True
                 self._log(f"unicron: {describe(message)}")

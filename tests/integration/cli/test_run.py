@@ -47,6 +47,36 @@ def test_a_script_with_the_options_of_torchrun_is_healed(tmp_path):
     assert not Path(place.strip()).exists()
 
 
+LATER = """
+import time
+import torch
+from unicron.train import Session
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(seed=0, iterations=3, microbatches=2)
+session.protect(model=model, optimizer=optimizer)
+for iteration in session.iterations():
+    for microbatch in session.microbatches():
+        session.backward(model(torch.ones(1, 4)).sum())
+    session.step()
+if session.rank == 0:
+    time.sleep(3)  # as writing a large model takes
+    torch.save(model.state_dict(), "model.pt")
+    print("written", flush=True)
+"""
+
+
+def test_what_a_script_does_behind_its_loop_is_waited_for(tmp_path):
+    (tmp_path / "train.py").write_text(LATER)
+    task = "name: t\nmin_workers: 1\nmax_workers: 2\ncommand: [python, train.py]\nmicrobatches: 2\niterations: 3\n"
+    (tmp_path / "task.yaml").write_text(task)
+    ended = run(tmp_path, "--nproc-per-node", "2", "--task", "task.yaml", "train.py")
+    assert ended.returncode == 0, ended.stderr
+    assert "written" in ended.stdout
+    assert (tmp_path / "model.pt").stat().st_size > 0
+
+
 IN_PLACE = """
 import os, signal
 import torch

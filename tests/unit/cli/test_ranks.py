@@ -1,0 +1,49 @@
+"""When a run is over: not before the processes that are through their loops have ended, or are lost."""
+
+from unicron_cli.ranks import Ending
+
+from unicron.contracts.events import FailureDetected, TaskStateChanged, WorkerExited, WorkerFinished
+from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
+from unicron.contracts.tasks import TaskState
+
+PLACE = {"task": "t", "slot": 0}
+LOST = {
+    "severity": Severity.SEV1,
+    "method": DetectionMethod.NODE_HEALTH,
+    "status": FailureStatus.LOST_CONNECTION,
+    "reason": "no heartbeat",
+}
+
+
+def over_after(*messages):
+    """Return whether a run is over after each message."""
+    ending = Ending("t")
+    return [(ending.observe(message), ending.over)[1] for message in messages]
+
+
+def finished(worker, node):
+    return WorkerFinished(node=node, worker=worker, iterations=3, **PLACE)
+
+
+def exited(worker, node):
+    return WorkerExited(node=node, worker=worker, exit_code=0, **PLACE)
+
+
+ENDED = TaskStateChanged(task="t", state=TaskState.FINISHED)
+
+
+def test_a_run_is_over_when_all_processes_behind_their_loops_have_ended():
+    messages = [finished("t-1", "n1"), finished("t-2", "n2"), ENDED, exited("t-2", "n2"), exited("t-1", "n1")]
+    assert over_after(*messages) == [False, False, False, False, True]
+
+
+def test_a_process_behind_its_loop_is_not_waited_for_once_its_node_is_lost():
+    assert over_after(finished("t-1", "n1"), ENDED, FailureDetected(node="n1", **LOST)) == [False, False, True]
+    elsewhere = FailureDetected(node="n2", **LOST)
+    assert over_after(finished("t-1", "n1"), ENDED, elsewhere) == [False, False, False]
+
+
+def test_a_task_that_goes_on_is_not_over():
+    again = TaskStateChanged(task="t", state=TaskState.RUNNING)
+    assert over_after(ENDED, again, ENDED) == [True, False, True]
+    assert over_after(TaskStateChanged(task="other", state=TaskState.FINISHED)) == [False]
