@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from unicron.contracts.base import Message, Record
 from unicron.contracts.commands import CommitCheckpoint, FindCheckpoint, StartWorker
@@ -9,11 +10,9 @@ from unicron.contracts.hardware import Gpu
 from unicron.contracts.states import Keeper, StateRef
 from unicron.contracts.storage import Saving
 from unicron.contracts.tasks import ParallelLayout
-from unicron.contracts.watchdogs import LogPattern
+from unicron.contracts.watchdogs import AlertKind, LogPattern
 from unicron.contracts.worker import ToAgent, ToWorker
 from unicron_agent.life_signs import ProcessUse
-from unicron_agent.watchdogs.memory import Memory
-from unicron_agent.watchdogs.stores import Store
 
 # --- in --------------------------------------------------------------------------------------------------------------
 
@@ -195,6 +194,42 @@ class Sampled:
     """Counters of all GPUs were read."""
 
     gpus: tuple[Gpu, ...]
+
+
+class Memory(NamedTuple):
+    """The memory of a machine, or of the container that the workers are in.
+
+    Attributes:
+        left: bytes that can still be had.
+        total: bytes.
+    """
+
+    left: int
+    total: int
+
+
+class Store(NamedTuple):
+    """Something that holds so much.
+
+    Attributes:
+        kind: of the alert about it.
+        name: what and where it is, in words.
+        used, total: in bytes, or a number.
+        least_free: share of it below which it counts as nearly full.
+        unit: "bytes" or what else is counted.
+    """
+
+    kind: AlertKind
+    name: str
+    used: int
+    total: int
+    least_free: float
+    unit: str = "bytes"
+
+    @property
+    def free(self) -> int:
+        """What is left."""
+        return max(0, self.total - self.used)
 
 
 @dataclass(frozen=True)

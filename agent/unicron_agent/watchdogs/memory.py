@@ -3,22 +3,11 @@
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from unicron_agent.stimuli import Memory
 from unicron_agent.watchdogs.trend import Trends, left_s
 
 REPLACED_S = 300.0
 """After one worker of a node was named, so many seconds pass before another is: what it held is free by then."""
-
-
-class Memory(NamedTuple):
-    """The memory of a machine, or of the container that the workers are in.
-
-    Attributes:
-        left: bytes that can still be had.
-        total: bytes.
-    """
-
-    left: int
-    total: int
 
 
 class Growing(NamedTuple):

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from unicron.contracts.watchdogs import AlertKind
-from unicron_agent.stimuli import MachineMeasured
-from unicron_agent.watchdogs.memory import Memory
-from unicron_agent.watchdogs.stores import Store
+from unicron_agent.stimuli import MachineMeasured, Memory, Store
 from unicron_agent.workers.activity import processes_of
 
 MOST_FREE = 50 << 30

@@ -1,37 +1,12 @@
 """What runs out of room: file systems, of bytes and of inodes, and the memory of GPUs. Pure."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
-from unicron.contracts.watchdogs import AlertKind
+from unicron_agent.stimuli import Store
 from unicron_agent.watchdogs.trend import Trends, left_s
 
 FULL_LOOKS = 6
 """Looks in a row that must find a store nearly full: what is full for a moment is cleared away."""
-
-
-class Store(NamedTuple):
-    """Something that holds so much.
-
-    Attributes:
-        kind: of the alert about it.
-        name: what and where it is, in words.
-        used, total: in bytes, or a number.
-        least_free: share of it below which it counts as nearly full.
-        unit: "bytes" or what else is counted.
-    """
-
-    kind: AlertKind
-    name: str
-    used: int
-    total: int
-    least_free: float
-    unit: str = "bytes"
-
-    @property
-    def free(self) -> int:
-        """What is left."""
-        return max(0, self.total - self.used)
 
 
 class Stores:

@@ -7,11 +7,11 @@ from unicron.contracts.events import Alert, WorkerGrows
 from unicron.contracts.hardware import Gpu
 from unicron.contracts.tasks import WorkerPhase
 from unicron.contracts.watchdogs import AlertKind, LogPattern
-from unicron_agent.stimuli import MachineMeasured, PatternMatched
+from unicron_agent.stimuli import MachineMeasured, PatternMatched, Store
 from unicron_agent.watchdogs.limits import WatchdogLimits
 from unicron_agent.watchdogs.logs import LogWatch
 from unicron_agent.watchdogs.memory import Growing, WorkerMemory
-from unicron_agent.watchdogs.stores import Store, Stores
+from unicron_agent.watchdogs.stores import Stores
 from unicron_agent.workers.workers import LocalWorker
 
 AGAIN_S = 6 * 3600.0

@@ -1,7 +1,6 @@
 """What must hold after every step of a storm, checked from outside: from the journal, the commits and the workers."""
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import msgspec
 from unicron_planner.state import PlannerState
@@ -32,10 +31,7 @@ from unicron.contracts.worker import Joined
 from unicron.service.commit import Commit
 from unicron_simulator.storms import domains
 from unicron_simulator.storms.lie_tracking import LieTracker
-from unicron_simulator.storms.training import saves_model
-
-if TYPE_CHECKING:
-    from unicron_simulator.storms.training import Gradient, Trainer
+from unicron_simulator.storms.training import Gradient, Trainer, saves_model
 
 SERVICES = tuple(name for name in services.SERVICES if name not in {"straggler", "notifier"})
 """In a storm no iteration is timed, and nobody is paged."""
@@ -263,7 +259,7 @@ class Invariants:
         self.check(not others, f"{command.worker} was started in {place}, where {', '.join(others)} lives")
         self._begun[command.worker] = command.spec
 
-    def joined(self, worker: "Trainer", joined: Joined, *, established: bool) -> None:
+    def joined(self, worker: Trainer, joined: Joined, *, established: bool) -> None:
         """Note with which iteration a worker goes on; a task starts anew only where nobody has its state any more.
 
         That is, as far as was known when the membership was ordered: if a node comes back with a holder a moment later,
@@ -296,7 +292,7 @@ class Invariants:
             f"{worker.spec.name} starts anew in epoch {joined.epoch} though {', '.join(holders)} has its state",
         )
 
-    def _left(self, worker: "Trainer", epoch: int, there: set[str]) -> list[str]:
+    def _left(self, worker: Trainer, epoch: int, there: set[str]) -> list[str]:
         """Return the names of whole states of a worker's task that were left behind, as far as told by then."""
         task = worker.spec.name
         begun = max(
@@ -313,7 +309,7 @@ class Invariants:
         whole = [names for at, names in found.items() if len(names) == layouts[at].replica_workers]
         return [name for names in whole for name in names.values()]
 
-    def _saved(self, worker: "Trainer", there: set[str]) -> list[str]:
+    def _saved(self, worker: Trainer, there: set[str]) -> list[str]:
         """Return the names of whole states of a worker's task that are saved in the memories of nodes.
 
         That of iteration 0 is no loss: a replica that begins anew saves it before another one comes to its beginning.
@@ -328,7 +324,7 @@ class Invariants:
         whole = [places for (_, degrees), places in found.items() if len(places) == sizes[degrees]]
         return [name for places in whole for name in places.values()]
 
-    def _stored(self, worker: "Trainer") -> list[str]:
+    def _stored(self, worker: Trainer) -> list[str]:
         """Return the name of the newest state of a worker's task on storage."""
         begun = [each for each in self.messages if isinstance(each, TaskSubmitted) and each.task == worker.spec.name]
         stored = worker.host.storage.newest(worker.spec.name, begun[-1].at) if worker.spec.checkpoints else None
@@ -346,7 +342,7 @@ class Invariants:
             )
         self.victims[worker] = (node, task, since)
 
-    def counted(self, worker: "Trainer") -> None:
+    def counted(self, worker: Trainer) -> None:
         """Check a worker that counts a microbatch: its replica is whole, and it has the state of its place."""
         core = worker.core
         self.check(core.has_state or not self.steps.get(worker.spec.name), f"{worker.name} counts without a state")
@@ -359,7 +355,7 @@ class Invariants:
             f"{worker.name} counts a microbatch of epoch {core.epoch} though a rank of its replica was replaced",
         )
 
-    def stepped(self, worker: "Trainer", iteration: int, gradients: "list[Gradient]") -> None:
+    def stepped(self, worker: Trainer, iteration: int, gradients: list[Gradient]) -> None:
         """Check an update: the next iteration, and every microbatch of it once."""
         self.check(not worker.spoilt, f"{worker.name} updated after iteration {iteration} what was clipped by noise")
         expected = self._at.get(worker.name, -1)
@@ -377,14 +373,14 @@ class Invariants:
         if worker.spec == self._specs[worker.spec.name]:
             self.steps.setdefault(worker.spec.name, {}).setdefault(iteration, worker.core.epoch)
 
-    def wrote_model(self, worker: "Trainer", updates: int) -> None:
+    def wrote_model(self, worker: Trainer, updates: int) -> None:
         """Check a model that a worker has written: all updates are in it."""
         wanted = worker.spec.iterations
         self.check(updates == wanted, f"{worker.name} wrote a model of {updates} updates instead of {wanted}")
         if worker.spec == self._specs[worker.spec.name]:
             self._models.add(worker.spec.name)
 
-    def _flawless(self, worker: "Trainer", iteration: int) -> None:
+    def _flawless(self, worker: Trainer, iteration: int) -> None:
         """Check, in the first update after a state was handed over, that all replicas have the same state."""
         task, epoch = worker.spec.name, worker.core.epoch
         key = (task, epoch, iteration)
@@ -394,7 +390,7 @@ class Invariants:
         self._flaws.setdefault(key, {}).setdefault(worker.place, set()).add(worker.flaw)
         self._check_alike(key)
 
-    def compared(self, worker: "Trainer") -> None:
+    def compared(self, worker: Trainer) -> None:
         """Check that all replicas have the same state in an iteration whose state goes to storage."""
         key = (worker.spec.name, worker.core.epoch, worker.core.iteration)
         self._compared.add(key)

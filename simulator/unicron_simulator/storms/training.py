@@ -7,9 +7,9 @@ iteration once, whoever computed it and whatever struck meanwhile. Parameters ar
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
@@ -31,11 +31,9 @@ from unicron.errors import GroupBrokenError, StateLostError, StateTransferError
 from unicron.train.worker.iteration import WorkerCore
 from unicron.train.worker.phases import FORGOTTEN, Due, ReducedValues, greeting
 from unicron.train.worker.shell import Shell
+from unicron_simulator.storms.collectives import SimulatedGroup
 from unicron_simulator.storms.rank import SimulatedRank
-
-if TYPE_CHECKING:
-    from unicron_simulator.storms.invariants import Invariants
-    from unicron_simulator.storms.nodes import Machine
+from unicron_simulator.storms.storage import SharedStorage
 
 BUCKETS = 2
 """Buckets of the modelled gradient."""
@@ -94,6 +92,56 @@ def saves_model(spec: TaskSpec) -> bool:
     return spec.iterations % 2 == 0
 
 
+class Host(Protocol):
+    """The machine that a worker runs on: its name, its memory, and the storage that all machines see."""
+
+    name: str
+    kept: dict[str, StateRef]
+    saved: dict[str, StateRef]
+    storage: SharedStorage
+
+    @property
+    def machines(self) -> Mapping[str, "Host"]:
+        """All machines, by name."""
+
+    def meeting(self, place: str, name: str, size: int) -> SimulatedGroup | None:
+        """Return the group that meets at an address under a name; None where nobody can meet."""
+
+    def said(self, worker: str, message: ToAgent) -> bool:
+        """Give a worker's message to its agent; return whether there is one."""
+
+    def exited(self, worker: str, exit_code: int | None, signal: int | None) -> None:
+        """Have the agent see that a process ended."""
+
+    def lies(self, ref: StateRef) -> bool:
+        """Return whether a state is in this machine's memory, whole."""
+
+    def hands_over(self, ref: StateRef) -> bool:
+        """Return whether a state can be had from the machine that holds it."""
+
+
+class Observer(Protocol):
+    """What checks a worker at each of its steps."""
+
+    def check(self, holds: bool, otherwise: str) -> None:
+        """Note a violation where something does not hold."""
+
+    def joined(self, worker: "Trainer", joined: Joined, *, established: bool) -> None:
+        """Check with which iteration a worker goes on."""
+
+    def counted(self, worker: "Trainer") -> None:
+        """Check a worker that counts a microbatch."""
+
+    def stepped(self, worker: "Trainer", iteration: int, gradients: list[Gradient]) -> None:
+        """Check an update."""
+
+    def wrote_model(self, worker: "Trainer", updates: int) -> None:
+        """Check a model that a worker has written."""
+
+    def compared(self, worker: "Trainer") -> None:
+        """Check that all replicas have the same state."""
+
+
 class Trainer(SimulatedRank):
     """A worker process: the shell of a core in virtual time, and a script that trains.
 
@@ -116,8 +164,8 @@ class Trainer(SimulatedRank):
     def __init__(
         self,
         command: StartWorker,
-        host: "Machine",
-        book: "Invariants",
+        host: Host,
+        book: Observer,
         random: Random,
         pace: WorkerDelays = STORM,
         make_core: type[WorkerCore] = WorkerCore,

@@ -4,8 +4,8 @@ import pytest
 from helpers.local_cluster import local_cluster
 from helpers.training import task, write_script
 from unicron_agent import node
+from unicron_agent.stimuli import Memory
 from unicron_agent.watchdogs import probes, trend
-from unicron_agent.watchdogs.memory import Memory
 
 from unicron.contracts.commands import StopWorker
 from unicron.contracts.events import Alert, FailureDetected, TaskRecovered, WorkerGrows

@@ -11,16 +11,17 @@ from unicron_agent.settings import AgentSettings
 from unicron_agent.stimuli import (
     Adopted,
     MachineMeasured,
+    Memory,
     PatternMatched,
     ProcessExited,
     Sampled,
+    Store,
     WorkerMessage,
     WorkerProcess,
 )
 from unicron_agent.watchdogs import probes
 from unicron_agent.watchdogs.limits import WatchdogLimits
-from unicron_agent.watchdogs.memory import Memory
-from unicron_agent.watchdogs.stores import FULL_LOOKS, Store
+from unicron_agent.watchdogs.stores import FULL_LOOKS
 from unicron_agent.watchdogs.trend import BELIEVED, PARTS, Trend, left_s
 from unicron_agent.watchdogs.watchdogs import AGAIN_S, NUMBERS_S
 from unicron_agent.workers.output import matches
