@@ -1,9 +1,11 @@
 """`unicron run`: what torchrun's users run, healed on this machine."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
-from helpers.cli import UNICRON, call
+from helpers.cli import CLEAN, UNICRON, call
+from helpers.waiting import block_until
 from typer.testing import CliRunner
 from unicron_cli.main import app
 from unicron_cli.run import spec_of, worded
@@ -47,8 +49,10 @@ def test_a_script_with_the_options_of_torchrun_is_healed(tmp_path):
     assert not Path(place.strip()).exists()
 
 
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
 LATER = """
-import time
+import os, time
 import torch
 from unicron.train import Session
 
@@ -61,7 +65,8 @@ for iteration in session.iterations():
         session.backward(model(torch.ones(1, 4)).sum())
     session.step()
 if session.rank == 0:
-    time.sleep(3)  # as writing a large model takes
+    while not os.path.exists("go"):  # as if it were long at it
+        time.sleep(0.05)
     torch.save(model.state_dict(), "model.pt")
     print("written", flush=True)
 """
@@ -71,9 +76,15 @@ def test_what_a_script_does_behind_its_loop_is_waited_for(tmp_path):
     (tmp_path / "train.py").write_text(LATER)
     task = "name: t\nmin_workers: 1\nmax_workers: 2\ncommand: [python, train.py]\nmicrobatches: 2\niterations: 3\n"
     (tmp_path / "task.yaml").write_text(task)
-    ended = run(tmp_path, "--nproc-per-node", "2", "--task", "task.yaml", "train.py")
-    assert ended.returncode == 0, ended.stderr
-    assert "written" in ended.stdout
+    words = ["run", "--dir", "u", "--nproc-per-node", "2", "--task", "task.yaml", "train.py"]
+    with subprocess.Popen([*UNICRON, *words], cwd=tmp_path, env=CLEAN, text=True, **PIPES) as running:
+        at = next(line for line in running.stderr if "the cluster is at" in line).split("at ")[-1].split(",")[0]
+        there = CLEAN | {"UNICRON_NATS_URL": at, "UNICRON_NATS_NKEY": str(tmp_path / "u/keys/operator/operator.nk")}
+        block_until(lambda: "finished" in call([*UNICRON, "status"], there).stdout)
+        (tmp_path / "go").touch()
+        out, _ = running.communicate()
+    assert running.returncode == 0
+    assert "written" in out
     assert (tmp_path / "model.pt").stat().st_size > 0
 
 
