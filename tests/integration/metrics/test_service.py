@@ -45,7 +45,7 @@ async def test_who_is_active_tells_what_it_knows_and_who_takes_over_tells_the_sa
                 await say(client.bus, node)
                 await client.bus.append("unicron.v1.evt.n1.NodeJoined.n1", b"\xc1", "broken")
                 await client.submit(SPEC)
-                said = {("unicron_dead_letters_total", "registry"), ("unicron_alerts_total", "registry", "")}
+                said = {("unicron_dead_letters_total", "registry"), ("unicron_alerts_total", "other", "registry")}
                 found = await told(ports[0], lambda found: found.keys() >= said)
                 assert found["unicron_nodes", "up"] == 1
                 assert found["unicron_tasks", "waiting"] == 1
