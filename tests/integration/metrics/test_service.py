@@ -51,7 +51,7 @@ async def test_who_is_active_tells_what_it_knows_and_who_takes_over_tells_the_sa
                 assert found["unicron_tasks", "waiting"] == 1
                 assert found["unicron_task_workers", "gpt"] == 0
                 assert found["unicron_dead_letters_total", "registry"] == 1
-                assert found["unicron_alerts_total", "registry"] == 1
+                assert found["unicron_alerts_total", "other", "registry"] == 1
                 assert found["unicron_lease_changes_total", "registry"] == 1
                 first.send_signal(signal.SIGTERM)
                 later = await told(ports[1], lambda found: found["unicron_active", "registry"] == 1)
