@@ -14,10 +14,10 @@ import torch
 
 from benchmarks.struck import EXAMPLES, loaded
 from unicron.contracts.states import StateRef
+from unicron.snapshots.memory import SnapshotMemory
 from unicron.train.session import session
 from unicron.train.session.states import TorchStates
 from unicron.train.snapshots.gathering import laid_out
-from unicron.train.snapshots.state import path_of
 
 
 def note(kind: str, iteration: int, seconds: float, size: int = 0) -> Path:
@@ -35,7 +35,10 @@ class Noting(TorchStates):
         began = time.monotonic()
         ref = await super().export(place, iteration, taken=taken, kept=kept)
         if kept:  # a link takes no time: both are in memory
-            os.link(path_of(ref.location), note("left", iteration, time.monotonic() - began, ref.size))
+            os.link(
+                SnapshotMemory.of_worker().path(ref.location.name),
+                note("left", iteration, time.monotonic() - began, ref.size),
+            )
         return ref
 
     async def take(self, sources: Any) -> None:

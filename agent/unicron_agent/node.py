@@ -39,6 +39,7 @@ from unicron.errors import (
 from unicron.rules import load
 from unicron.service.core import order_taken
 from unicron.service.health import ALIVE
+from unicron.snapshots.memory import SnapshotMemory
 from unicron_agent.agent import Agent
 from unicron_agent.chaos import Chaos
 from unicron_agent.core import AgentCore
@@ -50,7 +51,6 @@ from unicron_agent.hardware.whereabouts import locate
 from unicron_agent.metrics import AgentMetrics
 from unicron_agent.outbox import Outbox
 from unicron_agent.settings import AgentSettings
-from unicron_agent.snapshots.memory import SnapshotMemory
 from unicron_agent.snapshots.transfers import Transfers
 from unicron_agent.stimuli import (
     Adopted,
@@ -313,14 +313,14 @@ class NodeShell:
         if not self._supervisor.watching:
             self._memory.clean()
         (self._memory.folder / "agent.sock").unlink(missing_ok=True)
-        self._handle(Adopted(found, self._memory.left_behind(), self._memory.saved()))
+        self._handle(Adopted(found, self._memory.kept(), self._memory.saved()))
 
     def _exited(self, exited: ProcessExited) -> None:
         self._spawn(self._handle_exit(exited))
 
     async def _handle_exit(self, exited: ProcessExited) -> None:
         await self._channels.drain(exited.worker)
-        self._memory.forget(exited.worker)
+        self._memory.remove_transient(exited.worker)
         self._handle_all(self._outputs.new_lines_of(exited.worker))
         self._outputs.forget(exited.worker)
         lines = flight.read_dump(self._dump_prefix(exited.worker), self._clock.now())
@@ -384,7 +384,7 @@ class NodeShell:
     def _answer_fetch(self, worker: str, answer: StateFetched) -> None:
         self._channels.send(worker, answer)
         if worker not in self._agent.core.workers:
-            self._memory.forget(worker)
+            self._memory.remove_transient(worker)
 
     def _common_environment(self) -> dict[str, str]:
         found = {
@@ -392,8 +392,7 @@ class NodeShell:
             "UNICRON_NODE": self._name,
             "UNICRON_HOST": self._host,
             "UNICRON_WORKER_SOCKET": str(self._memory.folder / "agent.sock"),
-            "UNICRON_STATE_DIR": str(self._memory.folder),
-            "UNICRON_STATE_LIMIT": str(self._memory.limit),
+            **self._memory.variables,
         }
         if interface := interface_of(self._host):
             found |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}

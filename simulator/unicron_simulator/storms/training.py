@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from msgspec.structs import replace
 
 from unicron.contracts.commands import StartWorker
-from unicron.contracts.states import KEPT, LENT, SAVED, StateLocation, StateRef
+from unicron.contracts.states import SAVED, StateLocation, StateRef
 from unicron.contracts.storage import StoredState
 from unicron.contracts.tasks import TaskSpec, WorkerPhase
 from unicron.contracts.worker import (
@@ -28,6 +28,7 @@ from unicron.contracts.worker import (
     ToAgent,
 )
 from unicron.errors import GroupBrokenError, StateLostError, StateTransferError
+from unicron.snapshots.names import exported_name, saved_name
 from unicron.train.worker.iteration import WorkerCore
 from unicron.train.worker.phases import FORGOTTEN, Due, ReducedValues, greeting
 from unicron.train.worker.shell import Shell
@@ -310,7 +311,7 @@ class Trainer(SimulatedRank):
 
     async def export(self, place: int, iteration: int, *, taken: bool = False, kept: bool = False) -> StateRef:  # noqa: ARG002
         """Say which updates are in the state, whatever the core takes them for."""
-        ref = self._described(f"{self.name}.{self.core.epoch}.{KEPT if kept else LENT}")
+        ref = self._described(exported_name(self.name, self.core.epoch, kept=kept))
         if taken:
             ref = replace(ref, iteration=self._taken[0], checksum=self._taken[1])
         if kept:
@@ -338,7 +339,7 @@ class Trainer(SimulatedRank):
     def save(self, iteration: int) -> None:
         """Write to the file that is not the newest; from here on that holds no state."""
         self._turn = 1 - self._turn
-        ref = self._described(f"{self.name}.{self._turn}.{SAVED}")
+        ref = self._described(saved_name(self.name, self._turn))
         self._book.check(not self._at_risk, f"{self.name} saves again before the last one is safe: {self._at_risk}")
         self._at_risk = ref.location.name
         self._unsecured = (ref.location.name, iteration)

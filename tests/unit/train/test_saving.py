@@ -8,6 +8,7 @@ import torch
 
 from unicron.contracts.states import StateLocation, StateRef, label, read_label
 from unicron.errors import InvalidInputError, StateTransferError
+from unicron.snapshots.memory import SnapshotMemory
 from unicron.train.snapshots.gathering import Gathering, laid_out, loaded
 from unicron.train.snapshots.packed import Packing, mapped, unpack
 from unicron.train.snapshots.saving import StateSaver, set_aside
@@ -75,8 +76,9 @@ def test_a_label_that_is_not_whole_is_none(cut):
 @pytest.fixture
 def saver(tmp_path):
     saved, failed = [], []
-    saver = StateSaver(tmp_path, failed.append)
-    saver.of, saver.why, saver.at = saved, failed, tmp_path
+    memory = SnapshotMemory(tmp_path, 0)
+    saver = StateSaver(memory, failed.append)
+    saver.of, saver.why, saver.at, saver.memory = saved, failed, tmp_path, memory
     saver.save = lambda state: saver.begin(state, REF, saved.append, 0.5)
     saver.through = lambda state: (saver.save(state), saver.wait())[0]
     yield saver
@@ -118,18 +120,18 @@ def test_the_last_whole_state_stays_while_the_next_is_written(saver):
         held.set()
 
 
-def test_what_does_not_fit_is_told_and_the_last_whole_one_stays(saver, monkeypatch):
+def test_what_does_not_fit_is_told_and_the_last_whole_one_stays(saver):
     saver.through(state(0))
     whole = (saver.at / "t-1.1.saved").read_bytes()
-    monkeypatch.setenv("UNICRON_STATE_LIMIT", "6000")
+    saver.memory.limit = 6000
     for number in (1, 2):
         saver.through(state(number))
         assert saver.failed
         assert [path.name for path in saver.at.iterdir()] == ["t-1.1.saved"]
         assert (saver.at / "t-1.1.saved").read_bytes() == whole, "the next attempt goes to the other file again"
     assert len(saver.of) == 1
-    assert "more than the node's limit of 6000 bytes; make room there" in saver.why[0]
-    monkeypatch.setenv("UNICRON_STATE_LIMIT", "0")
+    assert "more than the limit of 6000 bytes: raise UNICRON_STATE_LIMIT" in saver.why[0]
+    saver.memory.limit = 1 << 30
     saver.through(state(3))
     assert not saver.failed
     assert [ref.location.name for ref in saver.of] == ["t-1.1.saved", "t-1.0.saved"]

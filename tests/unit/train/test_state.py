@@ -32,7 +32,7 @@ def snapshot():
 def test_a_state_says_what_it_is(memory):
     ref = state.export(MEMBERSHIP, 0, snapshot())
     assert (ref.task, ref.iteration, ref.place, ref.location.worker) == ("t", 7, 0, "t-1")
-    assert state.path_of(ref.location).stat().st_size == ref.size
+    assert (memory / ref.location.name).stat().st_size == ref.size
     assert [path.name for path in memory.iterdir()] == ["t-1.3.state"]
 
 

@@ -13,9 +13,9 @@ from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.traffic import forecast_name
 from unicron.contracts.worker import NOWHERE, Iterated, Membership, ToAgent
 from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.snapshots.memory import SnapshotMemory
 from unicron.train.groups.group import Group
 from unicron.train.groups.rendezvous import Rendezvous
-from unicron.train.snapshots import state
 from unicron.train.worker.channel import AgentChannel
 from unicron.train.worker.timing import Recorder
 from unicron.train.worker.traffic import Traffic
@@ -47,8 +47,8 @@ class TorchRanks:
         self.place, self.membership = place, NOWHERE
         self.peer_left: Callable[[int], None] = lambda _: None
         self._channel, self._inner = channel, inner
-        shared = state.directory() / forecast_name(os.environ["UNICRON_SLOT"]) if channel is not None else None
-        self._traffic = Traffic(shared)
+        name = forecast_name(os.environ["UNICRON_SLOT"]) if channel is not None else ""
+        self._traffic = Traffic(SnapshotMemory.of_worker().folder / name if name else None)
 
     def prepare(self, device: torch.device) -> None:
         """Take in where the model is; from here on newer memberships interrupt collectives."""

@@ -13,6 +13,7 @@ import msgspec
 from unicron.contracts.states import StateRef
 from unicron.contracts.storage import StoredState
 from unicron.contracts.worker import Saved, Unprotected
+from unicron.snapshots.memory import SnapshotMemory
 from unicron.train.session.ranks import TorchRanks
 from unicron.train.snapshots import saving, state, whole
 from unicron.train.snapshots.digest import digest, of_state
@@ -87,7 +88,7 @@ class TorchStates:
         """Have a thread save the state."""
         began = time.thread_time()
         if self._saver is None:
-            self._saver = saving.StateSaver(state.directory(), self._report_unprotected)
+            self._saver = saving.StateSaver(SnapshotMemory.of_worker(), self._report_unprotected)
         found = saving.set_aside(laid_out(iteration, self._own), self._own)
         ref = self.described(iteration)
         if self._channel is not None:
@@ -143,7 +144,7 @@ class TorchStates:
 
     def withdraw(self, ref: StateRef) -> None:
         """Remove the file of a state."""
-        state.path_of(ref.location).unlink(missing_ok=True)
+        SnapshotMemory.of_worker().remove(ref.location.name)
 
     async def take(self, sources: Sequence[Sequence[StateRef]]) -> None:
         """Fetch a state by the agent, one part after the other."""

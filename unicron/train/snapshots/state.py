@@ -12,22 +12,14 @@ from typing import Any
 from msgspec.structs import replace
 from xxhash import xxh3_128
 
-from unicron.contracts.states import KEPT, LENT, StateLocation, StateRef
+from unicron.contracts.states import StateLocation, StateRef
 from unicron.contracts.worker import FetchState, Membership
 from unicron.errors import StateTransferError
 from unicron.files import remove_if_possible
+from unicron.snapshots.memory import SnapshotMemory, finished_or_removed
+from unicron.snapshots.names import exported_name
 from unicron.train.snapshots.packed import Packing, mapped, unpack
 from unicron.train.worker.channel import AgentChannel
-
-
-def directory() -> Path:
-    """Return where states of this node lie."""
-    return Path(os.environ["UNICRON_STATE_DIR"])
-
-
-def path_of(location: StateLocation) -> Path:
-    """Return where a state of this node lies."""
-    return directory() / location.name
 
 
 def described(membership: Membership, place: int, iteration: int, name: str = "") -> StateRef:
@@ -64,20 +56,18 @@ def export(membership: Membership, place: int, found: dict[str, Any], *, kept: b
         StateTransferError: it can't be written; nothing of it is left.
     """
     member = membership.member
-    name = f"{member.worker}.{membership.epoch}.{KEPT if kept else LENT}"
+    name = exported_name(member.worker, membership.epoch, kept=kept)
     ref = described(membership, place, found["iteration"], name)
-    path = path_of(ref.location)
-    unfinished = path.with_suffix(".part")
+    folder = SnapshotMemory.of_worker().folder
     try:
         packing = Packing(found)
-        file = mapped(unfinished, packing.size)
-        packing.write(file)
-        checksum = xxh3_128(file).digest()
-        unfinished.rename(path)
+        with finished_or_removed(folder / name) as path:
+            file = mapped(path, packing.size)
+            packing.write(file)
+            checksum = xxh3_128(file).digest()
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise StateTransferError(
-            f"worker {member.worker} can't write its state to {path.parent} on {member.node}: {error}; "
+            f"worker {member.worker} can't write its state to {folder} on {member.node}: {error}; "
             "make room there, the state of every worker of the node must fit once"
         ) from error
     return replace(ref, size=packing.size, checksum=checksum)
