@@ -10,13 +10,10 @@ import contextlib
 import ctypes
 import gc
 import os
-import select
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,11 +21,11 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
 
 from unicron.errors import GroupBrokenError
 from unicron.train.groups import nccl
+from unicron.train.groups.sockets import is_tcp, keep_alive, open_sockets, shut_down, wait_for_end
 
 CONNECT = timedelta(seconds=10)
 """For gloo's mesh, once all ranks have met."""
 
-TCP = frozenset({socket.AF_INET, socket.AF_INET6})
 POLL = timedelta(seconds=0.05)
 GIVE_UP_S = 0.15
 """How long an interrupted call may take to come back, before it is abandoned."""
@@ -40,9 +37,6 @@ os.register_at_fork(after_in_child=gc.freeze)
 
 MOMENT_S = 0.03
 """After a peer has left until that is told: where it went to a newer membership, this rank hears of that by then."""
-
-QUIET_S, PROBE_S, PROBES = 5, 2, 5
-"""After so many seconds without a word a peer's machine is probed, and given up if it answers none of the probes."""
 
 
 class Connections:
@@ -82,7 +76,7 @@ class Connections:
         """
         with self._lock:
             self.epoch, self._formations = epoch, self._formations + 1
-            self._older, self._own, self.cut_at, self.error = frozenset(_sockets()), None, None, ""
+            self._older, self._own, self.cut_at, self.error = frozenset(open_sockets()), None, None, ""
             # gloo takes 20 ms to take a group down, which nobody needs to wait for
             self._drop(self._backends)
             self._backends = []
@@ -121,16 +115,16 @@ class Connections:
     @contextlib.contextmanager
     def more(self) -> Iterator[None]:
         """Count what is connected in this context to those of this epoch."""
-        older = frozenset(_sockets())
+        older = frozenset(open_sockets())
         try:
             yield
         finally:
-            there = _sockets()
+            there = open_sockets()
             own = frozenset(there) - older
             with self._lock:
                 self._own = own | (self._own or frozenset())
             for inode in own:
-                _keep_alive(there[inode])
+                keep_alive(there[inode])
 
     def _drop(self, backends: list[Any]) -> None:
         if backends:
@@ -153,11 +147,11 @@ class Connections:
         Raises:
             GroupBrokenError: interrupted by `cut_below`, or a peer was lost.
         """
-        older = _sockets()
+        older = open_sockets()
         made = self._connected(lambda: backend(store, rank, size))
         self._backends.append(made)
-        new = {descriptor: inode for inode, descriptor in _sockets().items() if inode not in older}
-        self._lifelines |= {descriptor: inode for descriptor, inode in new.items() if _is_tcp(descriptor)}
+        new = {descriptor: inode for inode, descriptor in open_sockets().items() if inode not in older}
+        self._lifelines |= {descriptor: inode for descriptor, inode in new.items() if is_tcp(descriptor)}
         if self._watching is None and size > 1:
             self._watching = threading.Thread(target=self._watch, name="unicron-watch", daemon=True)
             self._watching.start()
@@ -200,7 +194,7 @@ class Connections:
                 lifelines = {} if idle else dict(self._lifelines)
                 communicators = [] if idle else list(self._communicators)
             often = communicators or forming  # connections come while they form
-            has_left = _wait_for_end(lifelines, self._changed, nccl.WATCH_S if often else None)
+            has_left = wait_for_end(lifelines, self._changed, nccl.WATCH_S if often else None)
             error = next(filter(None, (each.error for each in communicators)), "")
             if has_left and not communicators:
                 time.sleep(MOMENT_S)
@@ -267,10 +261,10 @@ class Connections:
                 self.cut_at, self.error = time.monotonic(), error
             for each in self._communicators:
                 each.revoke()
-            for inode, descriptor in _sockets().items():
+            for inode, descriptor in open_sockets().items():
                 # while they form nobody can tell which are theirs; later the program may have opened others
                 if inode in self._own if self._own is not None else inode not in self._older:
-                    _shut(descriptor)
+                    shut_down(descriptor)
             return True
 
     def finish(self, work: Work, keep: Any) -> None:
@@ -342,69 +336,3 @@ def backend(store: Store, rank: int, size: int) -> ProcessGroupGloo:
     group = ProcessGroupGloo(store, rank, size, timeout=CONNECT)
     group._set_default_timeout(nccl.FOREVER)  # noqa: SLF001 torch has no other name for it
     return group
-
-
-def _sockets() -> dict[str, int]:
-    """Return this process's sockets: inode text -> file descriptor."""
-    found: dict[str, int] = {}
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            target = str(entry.readlink())
-            if target.startswith("socket:"):
-                found[target] = int(entry.name)
-    return found
-
-
-def _wait_for_end(connections: dict[int, str], changed: int, seconds: float | None) -> bool:
-    """Wait until the other end of some connection was closed, or gloo has done away with it; return whether it is so.
-
-    Args:
-        connections: by descriptor, which socket it was: it may have become another's meanwhile.
-        changed: descriptor of an event that ends the wait.
-        seconds: after which it ends, too; None: never.
-    """
-    looking = select.poll()
-    looking.register(changed, select.POLLIN)
-    for descriptor, inode in connections.items():
-        try:
-            is_same = f"socket:[{os.fstat(descriptor).st_ino}]" == inode
-        except OSError:
-            is_same = False
-        if not is_same:
-            return True
-        looking.register(descriptor, select.POLLRDHUP)
-    ready = {descriptor for descriptor, _ in looking.poll(None if seconds is None else 1e3 * seconds)}
-    if changed in ready:
-        os.eventfd_read(changed)
-        return False
-    return bool(ready)
-
-
-def _keep_alive(descriptor: int) -> None:
-    """Have a TCP connection end when the peer's machine is gone without a word, also where nobody says so."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-        if connection.family not in TCP:
-            return
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, QUIET_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * (QUIET_S + PROBE_S * PROBES))
-
-
-def _is_tcp(descriptor: int) -> bool:
-    """Return whether this is a socket of TCP's, as those to peers are, and that to the agent is not."""
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            return connection.family in TCP
-    except OSError:
-        return False
-
-
-def _shut(descriptor: int) -> None:
-    """Shut a TCP connection down; leave listeners and sockets of other families alone."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-        if connection.family not in TCP:
-            return
-        if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            connection.shutdown(socket.SHUT_RDWR)

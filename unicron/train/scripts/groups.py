@@ -13,7 +13,8 @@ import torch
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import GroupBrokenError, InvalidInputError
-from unicron.train.groups.inner import COLLECTIVES, TRANSFERS, InnerGroups, Switched, Work
+from unicron.train.groups.inner import InnerGroups
+from unicron.train.groups.switched import COLLECTIVES, TRANSFERS, Switched, Work
 from unicron.train.scripts.heard import MOST_BYTES, EndedCollectives, KnownResults, Results
 from unicron.train.scripts.loops import Loops
 from unicron.train.scripts.peers import Peers, Wait, Waiting

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from unicron.train.scripts.heard import KnownResults, Results
-from unicron.train.scripts.instrument import LIBRARIES, NAME
+from unicron.train.scripts.instrument import NAME
 from unicron.train.scripts.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.scripts.limit import TimeLimit
 from unicron.train.scripts.objects import Call
 from unicron.train.scripts.own_snapshot import Heap
 from unicron.train.scripts.points import Point, Points, known
 from unicron.train.scripts.positions import RUNNING, Counted
+from unicron.train.scripts.program import LIBRARIES
 from unicron.train.scripts.randomness import seed
 from unicron.train.scripts.under_way import Chain, LoopSnapshot, LoopUnderWay
 from unicron.train.scripts.variables import Variables, spaces_of
