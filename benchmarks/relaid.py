@@ -17,7 +17,7 @@ from unicron.contracts.states import StateRef
 from unicron.snapshots.memory import SnapshotMemory
 from unicron.train.session import session
 from unicron.train.session.states import TorchStates
-from unicron.train.snapshots.gathering import laid_out
+from unicron.train.snapshots.gathering import collect_state
 
 
 def note(kind: str, iteration: int, seconds: float, size: int = 0) -> Path:
@@ -41,17 +41,17 @@ class Noting(TorchStates):
             )
         return ref
 
-    async def take(self, sources: Any) -> None:
+    async def fetch(self, sources: Any) -> None:
         """Take a state, and note how long it took."""
         began = time.monotonic()
-        await super().take(sources)
+        await super().fetch(sources)
         self.took = None if len(sources) == 1 == len(sources[0]) else (sources[0][0].iteration, began)
 
     def load(self) -> None:
         """Load what was taken, and note it where it was left behind by others."""
         super().load()
         if took := getattr(self, "took", None):
-            torch.save(laid_out(took[0], self.protected), note("taken", took[0], time.monotonic() - took[1]))
+            torch.save(collect_state(took[0], self.protected), note("taken", took[0], time.monotonic() - took[1]))
             self.took = None
 
 

@@ -9,9 +9,9 @@ import torch
 from unicron.contracts.states import StateLocation, StateRef, label, read_label
 from unicron.errors import InvalidInputError, StateTransferError
 from unicron.snapshots.memory import SnapshotMemory
-from unicron.train.snapshots.gathering import Gathering, laid_out, loaded
-from unicron.train.snapshots.packed import Packing, mapped, unpack
-from unicron.train.snapshots.saving import StateSaver, set_aside
+from unicron.train.snapshots.gathering import Gathering, collect_state, load_state
+from unicron.train.snapshots.packed import Packing, map_file, unpack
+from unicron.train.snapshots.saving import StateSaver, copy_mutable
 
 HERE = StateLocation(node="n1", worker="t-1", name="", address="n1:1")
 REF = StateRef(task="t", iteration=7, place=0, location=HERE, size=0, checksum=b"")
@@ -19,7 +19,7 @@ REF = StateRef(task="t", iteration=7, place=0, location=HERE, size=0, checksum=b
 
 def written(path, value):
     packing = Packing(value)
-    packing.write(mapped(path, packing.size))
+    packing.write(map_file(path, packing.size))
     return packing.size
 
 
@@ -160,7 +160,7 @@ def test_a_state_is_that_of_the_moment_at_which_saving_began(saver):
     optimizer.step()
     protected = {"model": model, "optimizer": optimizer, "other": seen}
     expected = [each.clone() for each in model.state_dict().values()]
-    aside = set_aside(laid_out(7, protected), protected)
+    aside = copy_mutable(collect_state(7, protected), protected)
     model(torch.randn(8, 4))  # moves the means of the batches while the thread has yet to begin
     optimizer.param_groups[0]["lr"] = 5.0
     saver.through(aside)
@@ -169,7 +169,7 @@ def test_a_state_is_that_of_the_moment_at_which_saving_began(saver):
     like = {"model": fresh, "optimizer": torch.optim.Adam(fresh.parameters()), "other": seen}
     gathering = Gathering(like)
     gathering.add(unpack(saver.at / ref.location.name, ref.size))
-    loaded(gathering.result(7), like)
+    load_state(gathering.result(7), like)
     assert all(map(torch.equal, expected, fresh.state_dict().values()))
     assert like["optimizer"].param_groups[0]["lr"] == 1e-3
     assert torch.equal(like["optimizer"].state[fresh.weight]["exp_avg"], optimizer.state[model.weight]["exp_avg"])

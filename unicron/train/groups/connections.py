@@ -58,7 +58,7 @@ class Connections:
         self._backends: list[Any] = []
         self._dropping: threading.Thread | None = None
         self._communicators: list[nccl.Communicator] = []
-        self._left: list[nccl.Communicator] = []
+        self._to_abort: list[nccl.Communicator] = []
         self._watching: threading.Thread | None = None
         self._lifelines: dict[int, str] = {}
         self._formations = 0
@@ -70,7 +70,7 @@ class Connections:
 
     @contextlib.contextmanager
     def forming(self, epoch: int) -> Iterator[None]:
-        """Count what is connected in this context to them; older ones are forgotten.
+        """Form the connections of an epoch inside; older ones are dropped.
 
         Where that fails they are cut: ranks that are through already would wait for this one.
         """
@@ -80,15 +80,15 @@ class Connections:
             # gloo takes 20 ms to take a group down, which nobody needs to wait for
             self._drop(self._backends)
             self._backends = []
-            self._left += self._communicators
+            self._to_abort += self._communicators
             self._communicators, self._lifelines = [], {}
-            for each in self._left:
+            for each in self._to_abort:
                 each.revoke()
-        if self._left:
+        if self._to_abort:
             nccl.end_groups()
-            nccl.idle()  # peers free what kernels of this rank may still use, once it says that it is here
+            nccl.synchronize()  # peers free what kernels of this rank may still use, once it says that it is here
         try:
-            with self.more():
+            with self.extending():
                 yield
         except Exception:
             self.cut_below(epoch + 1)
@@ -97,24 +97,24 @@ class Connections:
             os.eventfd_write(self._changed, 1)
 
     @contextlib.contextmanager
-    def met(self) -> Iterator[None]:
-        """Connect in this context, in which no rank is within a collective of older groups any more: these are freed.
+    def freeing_older(self) -> Iterator[None]:
+        """Free the communicators of older groups while inside, where no rank is within a collective of them any more.
 
         Where NCCL does not free them this process ends, and another takes its place.
         """
         with self._lock:
-            left, self._left = self._left, []
-        aborts = nccl.aborting(left)
+            left, self._to_abort = self._to_abort, []
+        aborts = nccl.begin_aborts(left)
         try:
             yield
         finally:
-            if not nccl.all_ended(aborts):
+            if not nccl.await_aborts(aborts):
                 print(f"unicron: NCCL did not abort in {nccl.ABORT_S:.0f} s, so this worker ends", flush=True)  # noqa: T201
                 os._exit(1)
 
     @contextlib.contextmanager
-    def more(self) -> Iterator[None]:
-        """Count what is connected in this context to those of this epoch."""
+    def extending(self) -> Iterator[None]:
+        """Add the connections made inside to those of this epoch."""
         older = frozenset(open_sockets())
         try:
             yield
@@ -148,7 +148,7 @@ class Connections:
             GroupBrokenError: interrupted by `cut_below`, or a peer was lost.
         """
         older = open_sockets()
-        made = self._connected(lambda: backend(store, rank, size))
+        made = self._connect_interruptibly(lambda: backend(store, rank, size))
         self._backends.append(made)
         new = {descriptor: inode for inode, descriptor in open_sockets().items() if inode not in older}
         self._lifelines |= {descriptor: inode for descriptor, inode in new.items() if is_tcp(descriptor)}
@@ -166,9 +166,11 @@ class Connections:
         nccl.prepare()
         epoch = self.epoch
         os.eventfd_write(self._changed, 1)
-        return self._connected(lambda: self._kept(nccl.Communicator(store, rank, size, device), epoch)).group
+        return self._connect_interruptibly(
+            lambda: self._keep_unless_cut(nccl.Communicator(store, rank, size, device), epoch)
+        ).group
 
-    def _kept(self, made: nccl.Communicator, epoch: int) -> nccl.Communicator:
+    def _keep_unless_cut(self, made: nccl.Communicator, epoch: int) -> nccl.Communicator:
         """Have it freed in its turn, also where nobody waits for it any more.
 
         Else it would be garbage: whatever thread collects that, such as one that interrupts kernels, would wait for the
@@ -176,7 +178,7 @@ class Connections:
         """
         with self._lock:
             late = self.epoch != epoch
-            (self._left if late else self._communicators).append(made)
+            (self._to_abort if late else self._communicators).append(made)
             if late or self.cut_at is not None:
                 made.revoke()
         return made
@@ -207,13 +209,13 @@ class Connections:
                 self.cut_below(epoch + 1, error or "a peer has left")
             self._peer_left(epoch)
 
-    def settle(self) -> None:
-        """Wait until the GPU is through with all that was enqueued.
+    def synchronize(self) -> None:
+        """Wait until the GPU has finished all that was enqueued.
 
         Raises:
             GroupBrokenError: they were interrupted meanwhile, so it may not be what it should.
         """
-        nccl.await_event(nccl.mark(), lambda: self.is_cut)
+        nccl.await_event(nccl.record_event(), lambda: self.is_cut)
         if self.is_cut:
             raise GroupBrokenError(self.error or "a collective was interrupted")
 
@@ -222,8 +224,8 @@ class Connections:
         """Whether they were interrupted."""
         return self.cut_at is not None
 
-    def _connected(self, connect: Callable[[], Any]) -> Any:
-        """Return what connects, in a thread that can be left behind.
+    def _connect_interruptibly(self, connect: Callable[[], Any]) -> Any:
+        """Connect in a thread, which is left behind if the formation is interrupted; return what was connected.
 
         Who waits for a peer to connect has no connection yet that could be shut down: an interrupted rank goes on
         without it, and the thread ends with its timeout.
@@ -293,7 +295,7 @@ class Connections:
         except RuntimeError:
             if work.is_completed():
                 work.wait()  # it may have ended just after the time-out: this raises only what really went wrong
-            elif not self._overdue():
+            elif not self._is_overdue():
                 return False
             else:
                 raise
@@ -317,13 +319,13 @@ class Connections:
 
         threading.Thread(target=wait, name="unicron-transfer", daemon=True).start()
         while not ended.wait(POLL.total_seconds()):
-            if self._overdue():
+            if self._is_overdue():
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(keep))
                 raise GroupBrokenError("a transfer between two ranks was interrupted")
         if failed:
             raise GroupBrokenError(str(failed[0])) from failed[0]
 
-    def _overdue(self) -> bool:
+    def _is_overdue(self) -> bool:
         return self.cut_at is not None and time.monotonic() - self.cut_at >= GIVE_UP_S
 
 

@@ -37,7 +37,7 @@ COLLECTIVES = [
     "reduce_scatter_tensor_coalesced",
 ]
 TRANSFERS = ["send", "recv", "recv_anysource"]
-OF_ALL = frozenset({*COLLECTIVES, "scatter"})
+GLOBAL = frozenset({*COLLECTIVES, "scatter"})
 """Collectives that each rank of a group comes to."""
 OTHERS = [
     "_start_coalescing",
@@ -89,9 +89,10 @@ class GroupOwner(Protocol):
 
     device: torch.device
     broken: bool
+    muted: bool
     on_streams: bool
 
-    def has(self, inside: ProcessGroup) -> bool:
+    def contains(self, inside: ProcessGroup) -> bool:
         """Return whether this is inside of a group."""
 
     def begin(self, group: "Switched", name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Work:
@@ -148,7 +149,7 @@ class Switched(ProcessGroup):
         """Give up what is inside, unless another group has it, too; what is NCCL's, as the process ends."""
         inside = self.inside
         self.empty()
-        if not (self.groups.on_streams or self.groups.has(inside)):
+        if not (self.groups.on_streams or self.groups.contains(inside)):
             inside.shutdown()
 
     def abort(self) -> None:
@@ -196,7 +197,7 @@ def _collective(name: str) -> Callable[..., Any]:
     return call
 
 
-def _passed_on(name: str) -> Callable[..., Any]:
+def _forwarded(name: str) -> Callable[..., Any]:
     def call(self: Switched, *arguments: Any, **named: Any) -> Any:
         return getattr(self.inside, name)(*arguments, **named)
 
@@ -206,7 +207,7 @@ def _passed_on(name: str) -> Callable[..., Any]:
 for _name in (*COLLECTIVES, *TRANSFERS):
     setattr(Switched, _name, _collective(_name))
 for _name in OTHERS:
-    setattr(Switched, _name, _passed_on(_name))
+    setattr(Switched, _name, _forwarded(_name))
 
 
 def ghost_group(device: torch.device, rank: int, size: int) -> ProcessGroup:

@@ -35,27 +35,29 @@ def functions_of(trees: Iterable[ast.Module], trains: Iterable[str] = ()) -> Fun
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
     loops = {each.name for each in functions if any(isinstance(one, ast.For | ast.While) for one in ast.walk(each))}
     looking = {each.name for each in functions if has_gradients(each)} | LOOK_AT_GRADIENTS
-    calls = [(each.name, called(each.body)) for each in functions]
-    training = _closed(calls, {TRAINS, *trains})
+    calls = [(each.name, called_names(each.body)) for each in functions]
+    training = _add_callers(calls, {TRAINS, *trains})
     repeated = {
         name
         for each in nodes
-        if isinstance(each, ast.For | ast.While) and (names := called(each.body)) & training
+        if isinstance(each, ast.For | ast.While) and (names := called_names(each.body)) & training
         for name in names
     }
     while more := {name for caller, names in calls if caller in repeated for name in names} - repeated:
         repeated |= more
-    return Functions(training, _closed(calls, looking), _closed(calls, loops | COLLECTIVES), frozenset(repeated))
+    return Functions(
+        training, _add_callers(calls, looking), _add_callers(calls, loops | COLLECTIVES), frozenset(repeated)
+    )
 
 
-def _closed(calls: Sequence[tuple[str, set[str]]], found: set[str]) -> frozenset[str]:
+def _add_callers(calls: Sequence[tuple[str, set[str]]], found: set[str]) -> frozenset[str]:
     while more := {name for name, called in calls if name not in found and called & found}:
         found |= more
     return frozenset(found)
 
 
-def called(body: Iterable[ast.AST]) -> set[str]:
-    """Return the names of all that is called in it."""
+def called_names(body: Iterable[ast.AST]) -> set[str]:
+    """Return the names of all functions that are called in this code."""
     calls = (node.func for each in body for node in ast.walk(each) if isinstance(node, ast.Call))
     return {getattr(each, "attr", getattr(each, "id", "")) for each in calls}
 

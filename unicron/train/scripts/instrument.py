@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from unicron.train.scripts.functions import Functions, called, functions_of, has_gradients
+from unicron.train.scripts.functions import Functions, called_names, functions_of, has_gradients
 from unicron.train.scripts.liveness import FUNCTIONS, Liveness
 
 _Scope = TypeVar("_Scope", ast.Module, ast.FunctionDef)
@@ -41,8 +41,8 @@ def instrument(source: bytes | str, path: str, name: str, functions: Functions |
     return ast.fix_missing_locations(tree)
 
 
-def _hands_out(node: ast.FunctionDef) -> bool:
-    """Return whether a function is a generator that is only gone over."""
+def _is_plain_generator(node: ast.FunctionDef) -> bool:
+    """Return whether a function is a generator to which nothing is sent."""
     inner = {
         id(one) for each in ast.walk(node) if isinstance(each, FUNCTIONS) and each is not node for one in ast.walk(each)
     }
@@ -52,8 +52,8 @@ def _hands_out(node: ast.FunctionDef) -> bool:
     return bool(yields) and yields <= alone and not node.decorator_list and not node.name.startswith("__")
 
 
-def _names(body: Iterable[ast.AST]) -> Iterable[ast.Name]:
-    """Yield the names that are set in it."""
+def _assigned_names(body: Iterable[ast.AST]) -> Iterable[ast.Name]:
+    """Yield the names that are assigned in this code."""
     nodes = (node for each in body for node in ast.walk(each))
     return (each for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store))
 
@@ -62,7 +62,7 @@ def _yields(node: ast.FunctionDef) -> bool:
     return any(isinstance(each, ast.Yield | ast.YieldFrom) for each in ast.walk(node))
 
 
-def _parts(node: ast.FunctionDef) -> tuple[list[ast.stmt], list[ast.stmt], list[ast.stmt]]:
+def _split_body(node: ast.FunctionDef) -> tuple[list[ast.stmt], list[ast.stmt], list[ast.stmt]]:
     """Return what a function begins with (its docstring, what is not its own), does, and returns."""
     begins = itertools.takewhile(
         lambda each: (
@@ -81,51 +81,53 @@ class _Instrument(ast.NodeTransformer):
         self._scopes: list[Liveness] = []
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
-        """See which variables are read where."""
-        return self._within(node)
+        """Find out which variables are read where."""
+        return self._visit_scope(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        """Leave functions alone that do not train, but have those that are generators know how far they are."""
-        if _hands_out(node):
-            node.decorator_list = [ast.Attribute(ast.Name(NAME, ast.Load()), "counted", ast.Load())]
+        """Instrument a function that trains; wrap a generator so that it knows how far it is."""
+        if _is_plain_generator(node):
+            node.decorator_list = [ast.Attribute(ast.Name(NAME, ast.Load()), "counted_generator", ast.Load())]
             return ast.copy_location(node, node)
         if node.name not in self._training:
             return node
-        begins, body, ending = _parts(node)
+        begins, body, ending = _split_body(node)
         trains = [
-            each for each in body if called([each]) & self._training and not isinstance(each, ast.For | ast.While)
+            each for each in body if called_names([each]) & self._training and not isinstance(each, ast.For | ast.While)
         ]
         if len(trains) < SEVERAL or node.name not in self._repeated or _yields(node):
-            return self._within(node)
+            return self._visit_scope(node)
         self._scopes.append(Liveness(node))
-        told = self._instrumented(node, body, ast.Constant(node.end_lineno), set())
+        told = self._body_instrumenter(node, body, ast.Constant(node.end_lineno), set())
         self.generic_visit(node)
         node.body = [*begins, *told(body), *ending]
         self._scopes.pop()
         return node
 
-    def _within(self, node: _Scope) -> _Scope:
+    def _visit_scope(self, node: _Scope) -> _Scope:
         self._scopes.append(Liveness(node))
         self.generic_visit(node)
         self._scopes.pop()
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
-        """Have iterators know how far they are."""
+        """Wrap iterators so that they know how far they are."""
         if getattr(node.func, "id", "") == "iter" and len(node.args) == 1:
-            node.func = ast.copy_location(ast.Attribute(ast.Name(NAME, ast.Load()), "iterate", ast.Load()), node.func)
+            node.func = ast.copy_location(
+                ast.Attribute(ast.Name(NAME, ast.Load()), "counted_iterator", ast.Load()), node.func
+            )
         self.generic_visit(node)
         return node
 
     def visit_For(self, node: ast.For) -> ast.For:
-        """Have a loop go over what is handed out."""
-        if called(node.body) & self._training:
+        """Have a loop that trains iterate over what `hand_out_items` yields."""
+        if called_names(node.body) & self._training:
             numbered, over = False, node.iter
             if isinstance(over, ast.Call) and getattr(over.func, "id", "") == "enumerate" and len(over.args) == 1:
                 numbered, over = not over.keywords, over.args[0] if not over.keywords else over
             names = {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
-            body = self._instrumented(node, node.body, ast.Constant(None), names)
-            node.iter = self._call("over", node, over, ast.Constant(numbered))
+            body = self._body_instrumenter(node, node.body, ast.Constant(None), names)
+            node.iter = self._call("hand_out_items", node, over, ast.Constant(numbered))
             self.generic_visit(node)
             node.body = body(node.body)
             return node
@@ -133,21 +135,21 @@ class _Instrument(ast.NodeTransformer):
         return node
 
     def visit_While(self, node: ast.While) -> ast.While:
-        """Have a loop say where it is."""
-        if called(node.body) & self._training:
-            body = self._instrumented(node, node.body, ast.Constant(node.end_lineno), set())
+        """Have a loop that trains ask before its test and its body."""
+        if called_names(node.body) & self._training:
+            body = self._body_instrumenter(node, node.body, ast.Constant(node.end_lineno), set())
             self.generic_visit(node)
             node.body = body(node.body)
-            entered = ast.BoolOp(ast.Or(), [self._call("enters", node), node.test])
-            node.test = ast.copy_location(ast.BoolOp(ast.And(), [self._call("still", node), entered]), node.test)
+            entered = ast.BoolOp(ast.Or(), [self._call("should_enter", node), node.test])
+            node.test = ast.copy_location(ast.BoolOp(ast.And(), [self._call("should_test", node), entered]), node.test)
             return node
         self.generic_visit(node)
         return node
 
-    def _instrumented(
+    def _body_instrumenter(
         self, node: Recorded, whole: list[ast.stmt], last: ast.Constant, targets: set[str]
     ) -> Callable[[list[ast.stmt]], list[ast.stmt]]:
-        """Return what makes of a body one that tells where it is, and can be begun behind an update.
+        """Return a function that instruments a body: it says where it is, and can be begun after an update.
 
         Args:
             node: the loop, or function.
@@ -155,23 +157,23 @@ class _Instrument(ast.NodeTransformer):
             last: line at which it ends, if it does not say so by itself.
             targets: variables that it sets as it begins.
         """
-        dead = self._scopes[-1].dead
-        begins = self._instrument("head", node, [last], targets | dead(node, 0))
+        dead = self._scopes[-1].dead_after
+        begins = self._call_statement("at_head", node, [last], targets | dead(node, 0))
         points = list[tuple[int, ast.stmt]]()
         for count, each in enumerate(whole, 1):
             ends, rest = count == len(whole), whole[count:]
-            updates = called([each]) & (self._training | {"step"})
-            if ends or (updates and not self._look_back(rest)):
-                same = targets - {one.id for one in _names(whole[:count])}
-                how, long = ("end", []) if ends else ("behind_update", [ast.Constant(self._takes_long(rest))])
+            updates = called_names([each]) & (self._training | {"step"})
+            if ends or (updates and not self._reads_gradients(rest)):
+                same = targets - {one.id for one in _assigned_names(whole[:count])}
+                how, long = ("at_end", []) if ends else ("after_update", [ast.Constant(self._takes_long(rest))])
                 points.append(
-                    (count, self._instrument(how, node, [ast.Constant(count), *long], same | dead(node, count)))
+                    (count, self._call_statement(how, node, [ast.Constant(count), *long], same | dead(node, count)))
                 )
 
         def body(statements: list[ast.stmt]) -> list[ast.stmt]:
             found, done = [begins], 0
             for count, tells in points:
-                due = self._call("due", node, ast.Constant(count))
+                due = self._call("should_run", node, ast.Constant(count))
                 found.append(ast.copy_location(ast.If(due, statements[done:count], []), statements[done]))
                 found.append(tells)
                 done = count
@@ -182,14 +184,14 @@ class _Instrument(ast.NodeTransformer):
     def _takes_long(self, rest: Sequence[ast.stmt]) -> bool:
         """Return whether statements may take long, or make another update: by a loop, a collective, or training."""
         loops = any(isinstance(each, ast.For | ast.While) for one in rest for each in ast.walk(one))
-        return loops or bool(called(rest) & (self._training | self._long))
+        return loops or bool(called_names(rest) & (self._training | self._long))
 
-    def _look_back(self, rest: Sequence[ast.stmt]) -> bool:
+    def _reads_gradients(self, rest: Sequence[ast.stmt]) -> bool:
         """Return whether statements look at gradients before they make others."""
-        looks = itertools.takewhile(lambda each: not called([each]) & self._training, rest)
-        return any(has_gradients(each) or called([each]) & self._gradients for each in looks)
+        looks = itertools.takewhile(lambda each: not called_names([each]) & self._training, rest)
+        return any(has_gradients(each) or called_names([each]) & self._gradients for each in looks)
 
-    def _instrument(self, how: str, node: Recorded, first: list[ast.Constant], dead: Iterable[str]) -> ast.stmt:
+    def _call_statement(self, how: str, node: Recorded, first: list[ast.Constant], dead: Iterable[str]) -> ast.stmt:
         names = [ast.Constant(each) for each in sorted(dead)]
         return ast.copy_location(ast.Expr(self._call(how, node, *first, *names)), node)
 

@@ -56,18 +56,18 @@ class ScriptProgram:
                     trees[path] = ast.parse(path.read_bytes(), path)
                 except (SyntaxError, ValueError):
                     continue  # whoever imports it is told
-                new += self._imported(path, trees[path])
+                new += self._imported_files(path, trees[path])
         self._functions = functions_of(trees.values())
 
-    def has(self, path: Path) -> bool:
-        """Return whether a file is the program's own, and no library's."""
+    def owns(self, path: Path) -> bool:
+        """Return whether a file belongs to the program and not to a library."""
         if not path.is_relative_to(self._own):
             return False
         foreign = any(path.is_relative_to(each) and not self._own.is_relative_to(each) for each in FOREIGN)
         return not foreign and INSTALLED.isdisjoint(path.relative_to(self._own).parts)
 
-    def compiled(self, source: bytes | str, path: Path) -> CodeType:
-        """Return what is to be run of one of its files.
+    def compile_file(self, source: bytes | str, path: Path) -> CodeType:
+        """Return the instrumented code of one of its files.
 
         Raises:
             SyntaxError: it is no Python.
@@ -76,7 +76,7 @@ class ScriptProgram:
         name = str(where.relative_to(self._folder)) if where.is_relative_to(self._folder) else where.name
         return compile(instrument(source, str(path), name, self._functions), path, "exec")
 
-    def _imported(self, path: Path, tree: ast.Module) -> Iterable[Path]:
+    def _imported_files(self, path: Path, tree: ast.Module) -> Iterable[Path]:
         """Yield the files of the program that one of it imports, be it as late as it may."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
@@ -91,11 +91,11 @@ class ScriptProgram:
                 found = (folder.joinpath(*parts[:count]) for count in range(len(parts) + 1))
                 for each in found:
                     files = (each.with_name(f"{each.name}.py"), each / "__init__.py")
-                    yield from (file for file in files if self.has(file) and file.is_file())
+                    yield from (file for file in files if self.owns(file) and file.is_file())
 
 
-def found(name: str) -> tuple[Path, Path]:
-    """Return where a module that is run is imported from, and the file that it is, or, of a package, what is run of it.
+def locate_module(name: str) -> tuple[Path, Path]:
+    """Return the folder that a module is imported from, and its file: of a package, its `__main__.py`.
 
     No package is imported for that: its files may train, too.
     """
@@ -115,7 +115,7 @@ def _of_library(source: bytes, name: str) -> Functions:
     return found if trains is None else found._replace(training=trains)
 
 
-class Importing(MetaPathFinder):
+class InstrumentingFinder(MetaPathFinder):
     """Has files of a program, and libraries that train, imported with these calls.
 
     Args:
@@ -130,13 +130,13 @@ class Importing(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find a module as Python does; have it loaded by ours, where it may train."""
-        own = path is None or any(self._program.has(Path(each).resolve()) for each in path)
+        own = path is None or any(self._program.owns(Path(each).resolve()) for each in path)
         if fullname not in LIBRARIES and not own:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is None or type(spec.loader) is not SourceFileLoader:
             return None
-        program = self._program if self._program.has(Path(spec.loader.path).resolve()) else None
+        program = self._program if self._program.owns(Path(spec.loader.path).resolve()) else None
         if program is not None or fullname in LIBRARIES:
             spec.loader = _Loader(spec.loader.name, spec.loader.path, program, self._loops)
         return spec
@@ -151,7 +151,7 @@ class _Loader(SourceFileLoader):
         """Compile it; what Python keeps of modules is without our calls."""
         source = self.get_data(self.path)
         if self._program is not None:
-            return self._program.compiled(source, Path(self.path))
+            return self._program.compile_file(source, Path(self.path))
         return compile(instrument(source, self.path, fullname, _of_library(source, fullname)), self.path, "exec")
 
     def exec_module(self, module: ModuleType) -> None:

@@ -21,7 +21,7 @@ from unicron.contracts.states import TURNS, StateRef
 from unicron.errors import StateTransferError
 from unicron.snapshots.memory import SnapshotMemory
 from unicron.snapshots.names import saved_name
-from unicron.train.snapshots.packed import Packing, Targets, mapped
+from unicron.train.snapshots.packed import Packing, Targets, map_file
 from unicron.train.snapshots.shards import local
 from unicron.train.snapshots.side_stream import SideStream
 
@@ -29,22 +29,22 @@ COSTS = 4
 """Saves of which the cheapest tells what one costs: what else runs makes some dear."""
 
 
-def set_aside(state: dict[str, Any], protected: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state that was laid out, with copies of what may change before the next update."""
+def copy_mutable(state: dict[str, Any], protected: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a collected state in which whatever may change before the next update is copied."""
     modules = [each for each in protected.values() if isinstance(each, torch.nn.Module)]
     steady = {local(each).untyped_storage().data_ptr() for module in modules for each in module.parameters()}
     objects = {
-        name: each if name == "optimizer" else _set_aside(each, steady) for name, each in state["objects"].items()
+        name: each if name == "optimizer" else _copy_mutable(each, steady) for name, each in state["objects"].items()
     }
     return {**state, "objects": objects}
 
 
-def _set_aside(value: Any, steady: set[int]) -> Any:
+def _copy_mutable(value: Any, steady: set[int]) -> Any:
     if isinstance(value, torch.Tensor):
         return value if value.untyped_storage().data_ptr() in steady else value.detach().clone()
     if isinstance(value, Mapping):
-        return {key: _set_aside(each, steady) for key, each in value.items()}
-    return type(value)(_set_aside(each, steady) for each in value) if type(value) in {list, tuple} else value
+        return {key: _copy_mutable(each, steady) for key, each in value.items()}
+    return type(value)(_copy_mutable(each, steady) for each in value) if type(value) in {list, tuple} else value
 
 
 class StateSaver:
@@ -61,7 +61,7 @@ class StateSaver:
     def __init__(self, memory: SnapshotMemory, on_failure: Callable[[str], None]) -> None:
         self.failed = False
         self._memory, self._on_failure = memory, on_failure
-        self._whole = 0
+        self._last_whole = 0
         self._files: dict[str, mmap.mmap] = {}
         self._targets: dict[str, Targets] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="unicron-saver")
@@ -85,12 +85,12 @@ class StateSaver:
         """
         self.wait()
         self.failed = False
-        turn = (self._whole + 1) % TURNS
+        turn = (self._last_whole + 1) % TURNS
         name = saved_name(ref.location.worker, turn)
         ref = replace(ref, location=replace(ref.location, name=name))
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._side = self._side or SideStream(torch.device("cuda", torch.cuda.current_device()))
-            self._side.follow()
+            self._side.wait_for_training()
         self._saving = self._thread.submit(self._save, state, ref, turn, saved, cost_s)
         return name
 
@@ -105,26 +105,26 @@ class StateSaver:
     ) -> None:
         began = time.thread_time()
         try:
-            ref = self._written(state, ref)
+            ref = self._write(state, ref)
         except Exception as error:  # noqa: BLE001 whatever it is, training goes on, and the last whole state stays
             self._memory.remove(ref.location.name)
             self.failed = True
             self._on_failure(f"{ref.location.name} in {self._memory.folder}: {_reason(error)}")
         else:
-            self._whole = turn
+            self._last_whole = turn
             self._costs.append(cost_s + time.thread_time() - began)
             saved(ref)
 
-    def _written(self, state: dict[str, Any], ref: StateRef) -> StateRef:
+    def _write(self, state: dict[str, Any], ref: StateRef) -> StateRef:
         copy = self._side.copy if self._side is not None else None
         packing, name = Packing(state, copy), ref.location.name
-        file = self._file(name, packing.size)
+        file = self._file_to_write(name, packing.size)
         self._targets[name] = packing.write(file, self._targets.get(name))
         ref = replace(ref, size=packing.size, checksum=xxh3_128(file).digest())
         self._memory.add_label(ref)  # only now it is a state
         return ref
 
-    def _file(self, name: str, size: int) -> mmap.mmap:
+    def _file_to_write(self, name: str, size: int) -> mmap.mmap:
         """Return the file to write to, without its label: from here on it is no state."""
         known = self._files.pop(name, None)
         same = self._memory.begin_overwrite(name, size)
@@ -132,7 +132,7 @@ class StateSaver:
             self._targets.pop(name, None)
             self._memory.remove(name)
             self._memory.check_room(name, size)
-            known = mapped(self._memory.folder / name, size)
+            known = map_file(self._memory.folder / name, size)
         self._files[name] = known
         return known
 

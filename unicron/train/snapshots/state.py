@@ -18,12 +18,12 @@ from unicron.errors import StateTransferError
 from unicron.files import remove_if_possible
 from unicron.snapshots.memory import SnapshotMemory, finished_or_removed
 from unicron.snapshots.names import exported_name
-from unicron.train.snapshots.packed import Packing, mapped, unpack
+from unicron.train.snapshots.packed import Packing, map_file, unpack
 from unicron.train.worker.channel import AgentChannel
 
 
-def described(membership: Membership, place: int, iteration: int, name: str = "") -> StateRef:
-    """Return what a state of this worker is, before it is written.
+def describe(membership: Membership, place: int, iteration: int, name: str = "") -> StateRef:
+    """Return the reference of a state of this worker, without size and checksum.
 
     Args:
         membership: that the worker is in.
@@ -44,12 +44,12 @@ def described(membership: Membership, place: int, iteration: int, name: str = ""
 
 
 def export(membership: Membership, place: int, found: dict[str, Any], *, kept: bool = False) -> StateRef:
-    """Write a state to the node's memory, for the other members; return what it is.
+    """Write a state to the node's memory, for the other members; return its reference.
 
     Args:
         membership: that takes it; it names who hands it over.
         place: in the replica.
-        found: the state; `gathering.laid_out` makes one, and `Gathering` puts one together.
+        found: the state; `gathering.collect_state` makes one, and `Gathering` puts one together.
         kept: it is to outlive this process.
 
     Raises:
@@ -57,12 +57,12 @@ def export(membership: Membership, place: int, found: dict[str, Any], *, kept: b
     """
     member = membership.member
     name = exported_name(member.worker, membership.epoch, kept=kept)
-    ref = described(membership, place, found["iteration"], name)
+    ref = describe(membership, place, found["iteration"], name)
     folder = SnapshotMemory.of_worker().folder
     try:
         packing = Packing(found)
         with finished_or_removed(folder / name) as path:
-            file = mapped(path, packing.size)
+            file = map_file(path, packing.size)
             packing.write(file)
             checksum = xxh3_128(file).digest()
     except OSError as error:
@@ -74,7 +74,7 @@ def export(membership: Membership, place: int, found: dict[str, Any], *, kept: b
 
 
 class Fetcher:
-    """Has the agent fetch states for this worker.
+    """Fetches states for this worker, by its agent.
 
     Args:
         channel: to the agent; None outside a cluster.
@@ -101,8 +101,8 @@ class Fetcher:
                 problems.append(str(error))
         raise StateTransferError("; ".join(problems))
 
-    def let_go(self) -> None:
-        """Remove the files: until then nobody writes over them."""
+    def remove_files(self) -> None:
+        """Remove the fetched files; until then nobody writes over them."""
         while self._files:
             remove_if_possible(self._files.pop())
 
