@@ -97,7 +97,7 @@ class Obedient(AgentCore):
     """An agent that looks at no token."""
 
     def admit(self, command):
-        return command.incarnation in {"", self.incarnation}
+        return command.incarnation in {"", self.presence.incarnation}
 
 
 class Forgetting(AgentCore):
@@ -295,7 +295,7 @@ class Unquestioning(AgentCore):
     """An agent that does not ask whether anybody was given a token."""
 
     def _obey_or_verify(self, command):
-        self.in_force = max(self.in_force, command.token)
+        self.fencing.in_force = max(self.fencing.in_force, command.token)
         return self.obey(command)
 
 
