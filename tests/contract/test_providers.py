@@ -5,6 +5,7 @@ import sys
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 
 import pytest
+from helpers import docker
 from helpers.ports import free_port
 from helpers.slurm import missing, slurm
 from unicron_provisioner.config import load
@@ -47,6 +48,12 @@ def jobs(folder):
     return 'provider = "slurm"\n[pool.p.slurm]\npartition = "all"\nenv = {UNICRON_CONNECT_TIMEOUT_S = "600"}'
 
 
+def containers(folder):
+    """Return the table of a pool of containers, which do nothing."""
+    words = ["python3", "-c", "import signal; signal.pause()"]
+    return f'provider = "docker"\n[pool.p.docker]\nimage = "{docker.IMAGE}"\ncommand = {words}\ngrace_s = 1'
+
+
 @contextmanager
 def with_slurm(folder):
     """Have a Slurm for as long, whose commands are on the PATH."""
@@ -56,12 +63,20 @@ def with_slurm(folder):
         yield
 
 
-PROVIDERS = {"command": command, "local": local, "slurm": jobs}
+PROVIDERS = {"command": command, "local": local, "slurm": jobs, "docker": containers}
 AROUND = {"slurm": with_slurm}
 KINDS = [
     "command",
     "local",
     pytest.param("slurm", marks=[pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]),
+    pytest.param(
+        "docker",
+        marks=[
+            pytest.mark.exhaustive("few machines that test have an engine"),
+            pytest.mark.slow,
+            pytest.mark.skipif(bool(docker.missing()), reason=docker.missing()),
+        ],
+    ),
 ]
 
 

@@ -7,9 +7,10 @@ from msgspec.structs import replace
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError
 from unicron_simulator.policies import parameters
-from unicron_simulator.policies.economy import Result, tariffs
+from unicron_simulator.policies.economy import PolicyCluster, Result, tariffs
 from unicron_simulator.policies.parameters import Costs
 from unicron_simulator.policies.policies import RepairHit, Unicron, oracle
+from unicron_simulator.policies.replacing import VirtualPool
 from unicron_simulator.policies.traces import FailureTrace
 
 UNICRON = "unicron"
@@ -26,6 +27,8 @@ def compare(
     gpus: int = 8,
     costs: dict[str, Costs] | None = None,
     refresh_every_s: float = 0.0,
+    spares: int = 0,
+    delivery_s: float | None = None,
 ) -> dict[str, Result]:
     """Run each policy through the trace; return what came out, by policy.
 
@@ -36,6 +39,9 @@ def compare(
         gpus: slots of a node.
         costs: other parameters than those of the file.
         refresh_every_s: as for `Unicron`.
+        spares: nodes that are there besides, without failures of their own.
+        delivery_s: seconds within which a provisioner gets another machine for a lost node, for all but the oracle;
+            None: there is none, and nodes are back after their repair.
 
     Raises:
         InvalidInputError: there is no such policy, no task, or a task can't be used.
@@ -52,14 +58,20 @@ def compare(
     first = Unicron(trace._replace(faults=()), gpus, tariff, known[UNICRON])
     first.start()
     sizes = {task: first.size(task) for task in tariff}
+    trace = trace._replace(nodes=(*trace.nodes, *(f"spare-{number}" for number in range(spares))))
     found = {}
     for policy in policies:
         if policy == ORACLE:
             found[policy] = oracle(trace, gpus, tariff)
-        elif policy.startswith(UNICRON):
-            found[policy] = Unicron(trace, gpus, tariff, known[policy], refresh_every_s).run(policy)
+            continue
+        cluster: PolicyCluster
+        if policy.startswith(UNICRON):
+            cluster = Unicron(trace, gpus, tariff, known[policy], refresh_every_s)
         else:
-            found[policy] = RepairHit(trace, gpus, tariff, known[policy], sizes).run(policy)
+            cluster = RepairHit(trace, gpus, tariff, known[policy], sizes)
+        if delivery_s is not None:
+            cluster.replace = VirtualPool(cluster, tasks, spares, delivery_s).lost
+        found[policy] = cluster.run(policy)
     return found
 
 

@@ -169,6 +169,10 @@ class PolicyCluster:
         gpus: slots of each node.
         tariff: what each task earns.
         costs: of the policy.
+
+    Attributes:
+        replace: has another machine take the place of a node that is lost, and then calls `back`; None: nobody does,
+            and the node is back after its repair.
     """
 
     def __init__(self, trace: FailureTrace, gpus: int, tariff: dict[str, Tariff], costs: Costs) -> None:
@@ -177,6 +181,7 @@ class PolicyCluster:
         self.tariff = tariff
         self.costs = costs
         self.out: set[str] = set()
+        self.replace: Callable[[str], None] | None = None
         self._turns = dict.fromkeys(tariff, 0)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
@@ -218,9 +223,13 @@ class PolicyCluster:
         for task in self.tasks_on(fault.node):
             self.enter(task, TaskPhase.DETECTION, self.ledger.rate(task))
         self.later(fault.at + detect_s, lambda: self.lost(fault.node))
-        self.later(fault.at + max(fault.repair_s, detect_s), lambda: self._back(fault.node))
+        if self.replace:
+            self.later(fault.at + detect_s, partial(self.replace, fault.node))
+        else:
+            self.later(fault.at + max(fault.repair_s, detect_s), lambda: self.back(fault.node))
 
-    def _back(self, node: str) -> None:
+    def back(self, node: str) -> None:
+        """Have a node again."""
         self.out.discard(node)
         self.ledger.gpus += self.gpus
         self.joined(node)

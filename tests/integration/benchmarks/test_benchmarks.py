@@ -8,6 +8,8 @@ import pytest
 from helpers import ROOT
 from helpers.browser import CHROMIUM
 
+from benchmarks.provision_moods import MOODS
+
 pytestmark = pytest.mark.exhaustive("benchmarks are run by hand, and nothing of the product depends on them")
 
 
@@ -77,3 +79,16 @@ def test_a_rank_of_a_replica_is_struck_and_the_task_heals():
     assert found["dp2_tp2_killed_rel_diff"] <= 1e-5
     assert 0 < found["dp2_tp2_killed_first_s"] > found["dp2_tp2_killed_beyond_s"]
     assert found["dp2_tp2_killed_whole_s"] > 0
+
+
+def test_a_lost_node_is_replaced_whatever_its_provider_does():
+    found = run("benchmarks.provision", "--repeat", "1", "--ways", "local,moods")
+    assert (found["local_replaced"], found["moods_replaced"]) == (1, len(MOODS))
+    assert 0 < found["local_healed_s"] < found["local_replaced_p50_s"]
+    assert {found[f"{way}_{count}"] for way in ("local", "moods") for count in ("wrongly_replaced", "doubled")} == {0}
+
+
+def test_replacing_lost_nodes_is_worth_something():
+    found = run("benchmarks.replacement", "--seeds", "1")
+    assert found["repair_goodput"] < found["1_d_goodput"] < found["1_h_goodput"] < found["10_min_goodput"] < 1
+    assert found["spare_repair_goodput"] > found["repair_goodput"]

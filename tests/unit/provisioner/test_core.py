@@ -352,6 +352,7 @@ def test_a_machine_that_does_not_join_in_time_is_given_back_before_another_is_as
     yard.wait(20)
     assert [each[:1] for each in yard.calls] == [("ask",), ("release",), ("ask",)]
     assert "has not joined within 60 s" in yard.heard(Alert)[0].text
+    assert str(yard.heard(MachineRetired)[0]).startswith(f"{first} of pool gpu is given back")
     yard.join(first, "late")
     yard.wait(20)
     assert "late" not in yard.nodes

@@ -25,10 +25,11 @@ def costs(detect=10.0, recover=90.0, efficiency=1.0, *, shrinks=True):
     return Costs(basis="test", source="test", efficiency=efficiency, shrinks=shrinks, **seconds)
 
 
-def run(faults, tasks, policy="unicron", nodes=2, gpus=4, seconds=10_000.0, **given):
+def run(faults, tasks, policy="unicron", nodes=2, gpus=4, seconds=10_000.0, spares=0, delivery_s=None, **given):
     trace = FailureTrace("made", node_names(nodes), seconds, tuple(faults))
     known = {"unicron": costs(), policy: costs(**given)}
-    return comparison.compare(trace, tasks, [policy], gpus=gpus, costs=known)[policy]
+    ways = {"spares": spares, "delivery_s": delivery_s}
+    return comparison.compare(trace, tasks, [policy], gpus=gpus, costs=known, **ways)[policy]
 
 
 def test_without_failures_nothing_is_lost():
@@ -60,6 +61,23 @@ def test_megatron_waits_for_the_node():
     assert result.sub_healthy == pytest.approx(8e12 * (2000 - 10))
     assert result.transition == pytest.approx(8e12 * 90)
     assert result.earned == pytest.approx(result.ideal - 8e12 * 2090)
+
+
+@pytest.mark.parametrize("policy", ["unicron", "megatron"])
+def test_a_node_that_a_pool_replaces_is_missed_until_the_other_machine_has_joined(policy):
+    twice = [TracedFailure(at, "node-0", "sev1", 10**6) for at in (1000, 5000)]
+    result = run(twice, [task("a")], policy, delivery_s=300.0, shrinks=policy == "unicron")
+    share = 4e12 if policy == "unicron" else 8e12
+    assert result.sub_healthy == pytest.approx(2 * share * 300)
+    assert result.samples[-1].waf == pytest.approx(8e12)
+
+
+@pytest.mark.parametrize("policy", ["unicron", "megatron"])
+def test_with_a_node_to_spare_nobody_waits_for_one(policy):
+    lost = [TracedFailure(1000, "node-0", "sev1", 10**6)]
+    result = run(lost, [task("a")], policy, spares=1, shrinks=policy == "unicron")
+    assert result.sub_healthy == pytest.approx(0, abs=1)
+    assert result.transition == pytest.approx(8e12 * 90)
 
 
 def test_unicron_gives_a_hit_task_the_workers_of_another():

@@ -79,6 +79,7 @@ class MachineRetired(Message, kw_only=True, frozen=True):
     """A node gets no more work, and its machine is given back as soon as it holds none; the registry drains it.
 
     Attributes:
+        node: that it is; empty where it has not joined.
         planned: nothing happens, since the pool only says what it would do.
     """
 
@@ -91,7 +92,8 @@ class MachineRetired(Message, kw_only=True, frozen=True):
     planned: bool = False
 
     def __str__(self) -> str:
-        return f"{self.node} of pool {self.pool} {PLANNED if self.planned else 'is '}given back: {self.reason}"
+        what = f"{self.node or self.machine} of pool {self.pool}"
+        return f"{what} {PLANNED if self.planned else 'is '}given back: {self.reason}"
 
 
 class MachineReleased(Message, kw_only=True, frozen=True):

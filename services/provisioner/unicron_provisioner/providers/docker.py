@@ -11,7 +11,9 @@ import msgspec
 
 from unicron.contracts.pools import Pool
 from unicron.contracts.ranges import Label, Seconds
+from unicron.contracts.sentences import after
 from unicron.errors import InvalidInputError
+from unicron.printable import one_line
 from unicron_provisioner.providers.names import credentials, folder_of_keys, free_name
 from unicron_provisioner.providers.protocol import (
     ByRelease,
@@ -40,6 +42,9 @@ STATES: dict[str, Literal["coming", "running", "ended"]] = {
 
 CALL_S = 20
 """Seconds after which a call to the engine has failed."""
+
+SHOWN = 300
+"""Characters of the last line of a container's log, at most."""
 
 GONE, TAKEN, FULL = 404, 409, 507
 """HTTP statuses of an engine."""
@@ -197,9 +202,17 @@ class DockerProvider(ByRelease):
 
 
 def _why(container: Any) -> str:
+    """Return how a container has ended, and the last line that it wrote: it is removed soon, and its log with it."""
+    import docker.errors  # noqa: PLC0415 only for who has such pools
+
     state = container.attrs.get("State", {})
     code = state.get("ExitCode", "") if isinstance(state, dict) else ""
-    return f"its container is {container.status}{f', exit status {code}' if code != '' else ''}"
+    try:
+        lines = container.logs(tail=5).decode(errors="replace").splitlines()
+    except docker.errors.APIError:  # its engine keeps no log, or keeps it elsewhere
+        lines = []
+    last = next((one_line(line)[:SHOWN] for line in reversed(lines) if line.strip()), "")
+    return f"its container is {container.status}{f', exit status {code}' if code != '' else ''}{after(': ', last)}"
 
 
 def make(pool: Pool, options: Options, around: Surroundings) -> DockerProvider:
