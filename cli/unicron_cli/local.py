@@ -52,6 +52,10 @@ def up(
         Path | None,
         typer.Option(metavar="FILE", help="Have nodes come and go as tasks need them, by the pools of this file."),
     ] = None,
+    observe: Annotated[
+        bool | None,
+        typer.Option("--observe/--no-observe", help="Only say what the cluster would do by itself; users are obeyed."),
+    ] = None,
     host: Annotated[
         str | None,
         typer.Option(
@@ -77,6 +81,7 @@ def up(
         "ha": ha,
         "metrics": metrics,
         "pools": str(pools.resolve()) if pools else None,
+        "observe": observe,
         "host": host,
     }
     if _mended(folder, given, as_json):
@@ -156,6 +161,8 @@ def _summary(cluster: Cluster, kept: list[str], folder: Path) -> str:
         text += "\nother machines join it with a token: `unicron token create --pool POOL`"
     if options.port != PORT or options.ha or options.host:
         text += f"\nexport UNICRON_NATS_URL={cluster.url}   # for the other commands"
+    if options.observe:
+        text += "\nobserve only: it says what it would do by itself (`unicron events`), and does nothing of that"
     if options.metrics:
         text += f"\nPrometheus finds its {len(cluster.names) - len(cluster.servers)} targets in {cluster.targets}"
     key = cluster.settings().nats_nkey

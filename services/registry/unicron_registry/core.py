@@ -24,6 +24,8 @@ from unicron.contracts.events import (
     NodeLeft,
     NodePaced,
     NodeRefused,
+    ObserveOnlySwitched,
+    OrdersWithheld,
     PatternMissed,
     PlanDecided,
     ScriptDrilled,
@@ -101,6 +103,8 @@ class RegistryCore(Core):
             StateUnprotected: lambda fact: self._record_saver(fact, SaverView(problem=fact.reason)),
             StragglerDetected: self._straggler,
             MachineRetired: self._retired,
+            ObserveOnlySwitched: lambda fact: orders.switch_observing(self.state, on=fact.on),
+            OrdersWithheld: lambda fact: orders.record_withheld(self.state, fact),
             SlowdownDetected: lambda fact: self._slow(fact.task, fact.text),
             SlowdownEnded: lambda fact: self._slow(fact.task, ""),
             ScriptDrilled: self._drilled,
@@ -211,6 +215,7 @@ class RegistryCore(Core):
     def _straggler(self, detected: StragglerDetected) -> list[Message]:
         """Drain the node of a straggler where the straggler service asks for it, as if a user had said so."""
         wanted = detected.drain and detected.source == "straggler" and detected.node in self.state.nodes
+        wanted = wanted and not self.state.observe_only
         return self._drain(detected.node, drain=True)[1] if wanted else []
 
     def _retired(self, retired: MachineRetired) -> list[Message]:
@@ -303,7 +308,8 @@ class RegistryCore(Core):
 
     def _status(self) -> Status:
         nodes = sorted(self.state.nodes.values(), key=lambda view: view.node)
-        return Status(nodes=nodes, tasks=list(self.state.tasks.values()), plan=self.state.plan)
+        tasks = list(self.state.tasks.values())
+        return Status(nodes=nodes, tasks=tasks, plan=self.state.plan, observe_only=self.state.observe_only)
 
     def is_credible(self, message: Message) -> bool:
         """Return whether telemetry is of a task that there is."""
