@@ -218,7 +218,7 @@ class NodeView(Record, kw_only=True, frozen=True):
     """A node as the registry knows it.
 
     Attributes:
-        home, rack, domain, machine: as in `NodeJoined`.
+        home, rack, domain, machine, version: as in `NodeJoined`.
     """
 
     node: Label
@@ -231,6 +231,7 @@ class NodeView(Record, kw_only=True, frozen=True):
     rack: Label = ""
     domain: Label = ""
     machine: Name = ""
+    version: Label = ""
 
 
 class SaverView(Record, kw_only=True, frozen=True):

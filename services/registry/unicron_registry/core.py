@@ -145,6 +145,7 @@ class RegistryCore(Core):
             rack=joined.rack,
             domain=joined.domain,
             machine=joined.machine,
+            version=joined.version,
         )
         if view == before:
             return []  # it only said again what is known
