@@ -45,7 +45,7 @@ class SimulatedRank:
 
     # --- what happens to it ------------------------------------------------------------------------------------------
 
-    def tell(self, membership: Membership) -> None:
+    def receive_membership(self, membership: Membership) -> None:
         """Take a newer membership in, which interrupts whatever collective waits."""
         if membership.epoch > self.newest.epoch:
             self.newest = membership
@@ -179,8 +179,8 @@ class SimulatedRank:
     async def confer(self, *numbers: float) -> list[tuple[float, ...]]:
         """Wait for the other ranks of the replica."""
         self._conferred += 1
-        told: list[tuple[float, ...]] = await self._together(f"confer {self._conferred}", numbers)
-        return told
+        shared: list[tuple[float, ...]] = await self._together(f"confer {self._conferred}", numbers)
+        return shared
 
     async def _together(self, what: str, value: Any) -> list[Any]:
         if self.formed < 0:

@@ -107,7 +107,7 @@ class Host(Protocol):
     def meeting(self, place: str, name: str, size: int) -> SimulatedGroup | None:
         """Return the group that meets at an address under a name; None where nobody can meet."""
 
-    def said(self, worker: str, message: ToAgent) -> bool:
+    def deliver_to_agent(self, worker: str, message: ToAgent) -> bool:
         """Give a worker's message to its agent; return whether there is one."""
 
     def exited(self, worker: str, exit_code: int | None, signal: int | None) -> None:
@@ -224,7 +224,7 @@ class Trainer(SimulatedRank):
             self.computes = message.phase is not WorkerPhase.WAITING
         if isinstance(message, Joined):
             self._book.joined(self, message, established=self.core.established)
-        if not self.host.said(self.name, message) and not isinstance(message, FORGOTTEN):
+        if not self.host.deliver_to_agent(self.name, message) and not isinstance(message, FORGOTTEN):
             self._unsent.append(message)
 
     # --- faults ------------------------------------------------------------------------------------------------------
