@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from unicron import codec, subjects
+from unicron import __version__, codec, subjects
 from unicron.aio import gather_or_cancel, retry_until_available, sleep_until_beat
 from unicron.bus.protocol import Bus
 from unicron.clock import Clock
@@ -272,6 +272,7 @@ class NodeShell:
             machine=self._settings.machine,
             pool=self._settings.pool,
             home=home(self._run_dir),
+            version=__version__,
         )
         stored = self._token_file.read_text().strip() if self._token_file.exists() else ""
         token = int(stored) if stored.isdecimal() else 0  # the lease is read before any other is believed

@@ -1,17 +1,13 @@
 """What is missing on this machine or in the cluster, and how to mend it."""
 
 import asyncio
-import contextlib
 import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
-from urllib.parse import urlsplit
 
 import msgspec
 from rich.table import Table
@@ -19,26 +15,20 @@ from rich.text import Text
 from unicron_deploy.nats_server import find_binary
 
 from unicron.client import Client
-from unicron.contracts.base import Record
-from unicron.contracts.events import NodeHeartbeat
 from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.service.bootstrap import connected_client
 from unicron.services import SERVICES
 from unicron.settings import Settings
+from unicron_cli.clusterlook import greeting, heard, look
 from unicron_cli.output import FOLDER
-
-PORT, GREETING_S = 4222, 2.0
-"""Where a NATS server listens unless its address says otherwise, and how long it may take to greet."""
+from unicron_cli.production import Check, checks, clocks
 
 MIN_SHM = 512 * 1024**2
 """Bytes of shared memory below which several workers of one machine may run out of it."""
 
 MIN_DISK = 1024**3
 """Bytes of the disk below which journal, logs and checkpoints may soon find no room."""
-
-FAR_S, HEARING_S = 5.0, 1.2
-"""How far clocks may be apart before it is told, and how long nodes are listened to, which beat twice a second."""
 
 PACKAGES = {
     "": ("msgpack", "msgspec", "nats-py"),
@@ -51,38 +41,32 @@ PACKAGES = {
 
 SHM = "/dev/shm"  # noqa: S108 - looked at, not written to
 
-State = Literal["ok", "warning", "missing"]
-
-
-class Check(Record, kw_only=True, frozen=True):
-    """One thing that was looked at.
-
-    Attributes:
-        state: "missing" keeps a cluster from working, a "warning" only some of it.
-        found: what there is, or what is wrong.
-        cure: how to mend it; empty where nothing is wrong.
-    """
-
-    name: str
-    state: State
-    found: str
-    cure: str = ""
-
 
 async def examine(settings: Settings, *, patient: bool = False) -> list[Check]:
     """Look at this machine, then at the cluster that `settings` lead to; wait for that only if `patient`."""
     return [*_machine(), *await _cluster(settings, patient)]
 
 
-def table(checks: list[Check]) -> Table:
+async def examine_cluster(
+    settings: Settings, keys: Path, targets: Path | None, *, patient: bool = False
+) -> list[Check]:
+    """Hold a running cluster against what one in production should be; arguments are as of `clusterlook.look`."""
+    try:
+        return checks(await look(settings, keys, targets, patient=patient))
+    except BusUnavailableError as error:
+        found, _, cure = str(error).partition("; ")  # as all our errors are
+        return [Check(name="NATS", state="missing", found=found, cure=cure)]
+
+
+def table(found: list[Check]) -> Table:
     """Return the checks as a table."""
-    styles = {"ok": "green", "warning": "yellow", "missing": "red"}
-    found = Table(box=None, pad_edge=False, header_style="bold")
+    styles = {"ok": "green", "warning": "yellow", "missing": "red", "fail": "red"}
+    shown = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("CHECK", "STATE", "FOUND", "CURE"):
-        found.add_column(column, overflow="fold")
-    for check in checks:
-        found.add_row(Text(check.name), Text(check.state, styles[check.state]), Text(check.found), Text(check.cure))
-    return found
+        shown.add_column(column, overflow="fold")
+    for check in found:
+        shown.add_row(Text(check.name), Text(check.state, styles[check.state]), Text(check.found), Text(check.cure))
+    return shown
 
 
 def _machine() -> Iterator[Check]:
@@ -202,7 +186,7 @@ async def _cluster(settings: Settings, patient: bool) -> list[Check]:
                 if servers.state != "ok":  # of several: too few are left
                     journal = msgspec.structs.replace(journal, cure=f"as for {servers.name}")
                 return [servers, journal]  # what services do can't be read, and they can't do it
-            looks = (*(_service(client, name) for name in SERVICES), _nodes(client), _heard(client))
+            looks = (*(_service(client, name) for name in SERVICES), _nodes(client), _heard_clocks(client))
             return [servers, journal, *await asyncio.gather(*looks)]
     except UnicronError as error:
         found, _, cure = str(error).partition("; ")  # as all our errors are
@@ -211,8 +195,8 @@ async def _cluster(settings: Settings, patient: bool) -> list[Check]:
 
 async def _servers(addresses: list[str]) -> Check:
     """Look which of the bus's servers answer; of several, more than half must."""
-    answers = await asyncio.gather(*map(_greets, addresses))
-    silent = [address for address, answer in zip(addresses, answers, strict=True) if not answer]
+    answers = await asyncio.gather(*map(greeting, addresses))
+    silent = [address for address, answer in zip(addresses, answers, strict=True) if not answer.version]
     if not silent:
         return Check(name="NATS", state="ok", found=f"answers at {', '.join(addresses)}")
     found = f"{len(addresses) - len(silent)} of {len(addresses)} servers answer, not {', '.join(silent)}"
@@ -226,19 +210,6 @@ async def _servers(addresses: list[str]) -> Check:
         found=found,
         cure=f"start these servers again, or mend the way to them: {what}",
     )
-
-
-async def _greets(address: str) -> bool:
-    """Whether a NATS server is there: it greets whoever connects."""
-    url = urlsplit(address if "://" in address else f"nats://{address}")
-    try:
-        async with asyncio.timeout(GREETING_S):
-            reader, writer = await asyncio.open_connection(url.hostname, url.port or PORT)
-            greeting = await reader.read(4)
-            writer.close()
-    except OSError:
-        return False
-    return greeting == b"INFO"
 
 
 async def _jetstream(client: Client) -> Check:
@@ -287,29 +258,6 @@ async def _nodes(client: Client) -> Check:
     return Check(name="nodes", state="ok", found=f"{', '.join(up)} up")
 
 
-async def _heard(client: Client) -> Check:
+async def _heard_clocks(client: Client) -> Check:
     """Listen to the nodes, which tell what time it is there."""
-    ahead: dict[str, float] = {}
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(HEARING_S):
-            async for beat in client.telemetry(NodeHeartbeat):
-                ahead[beat.source] = beat.at - time.time()
-    return _clocks(ahead)
-
-
-def _clocks(ahead: dict[str, float]) -> Check:
-    """Say whose clock is not as ours is.
-
-    Args:
-        ahead: of ours, by node, in seconds.
-    """
-    off = {node: by for node, by in sorted(ahead.items()) if abs(by) > FAR_S}
-    if not off:
-        found = f"{len(ahead)} heard, as this machine's within {FAR_S:g} s" if ahead else "no node was heard"
-        return Check(name="clocks", state="ok", found=found)
-    clocks = ", ".join(f"{node} is {abs(by):.0f} s {'ahead' if by > 0 else 'behind'}" for node, by in off.items())
-    cure = (
-        "set them, by NTP (chrony, systemd-timesyncd), or this machine's: an agent that is 30 s off does not start, "
-        "and nodes 60 s apart hand one another no state"
-    )
-    return Check(name="clocks", state="warning", found=f"not as this machine's: {clocks}", cure=cure)
+    return clocks(await heard(client))

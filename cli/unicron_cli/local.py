@@ -11,7 +11,7 @@ from unicron_deploy.embedded import Cluster
 from unicron_deploy.options import PORT, Options, Value
 from unicron_provisioner.config import load
 
-from unicron_cli.doctor import examine, table
+from unicron_cli.doctor import examine, examine_cluster, table
 from unicron_cli.output import FOLDER, Folder, Json, Nats, console, done, patient, print_view, settings, warn
 
 READY_S = 90.0
@@ -52,6 +52,10 @@ def up(
         Path | None,
         typer.Option(metavar="FILE", help="Have nodes come and go as tasks need them, by the pools of this file."),
     ] = None,
+    observe: Annotated[
+        bool | None,
+        typer.Option("--observe/--no-observe", help="Only say what the cluster would do by itself; users are obeyed."),
+    ] = None,
     host: Annotated[
         str | None,
         typer.Option(
@@ -77,6 +81,7 @@ def up(
         "ha": ha,
         "metrics": metrics,
         "pools": str(pools.resolve()) if pools else None,
+        "observe": observe,
         "host": host,
     }
     if _mended(folder, given, as_json):
@@ -156,6 +161,8 @@ def _summary(cluster: Cluster, kept: list[str], folder: Path) -> str:
         text += "\nother machines join it with a token: `unicron token create --pool POOL`"
     if options.port != PORT or options.ha or options.host:
         text += f"\nexport UNICRON_NATS_URL={cluster.url}   # for the other commands"
+    if options.observe:
+        text += "\nobserve only: it says what it would do by itself (`unicron events`), and does nothing of that"
     if options.metrics:
         text += f"\nPrometheus finds its {len(cluster.names) - len(cluster.servers)} targets in {cluster.targets}"
     key = cluster.settings().nats_nkey
@@ -183,10 +190,35 @@ def demo(
     raise typer.Exit(run_demo(json_path, corpus))
 
 
-def doctor(nats: Nats = None, as_json: Json = False) -> None:
+def doctor(
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Hold a running cluster against what one in production should be.")
+    ] = False,
+    keys: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --cluster: where its keys lie.", show_default="DIR/keys of --dir"),
+    ] = None,
+    targets: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --cluster: whom Prometheus scrapes, a JSON file of file_sd_configs.",
+            show_default="what `unicron up --metrics` wrote",
+        ),
+    ] = None,
+    folder: Folder = FOLDER,
+    nats: Nats = None,
+    as_json: Json = False,
+) -> None:
     """Say what is missing on this machine or in the cluster, and how to mend it."""
-    checks = asyncio.run(examine(settings(nats), patient=patient()))
-    ok = all(check.state != "missing" for check in checks)
+    if cluster:
+        known = folder / "prometheus.json"
+        scraped = targets or (known if known.exists() else None)
+        looking = examine_cluster(settings(nats), keys or folder / "keys", scraped, patient=patient())
+    else:
+        looking = examine(settings(nats), patient=patient())
+    checks = asyncio.run(looking)
+    ok = all(check.state not in {"missing", "fail"} for check in checks)
     print_view({"ok": ok, "checks": checks}, lambda: table(checks), as_json)
     raise typer.Exit(0 if ok else 1)
 

@@ -21,6 +21,8 @@ TASK_STYLES = {
     TaskState.REMOVED: "dim",
 }
 
+OBSERVING = "observe only: this cluster obeys its users and says what it would do by itself, but does nothing of that"
+
 
 def nodes_table(status: Status, now: float | None = None) -> Table:
     """Return the nodes, with the tasks that compute on each of their slots."""
@@ -104,6 +106,9 @@ def status_view(status: Status, now: float | None = None) -> Group:
     failed = [view for view in status.tasks if view.state == TaskState.FAILED and view.traceback]
     traces = [Text(f"\n{view.spec.name} failed:\n{view.traceback.rstrip()}", "red") for view in failed]
     slow += [Text(f"{view.spec.name} in its drill: {view.drill}") for view in status.tasks if view.drill]
+    if status.observe_only:
+        slow.insert(0, Text(OBSERVING, "bold yellow"))
+    slow += [Text(f"{view.spec.name}: {view.withheld}", "yellow") for view in status.tasks if view.withheld]
     notes = [*slow, *traces, Text(), Text("; ".join(lines), "dim")]
     return Group(nodes_table(status, now), Text(), tasks_table(status), *notes)
 

@@ -78,6 +78,7 @@ class Layout(msgspec.Struct, kw_only=True):
         pools: path of a file of pools; empty: there is no provisioner.
         machines: names of nodes that may come by it, and get keys beforehand.
         host: address at which nodes of other machines reach this one; empty: they don't.
+        observe: whether it only says what it would do by itself.
         processes: by name.
     """
 
@@ -91,6 +92,7 @@ class Layout(msgspec.Struct, kw_only=True):
     pools: str = ""
     machines: list[str] = []
     host: str = ""
+    observe: bool = False
     processes: dict[str, ProcessRecord] = {}
 
 
@@ -163,6 +165,7 @@ class Cluster:
         pools: str = "",
         machines: Sequence[str] = (),
         host: str = "",
+        observe: bool = False,
         ping_s: float = PING_S,
         spawn: Spawn = spawn,
     ) -> None:
@@ -180,6 +183,7 @@ class Cluster:
             pools=pools,
             machines=list(machines),
             host=host,
+            observe=observe,
         )
         self.insecure = insecure
         self.keys = Keyring(self.root / "keys")
@@ -215,6 +219,7 @@ class Cluster:
             metrics=bool(layout.metrics),
             pools=layout.pools,
             host=layout.host,
+            observe=layout.observe,
         )
 
     @classmethod
@@ -239,6 +244,7 @@ class Cluster:
             pools=options.pools,
             machines=machines,
             host=options.host,
+            observe=options.observe,
         )
 
     @classmethod
@@ -267,6 +273,7 @@ class Cluster:
             console=layout.console,
             pools=layout.pools,
             host=layout.host,
+            observe=layout.observe,
         )
         cluster._layout = layout
         return cluster
@@ -425,6 +432,7 @@ class Cluster:
         return {
             **(console if name == CONSOLE else {}),
             **(pools if name == PROVISIONER else {}),
+            **({"UNICRON_OBSERVE_ONLY": "true"} if self._layout.observe else {}),
             **({"UNICRON_KEYS": str(self.keys.folder)} if name == ENROLLER else {}),
             "UNICRON_NATS_URL": self.url,
             "UNICRON_NATS_NKEY": key,

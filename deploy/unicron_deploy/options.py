@@ -29,6 +29,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
         ha: whether there are three NATS servers.
         metrics: whether each process answers Prometheus.
         pools: path of a file of pools, for the provisioner; empty: there is none.
+        observe: whether the cluster only says what it would do by itself.
         host: address at which nodes of other machines reach this one; empty: they don't.
     """
 
@@ -40,6 +41,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     ha: bool = False
     metrics: bool = False
     pools: str = ""
+    observe: bool = False
     host: str = ""
 
     def __post_init__(self) -> None:

@@ -66,10 +66,13 @@ class Cluster:
         kept: states that were left behind, and copies of them, by node and name: of which task.
         copying: orders to copy a state that nobody has obeyed yet.
         saved: states that were saved, by node and name; none where workers do not save.
+        make: makes the core from its state.
     """
 
+    make = TransitionCore
+
     def __init__(self, nodes, specs, *, saving=True):
-        self.core = TransitionCore()
+        self.core = self.make()
         self.specs = {spec.name: spec for spec in specs}
         self.slots = nodes
         self.up = set()
@@ -91,7 +94,7 @@ class Cluster:
     def tell(self, message):
         """Hand the core a message, after a restart, and do what it says."""
         stored = msgspec.msgpack.encode(self.core.state)
-        self.core = TransitionCore(msgspec.msgpack.decode(stored, type=TransitionState))
+        self.core = self.make(msgspec.msgpack.decode(stored, type=TransitionState))
         out = self.core.handle(message)
         for each in out:
             self.take(each)

@@ -16,6 +16,7 @@ import nats.micro.service
 from nats.aio.client import DEFAULT_INBOX_PREFIX, Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
+from nats.js.api import StreamInfo
 from nats.js.kv import KeyValue
 from nats.micro.request import Request
 
@@ -206,6 +207,16 @@ class NatsBus:
         return int(info.state.last_seq)
 
     # --- telemetry ---------------------------------------------------------------------------------------------------
+
+    async def stream(self, name: str) -> StreamInfo:
+        """Return what the servers say of one of the streams of `topology`: its configuration, and where it lies.
+
+        Raises:
+            NotAllowedError: we may not ask for that.
+            BusUnavailableError: no server answers, or there is no such stream.
+        """
+        asking = self.jetstream.stream_info(name)
+        return await self._call(asking, f"looking at stream {name}", f"$JS.API.STREAM.INFO.{name}")
 
     async def publish_telemetry(self, subject: str, data: bytes) -> None:
         """Send telemetry."""

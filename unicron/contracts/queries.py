@@ -218,7 +218,7 @@ class NodeView(Record, kw_only=True, frozen=True):
     """A node as the registry knows it.
 
     Attributes:
-        home, rack, domain, machine: as in `NodeJoined`.
+        home, rack, domain, machine, version: as in `NodeJoined`.
     """
 
     node: Label
@@ -231,6 +231,7 @@ class NodeView(Record, kw_only=True, frozen=True):
     rack: Label = ""
     domain: Label = ""
     machine: Name = ""
+    version: Label = ""
 
 
 class SaverView(Record, kw_only=True, frozen=True):
@@ -255,6 +256,7 @@ class TaskView(Record, kw_only=True, frozen=True):
         stops_after: it is to be stopped as soon as a later iteration than this is on storage; None where it isn't.
         slow: how slow it has got, and who is, for a person; empty where it has not.
         drill: what came of the drill of its script, for a person; empty where there was none.
+        withheld: what the cluster would do about it, did it not only observe; empty where there is nothing.
     """
 
     spec: TaskSpec
@@ -272,14 +274,20 @@ class TaskView(Record, kw_only=True, frozen=True):
     stops_after: Number | None = None
     slow: Text = ""
     drill: Text = ""
+    withheld: Text = ""
 
 
 class Status(Record, kw_only=True, frozen=True):
-    """Answer to `GetStatus`."""
+    """Answer to `GetStatus`.
+
+    Attributes:
+        observe_only: whether the cluster only says what it would do by itself.
+    """
 
     nodes: Annotated[list[NodeView], Many] = []
     tasks: Annotated[list[TaskView], Many] = []
     plan: Plan | None = None
+    observe_only: bool = False
 
 
 class TableRow(Record, kw_only=True, frozen=True):

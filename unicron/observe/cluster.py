@@ -51,6 +51,8 @@ CHANGES: tuple[type[Message], ...] = (
     events.NodeEnrolled,
     events.EnrolmentRefused,
     events.OrderTaken,
+    events.ObserveOnlySwitched,
+    events.OrdersWithheld,
     events.Alert,
     events.DeadLetter,
     hardware.FaultLogged,
@@ -75,12 +77,14 @@ class ClusterPicture:
         events: what changed, oldest first, with the node and the task that it is about.
         failures: by chain, oldest first; `stories` of the newest of them.
         healed: chains of failures that are over since somebody emptied it.
+        observe_only: whether the cluster only says what it would do by itself.
         changed: kinds and names of what changed since somebody emptied it: "node", "task", "failure", "plan", "event".
     """
 
     def __init__(self) -> None:
         self.position = 0
         self.now = 0.0
+        self.observe_only = False
         self.goodput = Goodput()
         self.nodes: dict[str, NodePicture] = {}
         self.tasks: dict[str, TaskPicture] = {}
@@ -150,7 +154,8 @@ class ClusterPicture:
                 task = self._submit(found.spec)
                 task.state, task.reason, task.traceback = found.state, found.reason, found.traceback
                 task.slow, task.paused, task.drill = found.slow, found.paused, found.drill
-                task.members = found.members
+                task.members, task.withheld = found.members, found.withheld
+        self.observe_only = status.observe_only
         self.refresh(status)
         plan = status.plan
         if plan is not None and (self.plan is None or len(self.nodes) + len(self.tasks) > known):
@@ -205,6 +210,11 @@ class ClusterPicture:
                 self._plan(message.plan)
             case events.Regrouped():
                 self._regrouped(message)
+            case events.ObserveOnlySwitched():
+                self._switch_observing(on=message.on)
+            case events.OrdersWithheld() if message.task in self.tasks:
+                self.tasks[message.task].withheld = str(message) if message.orders else ""
+                self.changed.add(("task", message.task))
             case events.ScriptDrilled() if message.task in self.tasks:
                 self.tasks[message.task].drill = message.outcome
                 self.changed.add(("task", message.task))
@@ -220,6 +230,13 @@ class ClusterPicture:
             case _:
                 self._node(message)
                 self._task(message)
+
+    def _switch_observing(self, *, on: bool) -> None:
+        self.observe_only = on
+        for name, task in self.tasks.items():
+            if not on and task.withheld:
+                task.withheld = ""
+                self.changed.add(("task", name))
 
     # --- nodes -------------------------------------------------------------------------------------------------------
 
@@ -284,8 +301,9 @@ class ClusterPicture:
                 self._submit(message.spec)
             case events.TaskRemoved():
                 self._ended(message.task, TaskState.REMOVED, message.at)
-            case events.TaskPaused() if message.task in self.tasks:
-                self.tasks[message.task].paused = message.paused
+            case events.TaskPaused() | events.TaskRewound() if message.task in self.tasks:
+                task = self.tasks[message.task]
+                task.paused, task.withheld = getattr(message, "paused", task.paused), ""
                 self.changed.add(("task", message.task))
             case events.TaskStateChanged() if message.task in self.tasks:
                 self._moved(self.tasks[message.task], message)

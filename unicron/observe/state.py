@@ -189,6 +189,7 @@ class TaskPicture:
     slow: str = ""
     drill: str = ""
     paused: bool = False
+    withheld: str = ""
     kept: int = 0
     recomputed: int = 0
     attempts: deque[MembershipRecord] = field(default_factory=lambda: deque(maxlen=ATTEMPTS))

@@ -96,6 +96,7 @@ class Pages:
             slow=task.slow,
             drill=task.drill,
             paused=task.paused,
+            withheld=task.withheld,
         )
 
     def failure_line(self, failure: Failure, cost: ChainCost | None = None) -> FailureLine:
@@ -195,6 +196,7 @@ class Pages:
             course=course,
             slots=of.slots,
             spares=of.spares,
+            observe_only=of.observe_only,
             nodes=squares,
             tasks=lines,
             failures=self.failures(last),

@@ -64,6 +64,7 @@ class TaskLine(Record, kw_only=True, frozen=True):
         goodput: share of its GPU time that was training since it was submitted, None where nothing is known yet.
         slow: how slow it has got; empty where it has not.
         drill: what came of the drill of its script; empty where there was none.
+        withheld: what the cluster would do about it, did it not only observe; empty where there is nothing.
     """
 
     name: str
@@ -84,6 +85,7 @@ class TaskLine(Record, kw_only=True, frozen=True):
     slow: str = ""
     drill: str = ""
     paused: bool = False
+    withheld: str = ""
 
 
 class ClusterPage(Record, kw_only=True, frozen=True):
@@ -103,6 +105,7 @@ class ClusterPage(Record, kw_only=True, frozen=True):
         events: what changed, newest last: failures, plans, tasks that began or ended, nodes that came or went, orders.
             In changes: the new ones.
         spares: slots of nodes that are up and that no task has.
+        observe_only: whether the cluster only says what it would do by itself.
         slots: of nodes that are up.
     """
 
@@ -115,6 +118,7 @@ class ClusterPage(Record, kw_only=True, frozen=True):
     course: list[tuple[float, float]] = []
     slots: int = 0
     spares: int = 0
+    observe_only: bool = False
     nodes: dict[str, NodeSquare] = {}
     tasks: list[TaskLine] = []
     failures: list[FailureLine] = []

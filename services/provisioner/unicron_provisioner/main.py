@@ -3,6 +3,8 @@
 from functools import cache, partial
 from typing import ClassVar
 
+from msgspec.structs import replace
+
 from unicron import subjects
 from unicron.bus.protocol import Bus
 from unicron.service.runner import run_service
@@ -21,12 +23,14 @@ class ProvisionerSettings(Settings, kw_only=True, frozen=True):
         pools: path of a TOML file of pools, see [pools.md](pools.md); empty: there are none.
         pool_dir: folder of a cluster of this machine, such as .unicron, whose keys `local` pools use and in which they
             keep their machines; empty: that of the file.
+        observe_only: whether all pools only say what would be done, as by their own `observe`.
     """
 
     process: ClassVar[str] = "provisioner"
 
     pools: str = ""
     pool_dir: str = ""
+    observe_only: bool = False
 
 
 configured = cache(load)
@@ -41,6 +45,8 @@ def supplies(settings: ProvisionerSettings) -> dict[str, Supply]:
 def wiring(settings: ProvisionerSettings) -> Wiring:
     """Return what the provisioner is made of."""
     pools = [supply.pool for supply in supplies(settings).values()]
+    if settings.observe_only:
+        pools = [replace(pool, observe=True) for pool in pools]
     core = partial(ProvisionerCore, pools=pools)
     facts, telemetry = subjects.listened(core(None).handlers)
     return Wiring(name=settings.process, core=core, state=State, facts=facts, telemetry=telemetry)

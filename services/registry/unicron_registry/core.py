@@ -20,6 +20,8 @@ from unicron.contracts.events import (
     NodeJoined,
     NodeLeaving,
     NodeLeft,
+    ObserveOnlySwitched,
+    OrdersWithheld,
     PatternMissed,
     PlanDecided,
     ScriptDrilled,
@@ -89,6 +91,8 @@ class RegistryCore(Core):
             StateUnprotected: lambda fact: self._record_saver(fact, SaverView(problem=fact.reason)),
             StragglerDetected: lambda fact: nodes.drain_straggler(self.state, fact),
             MachineRetired: lambda fact: nodes.drain_retired(self.state, fact),
+            ObserveOnlySwitched: lambda fact: orders.switch_observing(self.state, on=fact.on),
+            OrdersWithheld: lambda fact: orders.record_withheld(self.state, fact),
             SlowdownDetected: lambda fact: self._slow(fact.task, fact.text),
             SlowdownEnded: lambda fact: self._slow(fact.task, ""),
             ScriptDrilled: self._drilled,
@@ -141,7 +145,8 @@ class RegistryCore(Core):
 
     def _status(self) -> Status:
         views = sorted(self.state.nodes.values(), key=lambda view: view.node)
-        return Status(nodes=views, tasks=list(self.state.tasks.values()), plan=self.state.plan)
+        tasks = list(self.state.tasks.values())
+        return Status(nodes=views, tasks=tasks, plan=self.state.plan, observe_only=self.state.observe_only)
 
     def is_credible(self, message: Message) -> bool:
         """Return whether telemetry is of a task that there is."""

@@ -118,6 +118,7 @@ def join(state: RegistryState, joined: NodeJoined) -> list[Message]:
         rack=joined.rack,
         domain=joined.domain,
         machine=joined.machine,
+        version=joined.version,
     )
     if view == before:
         return []  # it only said again what is known
@@ -191,6 +192,7 @@ def record_failure(state: RegistryState, failure: FailureDetected) -> list[Messa
 def drain_straggler(state: RegistryState, detected: StragglerDetected) -> list[Message]:
     """Drain the node of a straggler where the straggler service asks for it, as if a user had said so."""
     wanted = detected.drain and detected.source == "straggler" and detected.node in state.nodes
+    wanted = wanted and not state.observe_only
     return drain(state, detected.node, drain=True)[1] if wanted else []
 
 

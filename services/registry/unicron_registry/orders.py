@@ -12,6 +12,7 @@ from unicron.contracts.events import (
     CheckpointFound,
     CheckpointOrdered,
     CheckpointStored,
+    OrdersWithheld,
     TaskPaused,
     TaskRemoved,
     TaskRewound,
@@ -64,9 +65,12 @@ def _stored_somewhere(state: RegistryState, task: str) -> TaskView:
 def pause(state: RegistryState, query: PauseTask) -> Answer:
     """Take a task's slots off it, or give it back to the planner."""
     task, view = query.task, _living(state, query.task)
+    if view.withheld and not query.pause:
+        state.tasks[task] = replace(view, withheld="")
+        return Reply(text=f"task {task}: what was withheld is ordered now"), [TaskPaused(task=task, paused=False)]
     if view.paused == query.pause:
         return Reply(text=f"task {task} is {'paused' if view.paused else 'not paused'} already; nothing changed"), []
-    state.tasks[task] = replace(view, paused=query.pause, stops_after=None)
+    state.tasks[task] = replace(view, paused=query.pause, stops_after=None, withheld="")
     text = f"task {task} finishes its iteration and keeps its state; unicron task resume {task} has it go on"
     return Reply(text=text if query.pause else f"task {task} is planned for again"), [
         TaskPaused(task=task, paused=query.pause)
@@ -90,8 +94,25 @@ def rewind(state: RegistryState, query: RewindTask) -> Answer:
     task, view = query.task, _stored_somewhere(state, query.task)
     if not 0 <= query.iteration < view.spec.iterations:
         raise InvalidInputError(f"task {task} has iterations 0 to {view.spec.iterations - 1}, not {query.iteration}")
+    state.tasks[task] = replace(view, withheld="")
     text = f"task {task} looks for its checkpoint of iteration {query.iteration}, and goes on from there"
     return Reply(text=text), [TaskRewound(task=task, iteration=query.iteration)]
+
+
+def switch_observing(state: RegistryState, *, on: bool) -> list[Message]:
+    """Note whether the cluster only observes; what was withheld is ordered when it does so no more."""
+    state.observe_only = on
+    if not on:
+        state.tasks = {name: replace(view, withheld="") for name, view in state.tasks.items()}
+    return []
+
+
+def record_withheld(state: RegistryState, fact: OrdersWithheld) -> list[Message]:
+    """Note what a task waits for a user with."""
+    view = state.tasks.get(fact.task)
+    if view is not None:
+        state.tasks[fact.task] = replace(view, withheld=str(fact) if fact.orders else "")
+    return []
 
 
 def allow_reports(

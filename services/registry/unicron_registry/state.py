@@ -21,6 +21,7 @@ class RegistryState(msgspec.Struct, kw_only=True):
         missed: of each task the patterns of which nodes have said that nothing there matches, and which.
         retired: nodes whose machines are given back, and which those are: another machine of that name is used.
         told: of each task the nodes that may tell of its states, and which workers there were told to save theirs.
+        observe_only: whether the cluster only says what it would do by itself.
     """
 
     nodes: dict[str, NodeView] = {}
@@ -33,3 +34,4 @@ class RegistryState(msgspec.Struct, kw_only=True):
     idle: list[str] = []
     missed: dict[str, dict[str, list[str]]] = {}
     told: dict[str, dict[str, list[str]]] = {}
+    observe_only: bool = False

@@ -12,6 +12,7 @@ from unicron.contracts.events import (
     NodeDrained,
     NodeGone,
     NodeLeaving,
+    ObserveOnlySwitched,
     PlanDecided,
     Regrouped,
     StateCopied,
@@ -28,6 +29,7 @@ from unicron.contracts.events import (
     WorkerReady,
 )
 from unicron.contracts.failures import Cure, Severity
+from unicron.contracts.plans import TaskShare
 from unicron.contracts.worker import LONGEST_CAUSE
 from unicron.service.core import Core, Handlers
 from unicron_transition.deadlines import TIMEOUT_S, Deadline, WaitKind
@@ -41,6 +43,8 @@ from unicron_transition.reconcile import move_snapshots, reconcile, rewind, stop
 from unicron_transition.snapshots.snapshots import SnapshotFact
 from unicron_transition.state import TaskRun, TransitionState
 from unicron_transition.validation import inconsistencies
+from unicron_transition.withheld import Withheld
+from unicron_transition.withholding import due_orders
 
 
 class TransitionCore(Core):
@@ -91,7 +95,18 @@ class TransitionCore(Core):
 
     def _activated(self, started: Started) -> list[Message]:
         self.state.token = started.token
-        return []
+        if not self.state.observe_only:
+            return []
+        self.state.observe_only = False
+        kept, self.state.withheld = self.state.withheld, {}
+        left = [message for task, each in kept.items() for message in self._order_withheld(task, each, started.at)]
+        return [ObserveOnlySwitched(on=False), *left]
+
+    def _order_withheld(self, task: str, withheld: Withheld, at: float) -> list[Message]:
+        """Order what was only said of a task."""
+        shares = [withheld.share] if withheld.share else []
+        later = self._apply_shares(shares, "what was withheld is ordered", at)
+        return [*due_orders(self.state, task, withheld), *later]
 
     def _submitted(self, submitted: TaskSubmitted) -> list[Message]:
         old = self.state.tasks.get(submitted.task)
@@ -180,8 +195,12 @@ class TransitionCore(Core):
         if decided.plan.number <= self.state.plan:
             return []
         self.state.plan = decided.plan.number
+        return self._apply_shares(decided.plan.shares, decided.plan.trigger, decided.at)
+
+    def _apply_shares(self, shares: Iterable[TaskShare], trigger: str, at: float) -> list[Message]:
+        """Give tasks the slots of a plan that was made for `trigger`."""
         changed = []
-        for share in decided.plan.shares:
+        for share in shares:
             run = self.state.tasks.get(share.task)
             if run is None or run.state.ended or run.paused:
                 continue
@@ -190,15 +209,15 @@ class TransitionCore(Core):
                 continue
             self.state.set_target(run, share.slots)
             run.aimed = shape.with_workers(0)
-            reason = share.reason or decided.plan.trigger
-            run.begin_recovery(decided.at, reason if run.membership.epoch >= 0 else "")
+            reason = share.reason or trigger
+            run.begin_recovery(at, reason if run.membership.epoch >= 0 else "")
             changed.append((run, reason))
         out = self._reconcile(
             [*self._tasks_in_the_way(run for run, _ in changed), *(run.spec.name for run, _ in changed)]
         )
         for run, reason in changed:
             if run.as_planned:  # an earlier plan is taken back before anybody moved
-                out += self._report_complete(run, decided.at)
+                out += self._report_complete(run, at)
             else:
                 out += move_task(self.state, run, MoveCause.SLOTS if run.target else MoveCause.NO_SLOTS, reason)
         return out

@@ -11,6 +11,7 @@ from unicron.service.service import Wiring
 from unicron.settings import PREFIX, Settings
 from unicron_transition.core import TransitionCore
 from unicron_transition.deadlines import TIMEOUT_S, WaitKind
+from unicron_transition.observing import ObservingCore
 from unicron_transition.state import TransitionState
 
 
@@ -20,11 +21,14 @@ class TransitionSettings(Settings, kw_only=True, frozen=True):
     Attributes:
         idle_s: how long a task without slots keeps its state in the memory of nodes, where it has a storage; then it is
             written there and removed from memory.
+        observe_only: whether the cluster only says what it would do by itself, see
+            [production.md](production.md#observe-only); users are obeyed.
     """
 
     process: ClassVar[str] = "transition"
 
     idle_s: float = TIMEOUT_S[WaitKind.IDLE]
+    observe_only: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,10 +38,11 @@ class TransitionSettings(Settings, kw_only=True, frozen=True):
 
 def wiring(settings: TransitionSettings) -> Wiring:
     """Return what the transition service is made of."""
-    facts, telemetry = subjects.listened(TransitionCore().handlers)
+    core = ObservingCore if settings.observe_only else TransitionCore
+    facts, telemetry = subjects.listened(core().handlers)
     return Wiring(
         name=settings.process,
-        core=partial(TransitionCore, idle_s=settings.idle_s),
+        core=partial(core, idle_s=settings.idle_s),
         state=TransitionState,
         facts=facts,
         telemetry=telemetry,

@@ -16,6 +16,7 @@ from unicron_transition.deadlines import TIMEOUT_S, Deadline, WaitKind
 from unicron_transition.group import WorkerGroup
 from unicron_transition.membership import WorkerRun
 from unicron_transition.snapshots.snapshots import Snapshots
+from unicron_transition.withheld import Withheld
 
 
 class TaskRun(WorkerGroup, kw_only=True):
@@ -78,11 +79,15 @@ class TransitionState(KnownNodes, kw_only=True, dict=True):
         plan: number of the newest plan taken up.
         tasks: by name.
         leaving: nodes whose agents wait until nobody needs them any more.
+        observe_only: whether what the cluster decides by itself is only said.
+        withheld: what was only said, by task.
     """
 
     plan: Number = 0
     tasks: dict[str, TaskRun] = {}
     leaving: list[str] = []
+    observe_only: bool = False
+    withheld: dict[str, Withheld] = {}
 
     @cached_property
     def occupied(self) -> dict[SlotRef, Occupant]:

@@ -162,6 +162,15 @@ def test_doctor_finds_a_running_cluster_well(url):
     assert "node-1, node-2 up" in unicron("doctor", url=url)
 
 
+def test_doctor_holds_a_running_cluster_against_one_in_production(url, folder):
+    found = data("doctor", "--cluster", "--dir", str(folder / "c"), url=url)
+    states = {check["name"]: check["state"] for check in found["checks"]}
+    warned = {name for name, state in states.items() if state == "warning"}
+    assert (found["ok"], set(states.values())) == (True, {"ok", "warning"})
+    assert warned == {"NATS servers", *SERVICES, "people", "racks"}
+    assert {check["found"] for check in found["checks"] if check["name"] == "planner"} == {"active, none standing by"}
+
+
 def test_nodes_tasks_and_status_show_what_runs_where(url, task):
     nodes = data("nodes", url=url)
     assert [(node["node"], node["state"]) for node in nodes] == [("node-1", "up"), ("node-2", "up")]

@@ -8,7 +8,7 @@ import sys
 import pytest
 from helpers.ports import free_port
 from helpers.refusing import REFUSED, serving
-from unicron_cli import doctor
+from unicron_cli import doctor, production
 
 from unicron.settings import Settings
 from unicron.train.groups.nccl import ENVIRONMENT
@@ -49,8 +49,8 @@ async def test_a_key_that_is_missing_has_another_cure_than_a_server_that_is():
 
 
 def test_clocks_that_are_off_are_told_by_node():
-    assert doctor._clocks({"n1": 0.01, "n2": -1.0}).state == "ok"
-    check = doctor._clocks({"n1": 0.01, "n2": -45.2, "n3": 3600.0})
+    assert production.clocks({"n1": 0.01, "n2": -1.0}).state == "ok"
+    check = production.clocks({"n1": 0.01, "n2": -45.2, "n3": 3600.0})
     assert (check.state, check.found) == ("warning", "not as this machine's: n2 is 45 s behind, n3 is 3600 s ahead")
     assert check.cure.startswith("set them, by NTP")
 

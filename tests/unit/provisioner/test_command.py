@@ -5,9 +5,11 @@ import sys
 import pytest
 from unicron_provisioner.callers import checked
 from unicron_provisioner.config import load
+from unicron_provisioner.main import ProvisionerSettings, wiring
 from unicron_provisioner.providers.protocol import MachineRequest, ProviderError, QuotaError, RefusedError
 
 from unicron.contracts.base import MachineReport
+from unicron.contracts.queries import GetPools
 from unicron.errors import InvalidInputError
 
 REQUEST = MachineRequest(machine="p-1", pool="p")
@@ -112,3 +114,11 @@ def test_what_is_no_list_of_machines_is_refused_whoever_says_it():
     for bad in (None, ["p-1"], [MachineReport(machine="a b", state="running")], {"p-1": 1}):
         with pytest.raises(ProviderError, match="mend the provider"):
             checked(bad)
+
+
+def test_a_cluster_that_only_observes_has_pools_that_do(tmp_path):
+    provider(tmp_path, "")
+    for observe in (True, False):
+        settings = ProvisionerSettings(pools=str(tmp_path / "pools.toml"), observe_only=observe)
+        reply, _ = wiring(settings).core(None).answer(GetPools())
+        assert [view.pool.observe for view in reply.pools.pools] == [observe]

@@ -22,6 +22,7 @@ from unicron.contracts.events.nodes import (
     NodeRefused,
     NodeSuspected,
 )
+from unicron.contracts.events.observing import ObserveOnlySwitched, OrdersWithheld
 from unicron.contracts.events.snapshots import (
     CheckpointFailed,
     CheckpointFound,
@@ -96,7 +97,9 @@ __all__ = [
     "NodePaced",
     "NodeRefused",
     "NodeSuspected",
+    "ObserveOnlySwitched",
     "OrderTaken",
+    "OrdersWithheld",
     "PartStored",
     "PatternMissed",
     "PlanDecided",

@@ -23,6 +23,7 @@ class NodeJoined(Message, kw_only=True, frozen=True):
         domain: of NVLink: its nodes reach one another as fast as GPUs of one node do; empty where that is not known.
         machine: id under which the provisioner has asked for its machine; empty where a person has started it.
         pool: that it belongs to; empty for none.
+        version: of the agent's program.
     """
 
     SENDER: ClassVar[str] = AGENT
@@ -41,6 +42,7 @@ class NodeJoined(Message, kw_only=True, frozen=True):
     domain: Label = ""
     machine: Name = ""
     pool: Name = ""
+    version: Label = ""
 
     def __str__(self) -> str:
         return f"{self.node} joined with {len(self.slots)} slots, {len(self.workers)} workers alive"

@@ -22,7 +22,7 @@ function progress(cell, line) {
 
 const COLUMNS = [
   part("task", (line) => [taskSwatch(line.name), taskLink(line.name)], (line) => `${line.name} ${line.colour}`, { rowHead: true }),
-  part("state", (line) => [badge(line.state), line.paused && badge("paused"), line.slow && badge("slow")], (line) => `${line.state}${line.paused}${!!line.slow}`),
+  part("state", (line) => [badge(line.state), line.paused && badge("paused"), line.withheld && badge("withheld"), line.slow && badge("slow")], (line) => `${line.state}${line.paused}${!!line.withheld}${!!line.slow}`),
   { head: "iterations", set: progress },
   figure("loss", (line) => number(line.loss)),
   figure("an iteration", (line) => (line.iteration_s ? duration(line.iteration_s) : "\u2013")),

@@ -23,7 +23,9 @@ export default function clusterPage(place) {
   const failures = failureTable("the last failures, newest first", "No failure so far.");
   const events = feed("what changed, newest first");
   const empty = emptyCluster();
-  place.main.append(head.box, empty, figures.box, seen.box,
+  const observing = h("p", { class: "banner warn", hidden: true, "data-observing": true },
+    "Observe only: this cluster obeys its users and says what it would do by itself, but does nothing of that.");
+  place.main.append(head.box, observing, empty, figures.box, seen.box,
     section("Nodes", nodes.box, key.box, h("p", null, h("a", { href: "/nodes" }, "All nodes"))),
     section("Tasks", tasks.box),
     section("Last failures", failures.box, h("p", null, h("a", { href: "/failures" }, "All failures"))),
@@ -39,6 +41,7 @@ export default function clusterPage(place) {
     failures.set([...open, ...page.failures.filter((line) => line.over)].slice(0, 12 + open.length));
     events.set(page.events.slice(-60).reverse());
     empty.hidden = page.tasks.size > 0;
+    observing.hidden = !page.observe_only;
     put(head.state, told.shape || !head.state.textContent ? nodes.summary() : head.state.textContent);
   });
 }

@@ -21,6 +21,7 @@ export default function taskPage(place) {
   const list = facts();
   const slow = h("p", { class: "problem", hidden: true });
   const drill = h("p", { class: "hint", hidden: true });
+  const withheld = h("p", { class: "hint", hidden: true });
   const own = h("div");
   const loss = lineChart({ label: "marks are failures", show: number });
   const times = lineChart({ label: "marks are failures", show: duration, zero: true });
@@ -32,7 +33,7 @@ export default function taskPage(place) {
   const gone = bar(`what ${task} lost`, gpuTime);
   const phases = phaseTable("GPU time by phase");
   const curve = curvePart();
-  place.main.append(head.box, orders.box, slow, drill, own, list.list,
+  place.main.append(head.box, orders.box, slow, drill, withheld, own, list.list,
     h("div", { class: "two" }, section("Loss over time", loss.box), section("Iteration time", times.box)),
     section("Workers", workers.box),
     section("Failures", failures.box),
@@ -50,6 +51,8 @@ export default function taskPage(place) {
     put(slow, line.slow ? `Slow: ${line.slow}` : "");
     drill.hidden = !line.drill;
     put(drill, line.drill ? `Drill: ${line.drill}` : "");
+    withheld.hidden = !line.withheld;
+    put(withheld, line.withheld);
     redo(own, page.traceback, () => page.traceback && section("Its own error", pre([page.traceback], "traceback")));
     list.set(figures(page));
     const marks = page.failures.map((failure) => ({

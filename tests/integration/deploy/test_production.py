@@ -1,0 +1,99 @@
+"""What `unicron init` writes, started on this machine as systemd would start it: doctor finds all of it well."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.cli import CLEAN, UNICRON, call
+from helpers.ports import free_port
+from helpers.waiting import block_until
+from unicron_deploy.nats_server import find_binary
+from unicron_deploy.production.layout import CLIENTS, INSTANCES, METRICS, MONITOR, ROUTES, metrics_port
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.real,
+    pytest.mark.exhaustive("three hosts' worth of processes; tests/unit/deploy has each file"),
+]
+
+SERVERS = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+NODES = ["n1", "n2"]
+PREFIX = "/opt/unicron/.venv/bin"
+
+
+def settle(folder, run):
+    """Have a set-up be for this machine: hosts are its addresses, ports are free, and paths lie in its folder."""
+    ports = {str(port): str(free_port()) for port in (CLIENTS, ROUTES, METRICS, *map(metrics_port, INSTANCES))}
+    at = dict(zip(NODES, ("127.0.0.4", "127.0.0.5"), strict=True))
+    for path in [each for each in folder.rglob("*") if each.is_file() and "keys" not in each.parts]:
+        host = path.relative_to(folder).parts[0]
+        text = path.read_text()
+        for old, new in ports.items():
+            text = text.replace(f":{old}", f":{new}")
+        for node, address in at.items():
+            text = text.replace(f'"{node}:', f'"{address}:')
+        text = text.replace("0.0.0.0", at.get(host, host)).replace(f'http: "127.0.0.1:{MONITOR}"\n', "")
+        text = text.replace("/etc/unicron", f"{folder}/{host}/etc/unicron").replace("/var/", f"{run}/{host}/var/")
+        text = text.replace(f"{PREFIX}/python", sys.executable).replace(f"{PREFIX}/nats-server", find_binary())
+        path.write_text(text)
+    for node in NODES:
+        with (folder / node / "etc/unicron/agent.env").open("a") as file:
+            file.write(f"UNICRON_SLOTS=1\nUNICRON_RACK=r-{node}\nUNICRON_HOST={at[node]}\n")
+    return ports[str(CLIENTS)]
+
+
+def command(unit, instance):
+    """Return the command and the environment that a unit has for an instance."""
+    words, environment = [], {}
+    for line in unit.read_text().replace("%i", instance).splitlines():
+        name, _, value = line.partition("=")
+        if name == "EnvironmentFile":
+            environment |= dict(each.split("=", 1) for each in Path(value).read_text().splitlines())
+        elif name == "Environment":
+            environment |= dict([value.split("=", 1)])
+        elif name == "ExecStart":
+            words = shlex.split(value)
+    return words, environment
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    folder = tmp_path / "cluster"
+    done = call([*UNICRON, "init", str(folder), "--servers", ",".join(SERVERS), "--nodes", "n[1-2]"])
+    assert done.returncode == 0, done.stderr
+    port = settle(folder, tmp_path)
+    units = [(host, "unicron-nats.service", "") for host in SERVERS]
+    units += [(host, "unicron@.service", name) for host in SERVERS for name in INSTANCES]
+    units += [(node, "unicron-agent.service", "") for node in NODES]
+    started = []
+    try:
+        for host, unit, instance in units:
+            words, environment = command(folder / host / "etc/systemd/system" / unit, instance)
+            with (tmp_path / f"{host}-{unit}-{instance}.log").open("w") as log:
+                console = {"UNICRON_CONSOLE_PORT": str(free_port())} if instance == "console" else {}
+                environment = {**CLEAN, **environment, **console, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+                started.append(subprocess.Popen(words, env=environment, stdout=log, stderr=log))
+        yield folder, ",".join(f"nats://{server}:{port}" for server in SERVERS)
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in reversed(started):
+            process.wait(40)
+
+
+def test_what_was_written_runs_and_doctor_finds_it_well(cluster):
+    folder, url = cluster
+    reach = {**CLEAN, "UNICRON_NATS_URL": url, "UNICRON_NATS_NKEY": str(folder / "keys/operator/operator.nk")}
+    reach |= {"UNICRON_CONNECT_TIMEOUT_S": "60", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    words = ["doctor", "--cluster", "--json", "--keys", folder / "keys", "--targets", folder / "prometheus.json"]
+
+    def well():
+        done = call([*UNICRON, *words], reach)
+        checks = json.loads(done.stdout)["checks"] if done.stdout else []
+        return [check["name"] for check in checks if check["state"] != "ok"] == ["people"]
+
+    block_until(well)
