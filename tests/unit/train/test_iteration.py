@@ -69,9 +69,9 @@ class Place:
         for rank, name in enumerate(names):
             at = {"rendezvous": "node:1", "rendezvous_id": "t", "rank": rank, "world_size": len(names)}
             member = Member(worker=name, node=f"node-of-{name}", slot=0)
-            self.workers[name].tell(wire.Membership(epoch=epoch, member=member, **at, **more))
+            self.workers[name].receive_membership(wire.Membership(epoch=epoch, member=member, **at, **more))
 
-    def said(self, worker, message):
+    def deliver_to_agent(self, worker, message):
         self.said_by[worker].append(message)
         return True
 
