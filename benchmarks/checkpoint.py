@@ -29,7 +29,6 @@ import grpc
 import grpc.aio
 import torch
 from unicron_agent.fabric import Fabric
-from unicron_agent.snapshots.memory import SnapshotMemory
 from unicron_agent.snapshots.server import FETCH, LIMITS, SnapshotServer
 from unicron_agent.snapshots.sources import OtherNode, OwnMemory, SnapshotSource
 from unicron_agent.traffic import NodeTraffic
@@ -41,7 +40,8 @@ from benchmarks.harness.processes import flags
 from benchmarks.harness.stats import median, ratios
 from unicron.contracts.states import StateLocation, StateRef
 from unicron.contracts.tasks import ParallelLayout, TaskState
-from unicron.train.snapshots.gathering import Gathering, laid_out, loaded
+from unicron.snapshots.memory import SnapshotMemory
+from unicron.train.snapshots.gathering import Gathering, collect_state, load_state
 from unicron.train.snapshots.packed import unpack
 from unicron.train.snapshots.saving import StateSaver
 
@@ -138,7 +138,7 @@ async def had_again(source: SnapshotSource, ref: StateRef, target: Path, protect
     path = await source.obtain(ref, target)
     gathering = Gathering(protected)
     gathering.add(unpack(path, ref.size))
-    loaded(gathering.result(ref.iteration), protected)
+    load_state(gathering.result(ref.iteration), protected)
     path.unlink()
 
 
@@ -165,10 +165,10 @@ async def having(repeats: int, memory: Path) -> Figures:
     """Return how fast a state is had again."""
     protected, states, fabric = made(), SnapshotMemory(memory, 0), Fabric("", "here")
     refs: list[StateRef] = []
-    saver = StateSaver(memory, say)
+    saver = StateSaver(states, say)
     location = StateLocation(node="here", worker="w", name="")
     ref = StateRef(task="t", iteration=1, place=0, location=location, size=0, checksum=b"")
-    saver.begin(laid_out(1, protected), ref, refs.append, 0.0)
+    saver.begin(collect_state(1, protected), ref, refs.append, 0.0)
     saver.wait()
     [ref] = refs
     server, address = await SnapshotServer(states, "here", lambda *_: None, NodeTraffic(memory), fabric).serve(

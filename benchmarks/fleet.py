@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 from nats import errors as nats_errors
-from unicron_agent.core import FRESH
+from unicron_agent.presence import FRESH
 
 from benchmarks.harness.agents import BEAT_S, COMMANDS, answers, joined
 from benchmarks.harness.cluster import until

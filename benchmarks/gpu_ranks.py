@@ -64,7 +64,7 @@ class Ranks:
 
 def ended(patience_s: float = PATIENCE_S) -> bool:
     """Wait for the GPU; return whether it is through with all that was enqueued."""
-    mark, until = nccl.mark(), time.monotonic() + patience_s
+    mark, until = nccl.record_event(), time.monotonic() + patience_s
     nccl.await_event(mark, lambda: time.monotonic() > until)
     return bool(mark.query())
 
@@ -126,7 +126,7 @@ def killed(ranks: Ranks) -> dict[str, Any]:
     idle = time.monotonic() - began if ended() else None
     ranks.meet("left", ranks.size - 1)
     began = time.monotonic()
-    aborts = nccl.aborting([group])
+    aborts = nccl.begin_aborts([group])
     rest = ranks.connect("rest", ranks.size - 1)
     found = ranks.sum(rest)
     return {
@@ -134,7 +134,7 @@ def killed(ranks: Ranks) -> dict[str, Any]:
         "error": error,
         "idle_s": idle,
         "connect_s": time.monotonic() - began,
-        "aborted": nccl.all_ended(aborts),
+        "aborted": nccl.await_aborts(aborts),
         "sum_right": found == total(ranks.size - 1),
     }
 
@@ -170,7 +170,7 @@ def two(ranks: Ranks) -> dict[str, Any]:
     time.sleep(0.3)
     found["abort_of_the_idle_one_first_s"] = seconds(idle.group.abort)
     whole.revoke()
-    found["idle_s"] = seconds(nccl.idle)
+    found["idle_s"] = seconds(nccl.synchronize)
     found["abort_of_the_other_then_s"] = seconds(whole.abort)
     return found
 
@@ -225,7 +225,7 @@ def race(ranks: Ranks) -> dict[str, Any]:
         began = time.monotonic()
         group.revoke()
         thread.join(PATIENCE_S)
-        nccl.idle()
+        nccl.synchronize()
         idles.append(time.monotonic() - began)
         ranks.meet(f"idle {number}", ranks.size)
         group.abort()

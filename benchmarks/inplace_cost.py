@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from benchmarks.harness.command import Options, Result, main, option
+from unicron.train.scripts.active_loops import LoopSnapshot
 from unicron.train.scripts.instrument import NAME, instrument
 from unicron.train.scripts.loops import Loops
-from unicron.train.scripts.under_way import LoopSnapshot
 
 WARM = 5  # iterations of a turn that do not count
 SCRIPT = """
@@ -47,12 +47,12 @@ running, losses = 0.0, []
 for step in range(iterations):
     x = torch.randn(4, 64, width)
     loss = model(x).square().mean()
-    note("mark")
+    note("begin_iteration")
     loss.backward()
-    note("reduced")
+    note("record_reduce")
     optimizer.step()
     optimizer.zero_grad()
-    note("updated")
+    note("record_update")
     running += loss.item()
     losses.append(loss.item())
     note("ended")
@@ -70,9 +70,9 @@ class Timed(Loops):
         self._in_place = in_place
         super().__init__(0, lambda: (self.hold, []), lambda: None, self.records.append)
 
-    def _take(self, *arguments: Any, **named: Any) -> None:
+    def _take_snapshot(self, *arguments: Any, **named: Any) -> None:
         began = time.perf_counter()
-        super()._take(*arguments, **named)
+        super()._take_snapshot(*arguments, **named)
         self.spent_s += time.perf_counter() - began
 
     def __call__(self, what: str, *things: Any) -> None:

@@ -14,10 +14,10 @@ import torch
 
 from benchmarks.struck import EXAMPLES, loaded
 from unicron.contracts.states import StateRef
+from unicron.snapshots.memory import SnapshotMemory
 from unicron.train.session import session
 from unicron.train.session.states import TorchStates
-from unicron.train.snapshots.gathering import laid_out
-from unicron.train.snapshots.state import path_of
+from unicron.train.snapshots.gathering import collect_state
 
 
 def note(kind: str, iteration: int, seconds: float, size: int = 0) -> Path:
@@ -35,20 +35,23 @@ class Noting(TorchStates):
         began = time.monotonic()
         ref = await super().export(place, iteration, taken=taken, kept=kept)
         if kept:  # a link takes no time: both are in memory
-            os.link(path_of(ref.location), note("left", iteration, time.monotonic() - began, ref.size))
+            os.link(
+                SnapshotMemory.of_worker().path(ref.location.name),
+                note("left", iteration, time.monotonic() - began, ref.size),
+            )
         return ref
 
-    async def take(self, sources: Any) -> None:
+    async def fetch(self, sources: Any) -> None:
         """Take a state, and note how long it took."""
         began = time.monotonic()
-        await super().take(sources)
+        await super().fetch(sources)
         self.took = None if len(sources) == 1 == len(sources[0]) else (sources[0][0].iteration, began)
 
     def load(self) -> None:
         """Load what was taken, and note it where it was left behind by others."""
         super().load()
         if took := getattr(self, "took", None):
-            torch.save(laid_out(took[0], self.protected), note("taken", took[0], time.monotonic() - took[1]))
+            torch.save(collect_state(took[0], self.protected), note("taken", took[0], time.monotonic() - took[1]))
             self.took = None
 
 

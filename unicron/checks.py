@@ -195,11 +195,6 @@ def check_task(spec: TaskSpec) -> None:
         raise InvalidInputError(f"task {spec.name!r}: " + "; ".join(map(str, problems)))
 
 
-def share_problems(share: float) -> list[Problem]:
-    """Return what keeps `share` from being the share of iterations to record."""
-    return [] if 0 <= share <= 1 else [Problem("share", share, "must be a number from 0 (none) to 1 (each iteration)")]
-
-
 def _text_problems(spec: TaskSpec) -> list[Problem]:
     found = []
     if not is_token(spec.name):

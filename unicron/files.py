@@ -3,7 +3,11 @@
 import logging
 import os
 import stat
+import tomllib
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from unicron.errors import InvalidInputError
 
@@ -38,6 +42,37 @@ def read_text(path: Path, cure: str, most: int = MOST_BYTES) -> str:
     except ValueError as error:  # a NUL in the name
         reason = str(error)
     raise InvalidInputError(f"{path}: can't be read ({reason}); {cure}")
+
+
+def read_toml(path: Path, cure: str) -> dict[str, Any]:
+    """Return what a TOML file of people holds, at most a megabyte of it.
+
+    Raises:
+        InvalidInputError: as for `read_text`, or it is no TOML; the message names the line.
+    """
+    try:
+        return tomllib.loads(read_text(path, cure, MB))
+    except (ValueError, RecursionError) as error:  # names line and column
+        raise InvalidInputError(f"{path}: {error}; mend that line") from error
+
+
+def convert(where: str, plain: Any, kind: Any) -> Any:
+    """Return an entry of such a file as its type.
+
+    Args:
+        where: the name of its table.
+        plain: what it holds.
+        kind: its type, with the ranges of its fields.
+
+    Raises:
+        InvalidInputError: the type can't hold it; the message names the table, the field and what is allowed.
+    """
+    try:
+        return msgspec.convert(plain, kind)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$")
+        field = path.rstrip("`").lstrip(".")
+        raise InvalidInputError(f"[{where}]{f' {field}' if field else ''}: {what}; mend that entry") from error
 
 
 def read_secret(path: Path, cure: str = "see `unicron credentials`") -> bytes:

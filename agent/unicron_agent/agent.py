@@ -134,8 +134,8 @@ class Agent:
             self.handle(self._inspect_workers())
             self._report_suppressed()
             self._rejoin_after_clock_step()
-            if self.core.fault and not self.core.workers and not self._outbox.unpublished:
-                raise InvalidInputError(self.core.fault)
+            if self.core.presence.fault and not self.core.workers and not self._outbox.unpublished:
+                raise InvalidInputError(self.core.presence.fault)
             now = asyncio.get_running_loop().time()
             self._earlier_tick.clear()
             self._ticks_at = next_beat(TICK_S, max(now, self.core.due_at()))

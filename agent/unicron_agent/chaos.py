@@ -14,10 +14,10 @@ from unicron.contracts.faults import NODE, WORKER, kind_of
 from unicron.contracts.queries import InjectFault
 from unicron.contracts.worker import ExitFault, RaiseFault, ResetFault, SlowFault, ToWorker
 from unicron.errors import InvalidInputError
+from unicron.snapshots.memory import FOLDER_VARIABLE, SnapshotMemory
 from unicron_agent.core import AgentCore
 from unicron_agent.hardware.gpus import addresses
 from unicron_agent.hardware.kernel_log import append
-from unicron_agent.snapshots.memory import SnapshotMemory
 from unicron_agent.workers.activity import processes_of, start_time
 from unicron_agent.workers.supervisor import Supervisor
 from unicron_agent.workers.workers import LocalWorker
@@ -132,7 +132,7 @@ class Chaos:
         match fault:
             case "kill-node":
                 workers = [worker.pid for worker in self._core.workers.values() if worker.pid]
-                self._strike_when_published(partial(_kill_node, f"UNICRON_STATE_DIR={self._memory.folder}", workers))
+                self._strike_when_published(partial(_kill_node, f"{FOLDER_VARIABLE}={self._memory.folder}", workers))
                 return f"{node} kills itself with all its workers"
             case "silence-node":
                 await asyncio.create_subprocess_exec(sys.executable, "-ISc", WAKE, value, str(os.getpid()))

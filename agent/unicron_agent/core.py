@@ -5,8 +5,6 @@ import math
 import msgspec
 
 from unicron.authentication import authenticate
-from unicron.checks import share_problems
-from unicron.contracts.base import Message
 from unicron.contracts.commands import (
     Command,
     CommitCheckpoint,
@@ -22,20 +20,11 @@ from unicron.contracts.commands import (
     StoreState,
 )
 from unicron.contracts.events import (
-    Alert,
     CommandRefused,
     DeadLetter,
-    FailureDetected,
-    NodeAdmitted,
-    NodeHeartbeat,
     NodeJoined,
-    NodeLeaving,
-    NodeLeft,
-    NodePaced,
-    NodeRefused,
     WorkerExited,
 )
-from unicron.contracts.failures import DetectionMethod
 from unicron.contracts.stragglers import RecordingSwitched
 from unicron.contracts.timings import period_of
 from unicron.contracts.worker import (
@@ -52,9 +41,10 @@ from unicron.contracts.worker import (
     Unprotected,
 )
 from unicron.errors import InvalidInputError, StaleTokenError, UnicronError
-from unicron_agent.hardware.clocks import clock_off
+from unicron_agent.fencing import Fencing
 from unicron_agent.hardware.hardware import HardwareReports
 from unicron_agent.life_signs import LifeSigns
+from unicron_agent.presence import Presence
 from unicron_agent.snapshots.snapshots import NodeSnapshots
 from unicron_agent.stimuli import (
     Adopted,
@@ -71,7 +61,6 @@ from unicron_agent.stimuli import (
     ProcessExited,
     ProcessStarted,
     Published,
-    ReadToken,
     Reconnected,
     Sampled,
     SendToWorker,
@@ -93,20 +82,6 @@ from unicron_agent.workers.timings import Timings
 from unicron_agent.workers.watch import PING_S, Watch
 from unicron_agent.workers.workers import LocalWorker, StallLimits
 
-FRESH = 6
-"""Heartbeats after joining that come at the agent's own pace. In that time the server may report the end of an earlier
-connection, and the node is given up for it unless a heartbeat arrives within the grace period."""
-
-EARLY_S = 0.005
-"""How much earlier than its due moment a heartbeat may be sent, so that a tick just before it sends it."""
-
-AGAIN_S, NAME_TAKEN_S = 5.0, 15.0
-"""How often, and for how long, a node tries to join under a name that another node has: that one may be lost without
-anybody having noticed."""
-
-ADOPTION_S = 0.5
-"""How long to wait for adopted workers to reconnect; they try ten times a second."""
-
 
 class AgentCore:
     """Everything the agent knows and decides.
@@ -114,16 +89,9 @@ class AgentCore:
     Facts come out with the correlation of their cause where they have one; the shell fills in the rest.
 
     Attributes:
-        incarnation: name under which the node joined last, a new one each time, so that commands to an earlier one can
-            be ignored. Empty before the first join.
-        joined: sequence in the journal of the last join; None until it is published.
-        given_up: sequence of the newest fact that declares this node lost for its silence, -1 if there is none.
-        token: fencing token of the last accepted command; never above the lease's once that has been read.
-        in_force: the highest token that is accepted: the lease's, or the one that an earlier agent stored.
-        leave_s: seconds until the node has to go; None while it stays.
+        presence: how the node stands in the cluster.
+        fencing: which commands count.
         released: the services no longer need the node.
-        left: the agent has published its goodbye, and reads nothing more.
-        fault: why it left by itself; empty where it was asked to.
         snapshots: in this node's memory.
         samples: by task, what its workers record, where a user has switched that.
     """
@@ -148,26 +116,15 @@ class AgentCore:
             watchdogs: when to give an alert.
         """
         self.node = card.node
-        self.incarnation = ""
-        self.joined: int | None = None
-        self.given_up = -1
-        self.token = self.in_force = token
-        self._held_commands: list[Command] = []
-        self._deciding = 0
+        self.presence, self.fencing = Presence(card, boot, heartbeat_s), Fencing(token)
         self.workers: dict[str, LocalWorker] = {}
         self.snapshots = NodeSnapshots(card.node, card.state_server)
         self._hardware, self._watchdogs = HardwareReports(card.node), Watchdogs(card.node, watchdogs)
         self._timings, self._watch = Timings(card.node), Watch(card.node, limits)
         self.samples: dict[str, Sample] = {}
-        self._card, self._boot, self._heartbeat_s = card, boot, heartbeat_s
-        self._joins = 0
-        self._awaited: set[str] = set()
-        self._join_by = self._beat_at = self._paced_s = self._now = 0.0
-        self._beats = 0
-        self.leave_s: float | None = None
-        self.released = self.left = False
-        self.fault, self._joined_at = "", 0.0
-        self._refused_at, self._join_again_at = math.inf, math.inf
+        self._slots = card.slots
+        self._now = 0.0
+        self.released = False
 
     def handle(self, stimulus: Stimulus, now: float) -> Out:
         """Handle a stimulus at `now` (monotonic seconds); return facts and effects, each kind in its order."""
@@ -185,7 +142,7 @@ class AgentCore:
                 return self._exited(stimulus)
             case Logged() | Sampled() | MachineMeasured() | PatternMatched():
                 return self._observe(stimulus, now)
-        return [] if self.left else self._handle_unless_left(stimulus, now)
+        return [] if self.presence.left else self._handle_unless_left(stimulus, now)
 
     def _observe(self, stimulus: Logged | Sampled | MachineMeasured | PatternMatched, now: float) -> Out:
         """Return what there is to say of what was seen of the machine, or in what a worker writes."""
@@ -209,16 +166,17 @@ class AgentCore:
             case CopySent() | CopyReceived() | StateUnsound() | StorageUsed():
                 out = self.snapshots.handle(stimulus, self.workers, now)
             case TokenRead(token):
-                out = self._decide_held_commands(token)
+                out = self._obey_held_commands(token)
             case Published(fact, sequence):
-                out = self._fact_published(fact, sequence)
+                self.presence.record_published(fact, sequence)
+                out = self._rejoin_if_given_up()
             case Adopted():
                 out = self._adopt(stimulus, now)
-            case Reconnected() if self.incarnation:  # the others may hold this node to be lost
+            case Reconnected() if self.presence.incarnation:  # the others may hold this node to be lost
                 out = self._join()
             case DepartureNotice(seconds):
-                self.leave_s = seconds
-                out = self._announce_departure()
+                self.presence.leave_s = seconds
+                out = self.presence.announce_departure()
             case Shutdown():
                 out = self._say_goodbye()
         return out
@@ -234,60 +192,28 @@ class AgentCore:
         for each in adopted.found:
             self.workers[each.worker] = LocalWorker.adopted(each, now)
             self._watchdogs.started(each.task, each.watch_log, now)
-            if each.slot not in {slot.index for slot in self._card.slots}:
+            if each.slot not in {slot.index for slot in self._slots}:
                 out += self._stop_worker(each.worker)
         self.snapshots.adopt(adopted.kept, adopted.saved)
-        self._awaited, self._join_by = set(self.workers), now + ADOPTION_S
-        return out if self._awaited else self._join()
+        return out if self.presence.await_workers(self.workers, now) else self._join()
 
-    def _join_unless_awaiting(self, name: str) -> Out:
+    def _join_if_complete(self, name: str) -> Out:
         """Join for the first time once every adopted worker has reconnected or ended."""
-        self._awaited.discard(name)
-        return [] if self._awaited or self.incarnation or self.left else self._join()
+        return self._join() if self.presence.is_complete(name) else []
 
     def _join(self) -> Out:
-        """Publish what is on this node under a new incarnation, which makes commands to the old one void."""
-        self._joins += 1
-        self.incarnation, self.joined = f"{self._boot}.{self._joins}", None
-        self._join_again_at = math.inf
-        self._beats, self._beat_at = 0, 0.0
+        """Publish what is on this node."""
         present = [worker.status() for worker in self.workers.values() if not worker.stopping]
-        card, kept = self._card, list(self.snapshots.present)
-        return [
-            msgspec.structs.replace(card, incarnation=self.incarnation, workers=present, kept=kept),
-            *self._announce_departure(),
-        ]
-
-    def _fact_published(self, fact: Message, sequence: int) -> Out:
-        if isinstance(fact, NodeJoined) and fact.incarnation == self.incarnation:
-            self.joined, self._joined_at = sequence, fact.at
-        return self._rejoin_if_given_up()
+        return self.presence.join(present, list(self.snapshots.present))
 
     def _rejoin_if_given_up(self) -> Out:
-        """Join again if the node was declared lost for its silence after it joined.
-
-        That fact may be late: it may be about an earlier connection or an earlier agent.
-        """
-        return self._join() if self.joined is not None and self.given_up > self.joined else []
-
-    def _announce_departure(self) -> Out:
-        """Publish, if the node is to go, that it is, under its current incarnation."""
-        if self.leave_s is None or not self.incarnation:
-            return []
-        return [NodeLeaving(node=self.node, incarnation=self.incarnation, seconds=self.leave_s)]
+        return self._join() if self.presence.is_given_up() else []
 
     def _say_goodbye(self, fault: str = "") -> Out:
-        """Publish the goodbye, then stop the workers: services that see them end must know why.
-
-        A node whose name another one holds must not announce that name's leave.
-        """
-        self.fault = fault
-        out: Out = [NodeLeft(node=self.node, incarnation=self.incarnation, reason=fault)]
-        if self._refused_at < math.inf:
-            out = [Alert(text=f"a second node was not taken in: {fault}", node=self.node)] if fault else []
+        """Publish the goodbye, then stop the workers: services that see them end must know why."""
+        out = self.presence.say_goodbye(fault)
         for name in list(self.workers):
             out += self._stop_worker(name)
-        self.left = True
         return out
 
     # --- the journal -------------------------------------------------------------------------------------------------
@@ -301,70 +227,32 @@ class AgentCore:
             return [DeadLetter(subject=entry.subject, error=str(error), payload=entry.data[:4096])]
         if isinstance(message, Command):
             return self._obey_or_verify(message)
-        if isinstance(message, NodeRefused) and message.incarnation == self.incarnation:
-            return self._join_refused(message.reason)
-        if isinstance(message, NodeAdmitted | NodePaced) and message.incarnation == self.incarnation:
-            first = self._joins == 1 or self._refused_at < math.inf
-            self._paced_s, self._refused_at = message.heartbeat_s, math.inf
-            # only a node that is new and idle: where the registry's clock is wrong, all would end their workers
-            fresh = isinstance(message, NodeAdmitted) and first and not self.workers
-            if fresh and (off := clock_off(self._joined_at, message.at, entry.at)):
-                return self._say_goodbye(off)
-        if isinstance(message, FailureDetected) and (message.node, message.method) == (
-            self.node,
-            DetectionMethod.NODE_HEALTH,
-        ):
-            self.given_up = entry.sequence  # for what happens on it, a node is not to come back by itself
-        return self._rejoin_if_given_up()
-
-    def _join_refused(self, reason: str) -> Out:
-        """Join again later, without heartbeats, which would count as the other node's; leave if that one stays."""
-        self._refused_at = min(self._refused_at, self._now)
-        if self._now - self._refused_at > NAME_TAKEN_S:
-            return self._say_goodbye(reason)
-        self._join_again_at = self._now + AGAIN_S
-        return []
+        fault = self.presence.record_entry(message, entry, self._now, idle=not self.workers)
+        return self._say_goodbye(fault) if fault else self._rejoin_if_given_up()
 
     def _switch_recording(self, switched: RecordingSwitched) -> Out:
         """Set the share of iterations that the workers of a task record."""
-        if problems := share_problems(switched.share):
-            raise InvalidInputError(f"RecordingSwitched of task {switched.task!r}: {problems[0]}")
         sample = self.samples[switched.task] = Sample(period=period_of(switched.share))
         return [SendToWorker(name, sample) for name, worker in self.workers.items() if worker.task == switched.task]
 
     def _obey_or_verify(self, command: Command) -> Out:
-        """Obey a command that carries the known token; hold any other one until the lease has been read.
+        """Obey a command that carries the known token; hold any other one until the lease has been read."""
+        return self.obey(command) if self.fencing.is_verified(command) else self.fencing.hold(command)
 
-        An agent that accepted a forged high token would refuse every real command from then on.
-        """
-        if command.token == self.token and not self._held_commands:
-            return self.obey(command)
-        self._held_commands.append(command)
-        return [] if self._deciding else self._ask_for_token()
-
-    def _ask_for_token(self) -> Out:
-        self._deciding = len(
-            self._held_commands
-        )  # what comes after the question may be of a sender that comes after the answer
-        return [ReadToken()]
-
-    def _decide_held_commands(self, in_force: int) -> Out:
+    def _obey_held_commands(self, in_force: int) -> Out:
         """Obey or refuse the commands that were held until the lease was read."""
-        judged, self._held_commands = self._held_commands[: self._deciding], self._held_commands[self._deciding :]
-        before, self._deciding = self.token, 0
-        self.in_force, self.token = in_force, min(self.token, in_force)
-        out: Out = [] if self.token == before else [StoreToken(self.token)]
-        out += [each for command in judged for each in self.obey(command)]
-        return out + (self._ask_for_token() if self._held_commands else [])
+        ready, out = self.fencing.release(in_force)
+        out += [each for command in ready for each in self.obey(command)]
+        return out + self.fencing.ask()
 
     def obey(self, command: Command) -> Out:
         """Carry out a command; return its output, or the refusal with its reason."""
-        before, out = self.token, Out()
+        before, out = self.fencing.token, Out()
         try:
             if self.admit(command):
                 out = self._carry_out(command)
         except UnicronError as error:
-            given = command.token <= self.in_force  # else no attempt to do something to that worker has failed
+            given = command.token <= self.fencing.in_force  # else no attempt to do something to that worker has failed
             refused = CommandRefused(
                 node=self.node,
                 command=command.id,
@@ -374,7 +262,7 @@ class AgentCore:
                 correlation=command.correlation,
             )
             out = [refused]
-        return [StoreToken(self.token), *out] if self.token > before else out
+        return [StoreToken(self.fencing.token), *out] if self.fencing.token > before else out
 
     def admit(self, command: Command) -> bool:
         """Return whether to carry out a command: not if it was meant for an earlier incarnation of the node.
@@ -385,17 +273,8 @@ class AgentCore:
         """
         if command.node != self.node:
             raise StaleTokenError(f"{type(command).__name__} for node {command.node!r} came to {self.node!r}")
-        if command.token < self.token:
-            raise StaleTokenError(
-                f"{type(command).__name__} carries fencing token {command.token}; {self.token} has been seen"
-            )
-        if command.token > self.in_force:
-            raise StaleTokenError(
-                f"{type(command).__name__} carries fencing token {command.token}, which nobody was given: the lease "
-                f"holds {self.in_force}"
-            )
-        self.token = command.token
-        return command.incarnation in {"", self.incarnation}
+        self.fencing.admit(command)
+        return command.incarnation in {"", self.presence.incarnation}
 
     def _carry_out(self, command: Command) -> Out:
         match command:
@@ -410,7 +289,7 @@ class AgentCore:
             case Regroup():
                 return self._regroup(command)
             case ReleaseNode():
-                self.released = self.leave_s is not None
+                self.released = self.presence.leave_s is not None
         return []
 
     # --- workers -----------------------------------------------------------------------------------------------------
@@ -419,8 +298,8 @@ class AgentCore:
         """Add the worker now, so that a StopWorker right behind finds it; start its process once its slot is free."""
         if command.worker in self.workers:
             return []  # heard before
-        if command.slot not in {slot.index for slot in self._card.slots}:
-            last = len(self._card.slots) - 1
+        if command.slot not in {slot.index for slot in self._slots}:
+            last = len(self._slots) - 1
             raise InvalidInputError(f"slot {command.slot}: {self.node} has slots 0 to {last}")
         others = self._in_slot(command.slot)
         taken = next((other.worker for other in others if not (other.stopping or other.finished)), None)
@@ -435,7 +314,7 @@ class AgentCore:
             correlation=command.correlation,
             queued=command if others or command.wait_s else None,
             due=self._now + command.wait_s,
-            life_signs=LifeSigns(command.spec.may_be_silent_s, spins=any(slot.device for slot in self._card.slots)),
+            life_signs=LifeSigns(command.spec.may_be_silent_s, spins=any(slot.device for slot in self._slots)),
         )
         self._watchdogs.started(command.task, command.spec.watch_log, self._now + command.wait_s)
         return [] if others or command.wait_s else [StartProcess(command)]
@@ -481,7 +360,7 @@ class AgentCore:
             stderr=list(exited.stderr),
             collectives=list(exited.collectives),
         )
-        return [fact, *removed, *self._start_queued(worker.slot), *self._join_unless_awaiting(worker.worker)]
+        return [fact, *removed, *self._start_queued(worker.slot), *self._join_if_complete(worker.worker)]
 
     def _start_queued(self, slot: int) -> Out:
         match self._in_slot(slot):
@@ -543,7 +422,7 @@ class AgentCore:
         name, remembered = worker.worker, (worker.membership, self.samples.get(worker.task))
         told = [SendToWorker(name, each) for each in remembered if each]
         kept = self._handle_worker_message(name, hello.kept, now) if hello.kept else []
-        return [*told, *self.snapshots.resend_order(name), *kept, *self._join_unless_awaiting(name)]
+        return [*told, *self.snapshots.resend_order(name), *kept, *self._join_if_complete(name)]
 
     def _report(self, worker: LocalWorker, message: ToAgent) -> Out:
         """Return the fact to publish for a worker's message, if any."""
@@ -569,33 +448,14 @@ class AgentCore:
         self._timings.pressure = tick.pressure
         for slot in [worker.slot for worker in self.workers.values() if worker.queued is not None]:
             out += self._start_queued(slot)
-        if now >= (self._join_again_at if self.incarnation else self._join_by):
+        if self.presence.must_join(now):
             out += self._join()
-        if self.incarnation and now >= self._beat_at and self._refused_at == math.inf:
-            self._beats += 1
-            self._beat_at = self._next_beat(now)
-            out.append(NodeHeartbeat(node=self.node, incarnation=self.incarnation))
-        return out + self._watch.tick(self.workers, tick, now)
-
-    def _next_beat(self, now: float) -> float:
-        """Return when to send the next heartbeat: aligned with other agents of this machine, or at the detector's pace.
-
-        The detector asks for a slower pace in a large cluster.
-        """
-        if self._beats >= FRESH and self._paced_s > self._heartbeat_s:
-            return now + self._paced_s
-        return ((now + EARLY_S) // self._heartbeat_s + 1) * self._heartbeat_s - EARLY_S
+        return out + self.presence.beat(now) + self._watch.tick(self.workers, tick, now)
 
     def due_at(self) -> float:
         """Return when the next tick has something to do (monotonic seconds), if no other stimulus comes before."""
         workers = self.workers.values()
-        if self.left or not self.incarnation or any(worker.queued is not None for worker in workers):
+        if any(worker.queued is not None for worker in workers):
             return -math.inf
-        return min(
-            [
-                self._beat_at,
-                self._join_again_at,
-                self.snapshots.due_at(),
-                *(each.heard_at + PING_S for each in workers if each.pid),
-            ]
-        )
+        pings = (each.heard_at + PING_S for each in workers if each.pid)
+        return min([self.presence.due_at(), self.snapshots.due_at(), *pings])

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 
 import msgspec
@@ -18,18 +18,13 @@ from unicron.clock import Clock
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
 from unicron.contracts.queries import GetLog, GetStates, InjectFault, Query, Reply
-from unicron.contracts.tasks import Slot, TaskSpec
+from unicron.contracts.tasks import Slot
 from unicron.contracts.worker import (
-    CAUSE,
-    DRILL,
-    STOP_GRACE,
-    UNCARRIED,
     Joined,
     Membership,
     Raised,
     StateFetched,
     ToAgent,
-    printable_cause,
 )
 from unicron.errors import (
     BusUnavailableError,
@@ -39,18 +34,19 @@ from unicron.errors import (
 from unicron.rules import load
 from unicron.service.core import order_taken
 from unicron.service.health import ALIVE
+from unicron.snapshots.memory import SnapshotMemory
+from unicron_agent import environment
 from unicron_agent.agent import Agent
 from unicron_agent.chaos import Chaos
 from unicron_agent.core import AgentCore
 from unicron_agent.fabric import Fabric
 from unicron_agent.hardware.gpus import GpuWatch, addresses
 from unicron_agent.hardware.kernel_log import KernelLog
-from unicron_agent.hardware.network import home, interface_of, memory_dir, own_address
+from unicron_agent.hardware.network import home, memory_dir, own_address
 from unicron_agent.hardware.whereabouts import locate
 from unicron_agent.metrics import AgentMetrics
 from unicron_agent.outbox import Outbox
 from unicron_agent.settings import AgentSettings
-from unicron_agent.snapshots.memory import SnapshotMemory
 from unicron_agent.snapshots.transfers import Transfers
 from unicron_agent.stimuli import (
     Adopted,
@@ -79,7 +75,7 @@ from unicron_agent.workers.output import Outputs, last_lines, rotate
 from unicron_agent.workers.rendezvous import RendezvousServer
 from unicron_agent.workers.stacks import stacks_of
 from unicron_agent.workers.supervisor import Supervisor
-from unicron_agent.workers.warm import Standby, single_thread
+from unicron_agent.workers.warm import Standby
 from unicron_agent.workers.watch import QUIET_S
 from unicron_agent.workers.workers import StallLimits, communicating
 
@@ -134,7 +130,8 @@ class NodeShell:
         self._host = settings.host or own_address(settings.nats_servers[0])
         self._outputs = Outputs(self._rules)
         self._standby, self._leaving, self._cut = standby, leaving, cut
-        self._supervisor = Supervisor(self._run_dir, self._common_environment(), self._outputs, self._exited, standby)
+        variables = environment.of_node(self._name, self._host, self._memory)
+        self._supervisor = Supervisor(self._run_dir, variables, self._outputs, self._exited, standby)
         self._channels = Channels(
             is_known=lambda worker: worker in self._agent.core.workers,
             on_message=self._on_worker_message,
@@ -313,14 +310,14 @@ class NodeShell:
         if not self._supervisor.watching:
             self._memory.clean()
         (self._memory.folder / "agent.sock").unlink(missing_ok=True)
-        self._handle(Adopted(found, self._memory.left_behind(), self._memory.saved()))
+        self._handle(Adopted(found, self._memory.kept(), self._memory.saved()))
 
     def _exited(self, exited: ProcessExited) -> None:
         self._spawn(self._handle_exit(exited))
 
     async def _handle_exit(self, exited: ProcessExited) -> None:
         await self._channels.drain(exited.worker)
-        self._memory.forget(exited.worker)
+        self._memory.remove_transient(exited.worker)
         self._handle_all(self._outputs.new_lines_of(exited.worker))
         self._outputs.forget(exited.worker)
         lines = flight.read_dump(self._dump_prefix(exited.worker), self._clock.now())
@@ -370,8 +367,9 @@ class NodeShell:
         spec = command.spec
         try:
             recorder = flight.dump_variables(self._dump_prefix(command.worker), os.environ, spec.env)
-            environment = {**own_checkpoint_variables(spec), **recorder, **spec.env, **self._environment_of(command)}
-            pid = await self._supervisor.start_worker(command, environment)
+            ours = environment.of_worker(command, self._slots)
+            variables = {**environment.of_checkpoints(spec), **recorder, **spec.env, **ours}
+            pid = await self._supervisor.start_worker(command, variables)
         except (OSError, UnicronError) as error:
             reason = f"{self._name} can't start {spec.command[0]!r} in {spec.workdir!r}: {error}"
             self._exited(ProcessExited(command.worker, 127, stderr=(reason,)))
@@ -384,39 +382,7 @@ class NodeShell:
     def _answer_fetch(self, worker: str, answer: StateFetched) -> None:
         self._channels.send(worker, answer)
         if worker not in self._agent.core.workers:
-            self._memory.forget(worker)
-
-    def _common_environment(self) -> dict[str, str]:
-        found = {
-            **single_thread(),
-            "UNICRON_NODE": self._name,
-            "UNICRON_HOST": self._host,
-            "UNICRON_WORKER_SOCKET": str(self._memory.folder / "agent.sock"),
-            "UNICRON_STATE_DIR": str(self._memory.folder),
-            "UNICRON_STATE_LIMIT": str(self._memory.limit),
-        }
-        if interface := interface_of(self._host):
-            found |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-        return found
-
-    def _environment_of(self, command: StartWorker) -> dict[str, str]:
-        slot = next(slot for slot in self._slots if slot.index == command.slot)
-        return {
-            "UNICRON_WORKER": command.worker,
-            "UNICRON_TASK": command.task,
-            "UNICRON_SLOT": str(command.slot),
-            "UNICRON_ITERATIONS": str(command.spec.iterations),
-            "UNICRON_MICROBATCHES": str(command.spec.microbatches),
-            "UNICRON_LAYOUT": msgspec.json.encode(command.layout).decode(),
-            "UNICRON_LAYOUTS": str(len({each.degrees for each in command.spec.layouts.values()}) or 1),
-            "UNICRON_PLACE": str(command.place),
-            "CUDA_VISIBLE_DEVICES": slot.device,
-            STOP_GRACE: str(command.spec.stop_grace_s),
-            DRILL: "due" if command.spec.drill and not command.cause else "",
-            UNCARRIED: printable_cause(command.uncarried),
-            CAUSE: printable_cause(command.cause),
-            **torchrun_variables(command, self._slots),
-        }
+            self._memory.remove_transient(worker)
 
     # --- queries ------------------------------------------------------------------------------------------------------
 
@@ -446,30 +412,3 @@ class NodeShell:
             case InjectFault():
                 raise InvalidInputError(f"{self._name} injects no faults: start its agent with UNICRON_CHAOS=true")
         raise InvalidInputError(f"an agent answers GetStates, GetLog and InjectFault, not {type(query).__name__}")
-
-
-def torchrun_variables(command: StartWorker, slots: Sequence[Slot]) -> dict[str, str]:
-    """Return what torchrun's variables tell a rank of its node, where the order says who is on it.
-
-    All ranks of a node see the devices of all of them, and each takes the one that its local rank names.
-    """
-    if command.slot not in command.local_slots:
-        return {}
-    devices = {slot.index: slot.device for slot in slots}
-    return {
-        "LOCAL_RANK": str(command.local_slots.index(command.slot)),
-        "LOCAL_WORLD_SIZE": str(len(command.local_slots)),
-        "GROUP_RANK": str(command.group),
-        "GROUP_WORLD_SIZE": str(command.groups),
-        "CUDA_VISIBLE_DEVICES": ",".join(filter(None, map(devices.get, command.local_slots))),
-    }
-
-
-def own_checkpoint_variables(spec: TaskSpec) -> dict[str, str]:
-    """Return the variable that tells a script where to keep checkpoints of its own, beside those of its task.
-
-    It is the same for all workers of a task, and of a later task of that name; a task file's `env` goes over it.
-    """
-    root = spec.checkpoints.rstrip("/")
-    place = root if "://" in root else Path(root).absolute()
-    return {"UNICRON_CHECKPOINT_DIR": f"{place}/{spec.name}.own"} if root else {}

@@ -11,7 +11,7 @@ from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.queries import Curve, CurvePoint, PlanView, TableRow
 from unicron.contracts.tasks import SlotRef
 from unicron.observe.words.explain import NO_PLAN, changes, explain
-from unicron.observe.words.units import KNOWN_FLOPS, expected, known, percent, si, span
+from unicron.observe.words.units import KNOWN_FLOPS, expected, has_known_flops, percent, si, span
 from unicron_cli.views import plain_table
 
 NAMED = 6
@@ -68,7 +68,7 @@ def shares_table(plan: Plan, in_force: Plan | None = None) -> Table:
     for column in table.columns[1:5]:
         column.justify = "right"
     now = {share.task: share.slots for share in in_force.shares} if in_force else {}
-    money = known(plan)
+    money = has_known_flops(plan)
     for share in plan.shares:
         if in_force:
             held, slots = set(now.get(share.task, [])), set(share.slots)
@@ -104,7 +104,7 @@ def lookup_view(view: PlanView) -> Group:
                 Text(names),
                 str(row.workers),
                 Text(changes(held, held | row.changes) or "no task changes"),
-                si(row.waf, "FLOP/s") if known(view.plan) else "",
+                si(row.waf, "FLOP/s") if has_known_flops(view.plan) else "",
             )
         table.add_section()
     made = f"; making it took {span(view.plan.refresh_s)}" if view.plan.refresh_s else ""
@@ -202,7 +202,7 @@ def _figures(view: PlanView, plan: Plan) -> Text:
     took = f" in {span(plan.lookup_s)}" if plan.lookup_s else ""
     table = f"; making the table took {span(plan.refresh_s)}" if plan.refresh_s else ""
     lines = [f"{how}{took}{table}", f"{expected(plan)} on {plan.workers} slots"]
-    if known(plan) and view.runner_up is not None:
+    if has_known_flops(plan) and view.runner_up is not None:
         lines[1] += f", {si(view.runner_up.waf, 'FLOP/s')} by the runner-up"
     lines.append(f"D_running {span(plan.running_s)}, D_transition {span(plan.transition_s)}")
     return Text("\n".join(lines))

@@ -1,11 +1,14 @@
 """An example of every message and record, for the documentation."""
 
+import builtins
 import enum
 import types
 import typing
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import fields
 
 from unicron.contracts.base import AGENT, Message
 from unicron.contracts.queries import SaverView
@@ -136,32 +139,36 @@ VALUES: dict[str, Any] = {
 PLAIN = {str: "text", int: 2, float: 1.5, bool: True, bytes: b""}
 
 
-def sample(kind: Any, field: str = "") -> Any:
-    """Return an example of the type `kind`, as the value of `field`."""
-    origin_, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin_ in {types.UnionType, typing.Union}:
-        found = VALUES.get(field, ...)
-        return None if found is None else sample(next(each for each in inner if each is not types.NoneType), field)
-    if origin_ is dict:
-        return VALUES[field]
-    if origin_ is list:
-        known = isinstance(VALUES.get(field), list)
-        return VALUES[field] if known else [sample(inner[0], field)]
+def sample(kind: Any) -> Any:
+    """Return a message or record as one might be."""
+    found = example(kind, "", VALUES, lambda plain, _: PLAIN[plain])
+    if isinstance(found, Message):
+        return msgspec.structs.replace(found, source={AGENT: "node-1", "": "detector"}.get(kind.SENDER, kind.SENDER))
+    return found
+
+
+def example(kind: Any, field: str, known: Mapping[str, Any], plain: Callable[[type, str], Any]) -> Any:
+    """Return a value of a type, with each field of each record in it filled in.
+
+    Args:
+        kind: the type.
+        field: that holds the value.
+        known: values by field, where their types fit; None leaves an optional field out.
+        plain: makes the others: a text, a number, a truth or bytes, for a field.
+    """
+    inner = [each for each in typing.get_args(kind) if each is not types.NoneType]
+    match typing.get_origin(kind):
+        case types.UnionType | typing.Union:
+            return None if known.get(field, ...) is None else example(inner[0], field, known, plain)
+        case builtins.dict:
+            return known.get(field) or {example(inner[0], field, known, plain): example(inner[1], field, known, plain)}
+        case builtins.list:
+            return known[field] if isinstance(known.get(field), list) else [example(inner[0], field, known, plain)]
     if issubclass(kind, msgspec.Struct):
-        return _filled(kind)
-    value = VALUES.get(field)
+        hints = typing.get_type_hints(kind)
+        values = {each.name: example(hints[each.name], each.encode_name, known, plain) for each in fields(kind)}
+        return kind(**values)
+    value = known.get(field)
     if issubclass(kind, enum.Enum):
         return kind(value) if value in list(kind) else next(iter(kind))
-    return value if isinstance(value, kind) else PLAIN[kind]
-
-
-def _filled(kind: type[msgspec.Struct]) -> msgspec.Struct:
-    hints = typing.get_type_hints(kind)
-    values = {name: sample(hints[name], name) for name in kind.__struct_fields__}
-    if issubclass(kind, Message):
-        values["source"] = _source(kind)
-    return kind(**values)
-
-
-def _source(kind: type[Message]) -> str:
-    return {AGENT: "node-1", "": "detector"}.get(kind.SENDER, kind.SENDER)
+    return value if isinstance(value, kind) else plain(kind, field)

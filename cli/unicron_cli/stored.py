@@ -115,9 +115,9 @@ def restore(
         found = newest.stored
     else:
         found = _one(storage, task, step)
-    content = reading.whole(storage, found)
+    content = reading.read_whole(storage, found)
     try:
-        whole.write(content, to)
+        whole.save_file(content, to)
     except OSError as error:
         raise CheckpointError(str(error.strerror)) from error
     if as_json:

@@ -501,7 +501,7 @@ class Cluster:
 
     async def _missing(self, client: Client) -> list[str]:
         try:
-            idle = [name for name in self.services if name != CONSOLE and not await client.active(name)]
+            idle = [name for name in self.services if name in NAMED and not await client.active(name)]
             if idle:
                 return idle
             if self._layout.host:

@@ -40,7 +40,7 @@ def seeds(usual, most=1000):
     ]
 
 
-@pytest.mark.parametrize("first", seeds(200))
+@pytest.mark.parametrize("first", seeds(100))
 def test_nothing_that_must_not_be_happens_in_a_storm(first):
     for seed in range(first, first + BATCH):
         outcome = storm.run(seed)
@@ -48,7 +48,7 @@ def test_nothing_that_must_not_be_happens_in_a_storm(first):
         assert outcome.messages
 
 
-@pytest.mark.parametrize("first", seeds(100))
+@pytest.mark.parametrize("first", seeds(50))
 def test_nothing_that_must_not_be_happens_in_a_storm_with_liars(first):
     lied = 0
     for seed in range(first, first + BATCH):
@@ -97,7 +97,7 @@ class Obedient(AgentCore):
     """An agent that looks at no token."""
 
     def admit(self, command):
-        return command.incarnation in {"", self.incarnation}
+        return command.incarnation in {"", self.presence.incarnation}
 
 
 class Forgetting(AgentCore):
@@ -295,7 +295,7 @@ class Unquestioning(AgentCore):
     """An agent that does not ask whether anybody was given a token."""
 
     def _obey_or_verify(self, command):
-        self.in_force = max(self.in_force, command.token)
+        self.fencing.in_force = max(self.fencing.in_force, command.token)
         return self.obey(command)
 
 
@@ -335,15 +335,15 @@ class Unconfined(PlannerCore):
             StormParts(service=having(Service, "_ledger", careless)), "lacks its part", 6, id="parts-overwritten"
         ),
         pytest.param(StormParts(compares=False), "", 733, id="no-compare"),
-        pytest.param(StormParts(worker=Keeping), "instead of each of", 5, id="stale-sum-kept"),
+        pytest.param(StormParts(worker=Keeping), "instead of each of", 40, id="stale-sum-kept"),
         pytest.param(StormParts(worker=Uncritical), "instead of each of", 3, id="counted-twice-after-a-sit-out"),
         pytest.param(StormParts(worker=Noisy), "though a rank of its replica was replaced", 3, id="noise-counted"),
         pytest.param(StormParts(worker=Torn), "instead of each of", 3, id="torn-replica-kept"),
-        pytest.param(StormParts(worker=Unasked), "was clipped by noise", 2, id="updates-unasked"),
+        pytest.param(StormParts(worker=Unasked), "was clipped by noise", 15, id="updates-unasked"),
         pytest.param(StormParts(worker=Blind), "starts anew", 1, id="shelf-untold"),
         pytest.param(StormParts(worker=Littering), "still lies where it was left behind", 143, id="left-and-gone-on"),
-        pytest.param(StormParts(agent=Hoarding), "still lies where it was left behind", 5, id="nothing-removed"),
-        pytest.param(StormParts(agent=Unremembered), "still lies", 34, id="saved-states-forgotten"),
+        pytest.param(StormParts(agent=Hoarding), "still lies where it was left behind", 2, id="nothing-removed"),
+        pytest.param(StormParts(agent=Unremembered), "still lies", 2, id="saved-states-forgotten"),
         pytest.param(StormParts(agent=Hopeful), "still lies", 38, id="copies-not-sent"),
         pytest.param(StormParts(worker=Rash), "before the last one is safe", 0, id="saved-over-what-is-needed"),
         pytest.param(StormParts(worker=Heedless), "was still saving", 18, id="updated-while-saved"),

@@ -4,41 +4,26 @@
 `python tests/contract/test_golden.py`, which adds the new encodings, and read the difference before committing it.
 """
 
-import enum
 import json
-import types
-import typing
 from pathlib import Path
 
 import msgpack
 import msgspec
 import pytest
+from unicron_cli.samples import example
 
 from unicron import codec
 from unicron.contracts import queries
 from unicron.contracts.base import Word
 
+PLAIN = {bytes: b"\x00\xff", bool: True, int: 7, float: 1.5}
 GOLDEN = Path(__file__).with_name("golden.json")
 KINDS = {**codec.MESSAGES, **{kind.__name__: kind for kind in (*codec.QUERIES, queries.Reply)}}
 
 
-def example(kind, name="value"):
+def golden(kind):
     """Return a value of a type with every field filled in, always the same."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in {typing.Union, types.UnionType}:
-        return example(next(each for each in arguments if each is not types.NoneType), name)
-    if origin is list:
-        return [example(arguments[0], name)]
-    if origin is dict:
-        return {example(arguments[0], name): example(arguments[1], name)}
-    if issubclass(kind, msgspec.Struct):
-        hints = typing.get_type_hints(kind)
-        return kind(
-            **{field.name: example(hints[field.name], field.encode_name) for field in msgspec.structs.fields(kind)}
-        )
-    if issubclass(kind, enum.Enum):
-        return next(iter(kind))
-    return {str: name, bytes: b"\x00\xff", bool: True, int: 7, float: 1.5}[kind]
+    return example(kind, "value", {}, lambda plain, name: name if plain is str else PLAIN[plain])
 
 
 def is_word(kind):
@@ -61,12 +46,12 @@ def test_every_type_has_its_golden_bytes():
 
 @pytest.mark.parametrize("name", sorted(KINDS))
 def test_the_encoding_has_not_changed(name):
-    assert codec.encode(example(KINDS[name])) == load()[name][-1], "changed on purpose? see this file's docstring"
+    assert codec.encode(golden(KINDS[name])) == load()[name][-1], "changed on purpose? see this file's docstring"
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
 def test_every_encoding_there_ever_was_is_still_read_and_no_field_was_dropped(name):
-    now = msgspec.to_builtins(example(KINDS[name]), builtin_types=(bytes,))
+    now = msgspec.to_builtins(golden(KINDS[name]), builtin_types=(bytes,))
     for data in load()[name]:
         read = decode(KINDS[name], data)
         assert type(read) is KINDS[name]
@@ -80,7 +65,7 @@ def test_every_encoding_there_ever_was_is_still_read_and_no_field_was_dropped(na
 
 @pytest.mark.parametrize("name", sorted(KINDS))
 def test_any_msgpack_reads_it_as_a_map_with_its_type(name):
-    held = msgpack.unpackb(codec.encode(example(KINDS[name])))
+    held = msgpack.unpackb(codec.encode(golden(KINDS[name])))
     assert held.get("type", "Reply") == name
     assert all(isinstance(key, str) for key in held)
 
@@ -89,14 +74,14 @@ def test_any_msgpack_reads_it_as_a_map_with_its_type(name):
 def test_unknown_fields_are_ignored_and_missing_optional_ones_get_their_defaults(name):
     kind = KINDS[name]
     fields = msgspec.structs.fields(kind)
-    held = msgpack.unpackb(codec.encode(example(kind)))
+    held = msgpack.unpackb(codec.encode(golden(kind)))
     required = {field.encode_name for field in fields if field.required} | {"type"}
     shortened = {key: value for key, value in held.items() if key in required}
     read = decode(kind, msgpack.packb({**shortened, "of_a_later_version": {"a": [1, None]}}))
     for field in fields:
         value = getattr(read, field.name)
         if field.required:
-            assert value == getattr(example(kind), field.name)
+            assert value == getattr(golden(kind), field.name)
         elif field.default is not msgspec.NODEFAULT:
             assert value == field.default
         else:
@@ -106,7 +91,7 @@ def test_unknown_fields_are_ignored_and_missing_optional_ones_get_their_defaults
 if __name__ == "__main__":
     known = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     for each, made in sorted(KINDS.items()):
-        text = codec.encode(example(made)).hex()
+        text = codec.encode(golden(made)).hex()
         if text not in known.setdefault(each, []):
             known[each].append(text)
     GOLDEN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")

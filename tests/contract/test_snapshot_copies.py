@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from helpers.fabric import Node, fabric, fetched, state_ref
 from helpers.waiting import until
-from unicron_agent.snapshots.memory import SnapshotMemory
 from unicron_agent.snapshots.sending import send_copy
 from unicron_agent.snapshots.server import FETCH, KEEP, LIMITS, SnapshotServer
 from unicron_agent.snapshots.sources import OtherNode, OwnMemory
@@ -21,6 +20,7 @@ from unicron.contracts import states
 from unicron.contracts.states import StateRef, label
 from unicron.contracts.traffic import Forecast
 from unicron.errors import StateTransferError, UnsoundStateError
+from unicron.snapshots.memory import SnapshotMemory
 
 NAME, OLDER = "gpt-1.1.saved", "gpt-1.0.saved"
 CONTENT = os.urandom(5 * 1024 * 1024 + 17)
@@ -94,7 +94,7 @@ async def test_what_was_left_behind_arrives_whole_too_and_is_written_once(keeper
     await keeper.send(left)
     here = left.at("n2", keeper.address)
     assert keeper.told == [("gpt-1.7.kept", None), ("gpt-1.7.kept", here)]
-    assert keeper.memory.left_behind() == ["gpt-1.7.kept"], "an agent that is started again finds it"
+    assert keeper.memory.kept() == ["gpt-1.7.kept"], "an agent that is started again finds it"
     taken = await OwnMemory(keeper.memory).obtain(here, keeper.folder / "gpt-2.fetched")
     assert taken.read_bytes()[: here.size] == CONTENT
     assert (await OtherNode(keeper.own_fabric).obtain(here, keeper.own / "taken")).read_bytes() == CONTENT

@@ -102,9 +102,9 @@ async def test_a_source_that_goes_away_in_the_middle_leaves_all_or_nothing(scene
 
 async def test_a_taker_that_gives_up_leaves_nothing(scene, monkeypatch):
     release = threading.Event()
-    check = sources.check
+    verify = sources.verify
     # else it may be through before we look: the check is made in a thread
-    monkeypatch.setattr(sources, "check", lambda *args: (release.wait(), check(*args)))
+    monkeypatch.setattr(sources, "verify", lambda *args: (release.wait(), verify(*args)))
     obtaining = asyncio.ensure_future(scene.obtain())
     while not scene.target.with_suffix(".part").exists():
         await asyncio.sleep(0)

@@ -10,6 +10,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 from unicron_cli.main import app
 
+from helpers import commands
+
 UNICRON = [sys.executable, "-m", "unicron_cli"]
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")} | {"COLUMNS": "200"}
 
@@ -45,10 +47,10 @@ def reaching(url):
 
 def unicron(*words, url=None, code=0, cwd=None):
     environment = reaching(url) if url else CLEAN
-    done = call([*UNICRON, *words], environment, cwd)
-    assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr
-    return done.stderr if code else done.stdout
+    ended, out, err = commands.call(words, environment, cwd)
+    assert ended == code, f"{words}: {ended}\n{out}\n{err}"
+    assert "Traceback" not in err
+    return err if code else out
 
 
 def data(*words, **options):

@@ -4,13 +4,13 @@ import contextlib
 
 import grpc.aio
 from unicron_agent.fabric import Fabric
-from unicron_agent.snapshots.memory import SnapshotMemory
 from unicron_agent.snapshots.server import FETCH, LIMITS, SnapshotServer
 from unicron_agent.traffic import NodeTraffic
 from xxhash import xxh3_128
 
 from unicron import fabric_proofs
 from unicron.contracts.states import StateLocation, StateRef
+from unicron.snapshots.memory import SnapshotMemory
 
 KEY = fabric_proofs.new_key()
 

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from helpers import ROOT
 from unicron.contracts.tasks import ParallelLayout
-from unicron.train.snapshots.gathering import laid_out
+from unicron.train.snapshots.gathering import collect_state
 from unicron.train.snapshots.shards import Box, local
 
 EXAMPLE = ROOT / "examples" / "parallel" / "train.py"
@@ -94,7 +94,7 @@ def filled(protected):
 
 def told(protected):
     """Return what a rank holds, as plain tensors by name."""
-    return laid_out(3, protected)["objects"]
+    return collect_state(3, protected)["objects"]
 
 
 def same(one, other):

@@ -91,11 +91,11 @@ def install(library):
     nccl.event = module.Event
 
     def idle():
-        mark = nccl.mark()
+        mark = nccl.record_event()
         while not mark.query():
             time.sleep(0.001)
 
-    nccl.idle = idle
+    nccl.synchronize = idle
 
 
 def in_forks_of(standby):

@@ -194,7 +194,7 @@ class Stage(Told):
         """End workers by SIGKILL, in one moment."""
         for victim in map(self.worker, workers):
             victim.end(None, 9)
-            self.world._note(victim)
+            self.world.record_struck(victim)
 
     def machine(self, node):
         return self.world.machines[node]
@@ -204,12 +204,12 @@ class Stage(Told):
         for node in nodes:
             await self.machine(node).lose_power()
         for node in nodes if noticed else ():
-            self.world._advise(node, "Client Closed")
+            self.world.publish_disconnect(node, "Client Closed")
 
     async def kill_agent(self, node):
         """End the agent of a node by SIGKILL; its workers live on."""
         await self.machine(node).crash_agent()
-        self.world._advise(node, "Client Closed")
+        self.world.publish_disconnect(node, "Client Closed")
 
     async def leave(self, *nodes, notice_s=10.0):
         """Tell the agents of nodes to end, and wait until they have: they may hand over for that long."""

@@ -4,7 +4,7 @@ import torch
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.snapshots.storage.root import begin
-from unicron.train.snapshots.gathering import laid_out
+from unicron.train.snapshots.gathering import collect_state
 from unicron.train.snapshots.stored.commit import commit
 from unicron.train.snapshots.stored.parts import write_part
 
@@ -30,7 +30,7 @@ def save(root, iteration, states, layout=None, task=TASK):
 
 def save_trained(root, iteration, seed=0):
     """Write a checkpoint of a whole small model; return it and what was in it."""
-    state = laid_out(iteration, trained(seed))
+    state = collect_state(iteration, trained(seed))
     return save(root, iteration, [state]), state
 
 

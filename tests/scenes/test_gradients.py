@@ -22,11 +22,11 @@ class Unruly(Trainer):
         try:
             await super()._train()
         except NonFiniteGradientError as error:
-            self.say(Raised(iteration=BAD[0], exception=type(error).__name__, text=str(error), traceback=""))
+            self.send(Raised(iteration=BAD[0], exception=type(error).__name__, text=str(error), traceback=""))
             self.end(1, None)
 
     @property
-    def summed(self):
+    def is_sum_finite(self):
         return not (self.core.iteration == BAD[0] and BAD[1] in self._sums)
 
 
@@ -34,8 +34,8 @@ class Sick(Unruly):
     """That is so on one node only: where it is computed as long as nobody is lost."""
 
     @property
-    def summed(self):
-        return self.host.name != "node-3" or super().summed
+    def is_sum_finite(self):
+        return self.host.name != "node-3" or super().is_sum_finite
 
 
 def unruly(rule, script=Unruly):

@@ -59,7 +59,7 @@ class Desk:
         """Start a notifier, and wait until it answers."""
         self.stage = stage
         world, self.link = stage.world, stage.world.network.link("notifier")
-        made, fresh_id = wiring(NotifierSettings(notify=str(self.file))), lambda: world._fresh_id("notifier")
+        made, fresh_id = wiring(NotifierSettings(notify=str(self.file))), lambda: world.fresh_id("notifier")
         service = Service(made, self.link, world.clock, LEASE_TTL_S, fresh_id)
         couriers_ = couriers.Couriers(load(str(self.file)), self.link, world.clock, service)
         self.jobs = [asyncio.ensure_future(self._run(each)) for each in (service.run(), couriers_.run())]

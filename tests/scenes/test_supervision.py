@@ -238,12 +238,12 @@ async def test_a_service_is_healthy_while_an_instance_of_it_lives(stage, monkeyp
     check = partial(health.check, health.HealthSettings())
     for name in SERVICES:
         await check(name)
-        [instance] = stage.world._instances[name]
-        await stage.world._kill(instance)
+        [instance] = stage.world.instances[name]
+        await stage.world.kill_service(instance)
         await stage.wait(2 * LEASE_TTL_S)
         with pytest.raises(BusUnavailableError, match=f"no instance of {name} is active"):
             await check(name)
-        stage.world._start(name)
+        stage.world.start_service(name)
         await stage.wait(2 * LEASE_TTL_S)
         await check(name)
 

@@ -32,7 +32,7 @@ class watch:  # noqa: N801 scripts read it as a verb
         self._line = channel.launcher_channel()
         self._model = model
         self._hooks: list[Any] = []
-        self._began = self._given = self._made = 0.0
+        self._began = self._forward_began = self._gradient_made = 0.0
         self._passes = 0
         self._computed: list[float] = []
 
@@ -92,16 +92,16 @@ class watch:  # noqa: N801 scripts read it as a verb
         self._end_pass()
         self._progress()
         self._passes += 1
-        self._given = time.monotonic()
+        self._forward_began = time.monotonic()
 
     def _gradient(self, _: torch.nn.Parameter) -> None:
-        self._made = time.monotonic()
+        self._gradient_made = time.monotonic()
 
     def _end_pass(self) -> None:
         """Note how long this process computed for the last forward and backward pass, without waiting for others."""
-        if self._made > self._given > 0:
-            self._computed.append(self._made - self._given)
-        self._given = 0.0
+        if self._gradient_made > self._forward_began > 0:
+            self._computed.append(self._gradient_made - self._forward_began)
+        self._forward_began = 0.0
 
     def _progress(self) -> None:
         """Say how far it is; in a pass it may wait for others at any time, as in a reduce."""

@@ -16,8 +16,8 @@ from unicron.aio import gather_or_cancel
 from unicron.contracts.states import Keeper, StateRef
 from unicron.errors import StateTransferError, UnsoundStateError
 from unicron.snapshots.gate import Gate
+from unicron.snapshots.memory import SnapshotMemory, verify
 from unicron_agent.fabric import Fabric, challenge_in
-from unicron_agent.snapshots.memory import SnapshotMemory, check
 from unicron_agent.snapshots.server import ADMITTED, KEEP, LIMITS, PIECE, RECEIPT, RECEIPTS, TIMEOUT_S
 from unicron_agent.traffic import NodeTraffic
 
@@ -52,7 +52,7 @@ async def send_copy(
                     await _send(channel, ref, keeper, file, traffic, fabric, paced=paced)
                 except grpc.aio.AioRpcError as error:
                     if error.code() is grpc.StatusCode.DATA_LOSS:
-                        await asyncio.to_thread(check, ref, path)
+                        await asyncio.to_thread(verify, ref, path)
                     raise StateTransferError(error.details()) from error
     except (StateTransferError, OSError) as error:
         if isinstance(error, UnsoundStateError):

@@ -11,12 +11,12 @@ import grpc.aio
 import msgspec
 from xxhash import xxh3_128
 
-from unicron.contracts.states import KEPT, SAVED, StateRef, label
+from unicron.contracts.states import KEPT, SAVED, StateRef
 from unicron.errors import InvalidInputError, StateTransferError, UntimelyProofError
 from unicron.fabric_proofs import CallProof
 from unicron.snapshots.gate import Gate
+from unicron.snapshots.memory import SnapshotMemory
 from unicron_agent.fabric import CHALLENGE, Fabric, RefusalLog
-from unicron_agent.snapshots.memory import SnapshotMemory
 from unicron_agent.traffic import NodeTraffic
 
 FETCH, KEEP = "/unicron.v1.State/Fetch", "/unicron.v1.State/Keep"
@@ -149,7 +149,7 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             ref = _ref.decode(first)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise StateTransferError(f"a copy that does not say what it is: {error}") from error
-        name = self._memory.checked(ref.location.name)
+        name = self._memory.check_name(ref.location.name)
         if not name.endswith((SAVED, KEPT)) or not name.startswith(f"{ref.location.worker}.") or ref.size <= 0:
             raise StateTransferError(f"{name} of {ref.size} bytes is nothing that a worker has saved or left behind")
         if name in self._busy:
@@ -174,10 +174,7 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         name, digest, size = ref.location.name, xxh3_128(), 0
         path: Path = self._memory.folder / name
         self._on_received(name, None)
-        if path.exists() and path.stat().st_nlink > 1:
-            path.unlink()  # somebody reads it under another name
-        with path.open("r+b" if path.exists() else "w+b") as file:
-            file.truncate(min(ref.size, path.stat().st_size))  # without its label it is no state from here on
+        with path.open("r+b" if self._memory.begin_overwrite(name, ref.size) else "w+b") as file:
             async for piece in pieces:
                 digest.update(piece)
                 size += file.write(piece)
@@ -186,8 +183,8 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
                 await _acknowledge(receipts, piece)
             if (size, digest.digest()) != (ref.size, ref.checksum):
                 raise StateTransferError(f"{name}: {size} bytes of {ref.size} came, or others than were sent")
-            here = ref.at(self._node, self._address)
-            file.write(label(here))
+        here = ref.at(self._node, self._address)
+        self._memory.add_label(here)
         self._on_received(name, here)
 
 

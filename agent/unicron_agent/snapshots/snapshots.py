@@ -19,9 +19,10 @@ from unicron.contracts.commands import (
     StoreState,
 )
 from unicron.contracts.events import StateCopied, StateRejected, StateSecured, StatesFound, StateUnprotected
-from unicron.contracts.states import KEPT, SAVED, TURNS, Saver, StateRef
+from unicron.contracts.states import KEPT, Saver, StateRef
 from unicron.contracts.storage import Saving
 from unicron.contracts.worker import Kept, Save, Saved, Secured
+from unicron.snapshots.names import exported_name, saved_names
 from unicron_agent.stimuli import (
     AbandonCopies,
     CopyReceived,
@@ -201,7 +202,7 @@ class NodeSnapshots:
 
     def _remove_saved(self, worker: str) -> Out:
         """Remove all that a worker has saved, whole or not."""
-        names = [f"{worker}.{turn}.{SAVED}" for turn in range(TURNS)]
+        names = saved_names(worker)
         for name in names:
             self.present.pop(name, None)
         return [RemoveState(name) for name in names]
@@ -216,7 +217,7 @@ class NodeSnapshots:
     def record_left_behind(self, worker: str, message: Kept) -> bool:
         """Note that a worker has left its state behind; False where it names what it could not have left."""
         name = message.state.location.name
-        if name != f"{worker}.{message.epoch}.{KEPT}":
+        if name != exported_name(worker, message.epoch, kept=True):
             return False  # it would be ordered away with another's
         self.present[name] = None
         return True

@@ -13,8 +13,8 @@ from xxhash import xxh3_128
 
 from unicron.contracts.states import StateRef
 from unicron.errors import StateTransferError
+from unicron.snapshots.memory import SnapshotMemory, finished_or_removed, unsound, verify
 from unicron_agent.fabric import Fabric, challenge_in
-from unicron_agent.snapshots.memory import SnapshotMemory, check, unsound
 from unicron_agent.snapshots.server import FETCH, LIMITS, TIMEOUT_S
 
 
@@ -38,9 +38,9 @@ class OwnMemory:
 
     async def obtain(self, ref: StateRef, target: Path) -> Path:
         """Give the file a second name, which stays when its holder removes the first."""
-        with _finished_or_removed(ref, target) as unfinished:
+        with _errors_translated(ref, target), finished_or_removed(target) as unfinished:
             os.link(self._memory.path(ref.location.name), unfinished)
-            await asyncio.to_thread(check, ref, unfinished)
+            await asyncio.to_thread(verify, ref, unfinished)
         return target
 
 
@@ -54,7 +54,7 @@ class OtherNode:
         """Copy the file, piece by piece."""
         digest, left = xxh3_128(), ref.size
         address, name = ref.location.address, ref.location.name.encode()
-        with _finished_or_removed(ref, target) as unfinished:
+        with _errors_translated(ref, target), finished_or_removed(target) as unfinished:
             async with self._fabric.channel(address, ref.location.node, LIMITS) as channel:
                 with unfinished.open("wb") as file:
                     async for piece in self._pieces(channel, address, name):
@@ -87,17 +87,12 @@ def source_of(ref: StateRef, node: str, memory: SnapshotMemory, fabric: Fabric) 
 
 
 @contextlib.contextmanager
-def _finished_or_removed(ref: StateRef, target: Path) -> Iterator[Path]:
-    """Lend a file to fill, and make it `target` if nothing goes wrong; else remove it and say what did."""
-    unfinished = target.with_suffix(".part")
+def _errors_translated(ref: StateRef, target: Path) -> Iterator[None]:
+    """Raise a StateTransferError that names snapshot and places where the transfer inside fails."""
     what = f"state {ref.location.name!r} of {ref.location.node}"
     try:
-        unfinished.unlink(missing_ok=True)
-        yield unfinished
-        unfinished.rename(target)
+        yield
     except grpc.aio.AioRpcError as error:
         raise StateTransferError(f"{what} from {ref.location.address}: {error.details()}") from error
     except OSError as error:
         raise StateTransferError(f"{what} into {target.parent}: {error.strerror}; make room there") from error
-    finally:
-        unfinished.unlink(missing_ok=True)

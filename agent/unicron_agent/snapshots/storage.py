@@ -1,8 +1,6 @@
 """Checkpoints on storage: what the agent does about them runs in processes of their own, which may take their time."""
 
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +10,7 @@ from unicron.contracts.commands import CommitCheckpoint, FindCheckpoint
 from unicron.contracts.events import CheckpointFailed, CheckpointFound, CheckpointStored, PartStored
 from unicron.contracts.storage import StoredPart, StoredState
 from unicron.errors import CheckpointError, UnicronError
-from unicron_agent.snapshots.memory import SnapshotMemory
+from unicron.snapshots.memory import SnapshotMemory
 from unicron_agent.stimuli import StorePart
 from unicron_agent.workers.supervisor import Supervisor
 
@@ -45,17 +43,11 @@ async def run_storage_job(job: Job, node: str, memory: SnapshotMemory, superviso
 
 
 async def _store_part(job: StorePart, node: str, memory: SnapshotMemory, supervisor: Supervisor) -> PartStored:
-    """Write a part from a second name of the state's file: the next save leaves that one alone."""
+    """Write a part of a checkpoint from a snapshot, which no save writes over meanwhile."""
     ref, began = job.ref, time.monotonic()
-    path = memory.path(ref.location.name)
-    held = Path(f"{path}.{ref.iteration}.stored")
-    held.unlink(missing_ok=True)
-    os.link(path, held)
-    try:
-        state = {"path": str(held), "size": ref.size, "checksum": ref.checksum.hex(), "place": ref.place}
+    with memory.held_for_storage(ref) as path:
+        state = {"path": str(path), "size": ref.size, "checksum": ref.checksum.hex(), "place": ref.place}
         found = await _run_process(supervisor, {"do": "write", "saving": job.saving, **state})
-    finally:
-        held.unlink(missing_ok=True)
     part = msgspec.convert(found, StoredPart)
     seconds = time.monotonic() - began
     return PartStored(node=node, task=ref.task, saving=job.saving, part=part, seconds=seconds)

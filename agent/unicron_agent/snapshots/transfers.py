@@ -9,8 +9,8 @@ import grpc.aio
 from unicron.contracts.states import Keeper, StateRef
 from unicron.contracts.worker import StateFetched
 from unicron.errors import StateTransferError, UnsoundStateError
+from unicron.snapshots.memory import SnapshotMemory
 from unicron_agent.fabric import Fabric
-from unicron_agent.snapshots.memory import SnapshotMemory
 from unicron_agent.snapshots.sending import send_copy
 from unicron_agent.snapshots.server import SnapshotServer
 from unicron_agent.snapshots.sources import source_of
@@ -54,7 +54,7 @@ class Transfers:
         answer: is called with a worker and the snapshot that it asked for.
 
     Attributes:
-        fetched: is called with the seconds that fetching a snapshot took.
+        on_fetched: is called with the seconds that fetching a snapshot took.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Transfers:
         source, now = source_of(ref, self._node, self._memory, self._fabric), asyncio.get_running_loop().time
         began = now()
         try:
-            path = await source.obtain(ref, self._memory.fetched(worker, ref.location.name))
+            path = await source.obtain(ref, self._memory.fetched_path(worker, ref.location.name))
             self.on_fetched(now() - began)
             answer = StateFetched(name=ref.location.name, path=str(path), own=True)
         except StateTransferError as error:

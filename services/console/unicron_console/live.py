@@ -60,7 +60,7 @@ class Hub:
     def __init__(self, picture: ClusterPicture, clock: Callable[[], float]) -> None:
         self.picture, self.pages, self.behind = picture, Pages(picture), 0
         self._clock = clock
-        self.away, self._there = 0.0, clock()
+        self.away, self._answered_at = 0.0, clock()
         self._readers: defaultdict[tuple[str, str], set[PageReader]] = defaultdict(set)
         self._news = asyncio.Event()
         self._sent_position = 0
@@ -88,10 +88,10 @@ class Hub:
 
     def set_available(self, *, available: bool) -> None:
         """Tell everybody when the bus ceases to answer, and when it does so again."""
-        self._there = self._clock() if available else self._there
+        self._answered_at = self._clock() if available else self._answered_at
         if available == (not self.away):
             return
-        self.away = 0.0 if available else self._there
+        self.away = 0.0 if available else self._answered_at
         for topic in list(self._readers):
             self._send(topic, self._away_frame())
         self.wake()

@@ -146,15 +146,15 @@ async def read(client: Client, hub: Hub) -> None:
     hub.behind = tail
     if not tail:
         hub.caught_up()
-    taken = 0
+    count = 0
     async for position, message in client.follow():
         hub.picture.handle(position, message)
-        taken += 1
+        count += 1
         if hub.behind:
             hub.behind = tail - position
             if hub.behind <= 0:
                 hub.caught_up()
-        if not hub.behind or taken % TURN == 0:
+        if not hub.behind or count % TURN == 0:
             hub.wake()
             await asyncio.sleep(0)
 

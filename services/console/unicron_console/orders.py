@@ -19,21 +19,21 @@ class PageOrder(NamedTuple):
     """What can be ordered.
 
     Attributes:
-        of: what it is given to: a node or a task.
+        target_kind: what it is given to: a node or a task.
         preview: what it would do, in words.
         give: gives it; returns what comes of it, in words.
     """
 
-    of: str
+    target_kind: str
     preview: Callable[[Client, Wanted], Awaitable[str]]
     give: Callable[[Client, Wanted], Awaitable[str]]
 
 
-def _says(text: str) -> Callable[[Client, Wanted], Awaitable[str]]:
-    async def say(_: Client, wanted: Wanted) -> str:
+def _fixed_preview(text: str) -> Callable[[Client, Wanted], Awaitable[str]]:
+    async def preview(_: Client, wanted: Wanted) -> str:
         return text.format(wanted.target, value=wanted.value)
 
-    return say
+    return preview
 
 
 async def _drain(client: Client, wanted: Wanted) -> str:
@@ -43,47 +43,49 @@ async def _drain(client: Client, wanted: Wanted) -> str:
         words = dict(explain(await client.what_if(lose=[wanted.target])))
     except UnicronError as error:
         return f"{text} What the planner makes of that is not known: {error}."
-    told = [f"{label}: {words[label]}" for label in ("decision", "effect") if label in words]
-    return " ".join([text, *(f"{each[0].upper()}{each[1:]}." for each in told)])
+    effects = [f"{label}: {words[label]}" for label in ("decision", "effect") if label in words]
+    return " ".join([text, *(f"{each[0].upper()}{each[1:]}." for each in effects)])
 
 
 async def _break(_: Client, wanted: Wanted) -> str:
-    whom = f"{wanted.worker} on {wanted.target}" if wanted.worker else wanted.target
-    return f"{wanted.value or 'a fault'} strikes {whom} now, as a real fault would; the cluster is to heal."
+    victim = f"{wanted.worker} on {wanted.target}" if wanted.worker else wanted.target
+    return f"{wanted.value or 'a fault'} strikes {victim} now, as a real fault would; the cluster is to heal."
 
 
 ORDERS: dict[str, PageOrder] = {
     "drain": PageOrder("node", _drain, lambda client, wanted: client.drain(wanted.target)),
     "undrain": PageOrder(
         "node",
-        _says("{0} is put back into use: the planner gives its slots to tasks."),
+        _fixed_preview("{0} is put back into use: the planner gives its slots to tasks."),
         lambda client, wanted: client.drain(wanted.target, drain=False),
     ),
     "save": PageOrder(
         "task",
-        _says("The state of {0} is written to storage now, while it trains on."),
+        _fixed_preview("The state of {0} is written to storage now, while it trains on."),
         lambda client, wanted: client.save(wanted.target),
     ),
     "pause": PageOrder(
         "task",
-        _says("{0} gives all of its slots back after the iteration at hand, and waits until it is resumed."),
+        _fixed_preview("{0} gives all of its slots back after the iteration at hand, and waits until it is resumed."),
         lambda client, wanted: client.pause(wanted.target),
     ),
     "resume": PageOrder(
         "task",
-        _says("{0} is planned for again."),
+        _fixed_preview("{0} is planned for again."),
         lambda client, wanted: client.pause(wanted.target, pause=False),
     ),
     "stop": PageOrder(
         "task",
-        _says(
+        _fixed_preview(
             "{0} ends and is forgotten. What of it is not on storage is lost: save it first if it is to go on later."
         ),
         lambda client, wanted: client.remove(wanted.target),
     ),
     "rewind": PageOrder(
         "task",
-        _says("{0} goes back to its checkpoint of iteration {value}; what it computed since then no longer counts."),
+        _fixed_preview(
+            "{0} goes back to its checkpoint of iteration {value}; what it computed since then no longer counts."
+        ),
         lambda client, wanted: client.rewind(wanted.target, int(wanted.value)),
     ),
     BREAK: PageOrder(
@@ -110,8 +112,8 @@ def check(wanted: Wanted, picture: ClusterPicture, *, chaos: bool) -> PageOrder:
     if order is None or (wanted.order == BREAK and not chaos):
         names = ", ".join(name for name in ORDERS if chaos or name != BREAK)
         raise InvalidInputError(f"order {wanted.order!r}: use one of {names}")
-    if wanted.target not in (picture.nodes if order.of == "node" else picture.tasks):
-        raise InvalidInputError(f"there is no {order.of} {wanted.target!r}")
+    if wanted.target not in (picture.nodes if order.target_kind == "node" else picture.tasks):
+        raise InvalidInputError(f"there is no {order.target_kind} {wanted.target!r}")
     is_number = wanted.value.isascii() and wanted.value.isdecimal() and len(wanted.value) <= DIGITS
     if wanted.order == "rewind" and not is_number:
         raise InvalidInputError(f"rewind to iteration {wanted.value!r}: give the number of a checkpoint's iteration")

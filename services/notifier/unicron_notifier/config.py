@@ -1,16 +1,13 @@
 """The file of rules and channels (TOML): read, checked as a whole, and refused with the place and the cure."""
 
-import tomllib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-import msgspec
-
 from unicron import subjects
 from unicron.errors import InvalidInputError
-from unicron.files import MB, read_text
+from unicron.files import convert, read_toml
 from unicron_notifier.channels import KINDS, Channel, Heartbeat, Secrets, secrets
 from unicron_notifier.rules import Routing, Rule
 
@@ -53,11 +50,7 @@ def load(path: str) -> Config:
     if not path:
         return NOTHING
     file = Path(path)
-    text = read_text(file, CURE, MB)
-    try:
-        plain = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # names line and column
-        raise InvalidInputError(f"{file}: {error}; mend that line") from error
+    plain = read_toml(file, CURE)
     try:
         return _read(plain, file.absolute().parent)
     except InvalidInputError as error:
@@ -73,7 +66,7 @@ def _read(plain: dict[str, Any], folder: Path) -> Config:
         raise InvalidInputError("there is no [rule.NAME], so nobody would be told anything: write one")
     heartbeat = None
     if "heartbeat" in plain:
-        given = _converted("heartbeat", plain["heartbeat"], Heartbeat)
+        given = convert("heartbeat", plain["heartbeat"], Heartbeat)
         heartbeat = given, _secrets("heartbeat", given, folder)
     routing = Routing(rules=rules, channels=tuple(channels), link=_link(plain.get("link", "")))
     return Config(routing, channels, heartbeat)
@@ -96,26 +89,17 @@ def _channel(name: str, plain: Any, folder: Path) -> Reached:
     kind = plain.get("kind") if isinstance(plain, dict) else None
     if kind not in KINDS:
         raise InvalidInputError(f"[{where}] kind {kind!r}: use one of {', '.join(KINDS)}")
-    given = _converted(where, plain, Channel)
+    given = convert(where, plain, Channel)
     return Reached(given, _secrets(where, given, folder))
 
 
 def _rule(name: str, plain: Any, channels: Collection[str]) -> Rule:
-    rule: Rule = _converted(f"rule.{name}", plain, Rule)
+    rule: Rule = convert(f"rule.{name}", plain, Rule)
     for field, named in (("channels", rule.channels), ("escalate.channels", rule.escalate and rule.escalate.channels)):
         if missing := sorted(set(named or ()) - set(channels)):
             known = ", ".join(channels) or "none"
             raise InvalidInputError(f"[rule.{name}] {field}: there is no channel {missing[0]!r}; there are: {known}")
     return rule
-
-
-def _converted(where: str, plain: Any, kind: Any) -> Any:
-    try:
-        return msgspec.convert(plain, kind)
-    except msgspec.ValidationError as error:
-        what, _, path = str(error).partition(" - at `$")
-        field = path.rstrip("`").lstrip(".")
-        raise InvalidInputError(f"[{where}]{f' {field}' if field else ''}: {what}; mend that entry") from error
 
 
 def _secrets(where: str, given: Any, folder: Path) -> Secrets:

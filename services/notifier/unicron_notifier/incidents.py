@@ -222,9 +222,9 @@ class IncidentTracker:
 
     def _straggler(self, slow: StragglerDetected) -> None:
         incident = self._find_by_key(f"slow:{slow.task}") or self._ensure(slow, IncidentKind.SLOW)
-        who = f" {slow.worker} on {slow.node}" if slow.worker else ""
+        culprit = f" {slow.worker} on {slow.node}" if slow.worker else ""
         self._record_slowdown(
-            incident, slow, f"{slow.slowdown:.2f} times as slow as it could be: {slow.diagnosis}{who}", slow.waste
+            incident, slow, f"{slow.slowdown:.2f} times as slow as it could be: {slow.diagnosis}{culprit}", slow.waste
         )
         incident.name(slow.node)
         if slow.drain:

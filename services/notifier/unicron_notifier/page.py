@@ -59,9 +59,9 @@ def title(incident: NotifiedIncident) -> str:
             hit = f": {counted(incident.workers, 'worker')} of {counted(len(incident.hits), 'task')} ({tasks})"
             text = f"{nodes} is lost{hit if incident.hits else ', and no task had workers there'}"
         case IncidentKind.FAILURE:
-            who = incident.worker or tasks or nodes
-            where = f" on {nodes}" if nodes and who != nodes else ""
-            text = f"{who}{where} failed: {incident.status}, severity {incident.severity}"
+            victim = incident.worker or tasks or nodes
+            where = f" on {nodes}" if nodes and victim != nodes else ""
+            text = f"{victim}{where} failed: {incident.status}, severity {incident.severity}"
         case IncidentKind.TASK_FAILED:
             text = f"{tasks} has failed: {incident.reason}"
         case IncidentKind.SLOW:

@@ -55,7 +55,7 @@ class DeliveryError(UnicronError):
 
 
 async def deliver(notice: Notice, given: Channel, secrets: Secrets) -> str:
-    """Deliver a notice once; return what the receiver said, for a person.
+    """Deliver a notice once; return what the receiver says, for a person.
 
     Raises:
         DeliveryError: it was not taken, within the channel's time.
@@ -108,8 +108,8 @@ async def _http(method: str, given: Web | Heartbeat, secrets: Secrets, body: byt
                 method, secrets.url, data=body, headers=headers, allow_redirects=False, ssl=encrypted
             ) as answer,
         ):
-            said = (await answer.content.read(MOST_READ)).decode(errors="replace")
-            return _check_response(answer.status, answer.headers.get("Retry-After", ""), _redact(said, secrets))
+            reply = (await answer.content.read(MOST_READ)).decode(errors="replace")
+            return _check_response(answer.status, answer.headers.get("Retry-After", ""), _redact(reply, secrets))
     except aiohttp.ClientConnectorError as error:
         why = error.os_error.strerror or type(error).__name__
         raise DeliveryError(f"{error.host}:{error.port} can't be reached: {why}") from None
@@ -123,9 +123,9 @@ _REFUSED = re.compile(r"delivery failed with error|returned HTTP error|\"ok\": ?
 """In the answer of a service that says 200 though it has taken nothing, as Teams does."""
 
 
-def _check_response(status: int, retry_after: str, said: str) -> str:
-    answer = f"HTTP {status}{f': {said}' if said else ''}"
-    if 200 <= status < 300 and not _REFUSED.search(said):
+def _check_response(status: int, retry_after: str, reply: str) -> str:
+    answer = f"HTTP {status}{f': {reply}' if reply else ''}"
+    if 200 <= status < 300 and not _REFUSED.search(reply):
         return answer
     if 300 <= status < 400:
         raise DeliveryError(
@@ -145,12 +145,12 @@ def _seconds(retry_after: str) -> float:
         return 0.0
 
 
-def _redact(said: str, secrets: Secrets) -> str:
+def _redact(reply: str, secrets: Secrets) -> str:
     """Return a text for a person without any of the secrets in it."""
     parts = {each for each in (*secrets, secrets.url.partition("://")[2].partition("/")[2]) if len(each) > 3}
     for each in sorted(parts, key=len, reverse=True):
-        said = said.replace(each, "…")
-    return cut(said, SHOWN)
+        reply = reply.replace(each, "…")
+    return cut(reply, SHOWN)
 
 
 # --- mail ------------------------------------------------------------------------------------------------------------
@@ -185,9 +185,9 @@ async def _mail(notice: Notice, given: Mail, secrets: Secrets) -> str:
     try:
         return await _in_thread(send)
     except smtplib.SMTPResponseException as error:
-        said = error.smtp_error.decode(errors="replace") if isinstance(error.smtp_error, bytes) else error.smtp_error
+        reply = error.smtp_error.decode(errors="replace") if isinstance(error.smtp_error, bytes) else error.smtp_error
         final = error.smtp_code >= 500
-        raise DeliveryError(_redact(f"SMTP {error.smtp_code}: {said}", secrets), final=final) from None
+        raise DeliveryError(_redact(f"SMTP {error.smtp_code}: {reply}", secrets), final=final) from None
     except smtplib.SMTPRecipientsRefused as error:
         final = all(code >= 500 for code, _ in error.recipients.values())
         raise DeliveryError(f"all of {', '.join(given.to)} were refused", final=final) from None
@@ -199,7 +199,7 @@ async def _in_thread(job: Callable[[], str]) -> str:
     """Run what blocks in a thread of its own, which keeps nobody from ending."""
     loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
-    def settle(result: Any, error: Exception | None) -> None:
+    def set_result(result: Any, error: Exception | None) -> None:
         if not future.done():
             future.set_exception(error) if error else future.set_result(result)
 
@@ -210,7 +210,7 @@ async def _in_thread(job: Callable[[], str]) -> str:
         except Exception as error:  # noqa: BLE001 it is raised where the job is awaited
             trouble = error
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, result, trouble)
+            loop.call_soon_threadsafe(set_result, result, trouble)
 
     threading.Thread(target=run, name="mail", daemon=True).start()
     return str(await future)
@@ -228,14 +228,14 @@ async def _command(notice: Notice, given: ProgramChannel) -> str:
     except OSError as error:
         raise DeliveryError(f"{given.command[0]} can't be run: {error.strerror}") from error
     try:
-        _, said, status = await asyncio.gather(_write_input(process, notice), _read_tail(process), process.wait())
+        _, reply, status = await asyncio.gather(_write_input(process, notice), _read_tail(process), process.wait())
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # what it has started ends with it
         if process.returncode is None:
             await process.wait()
     if status:
-        raise DeliveryError(f"{given.command[0]} ended with status {status}: {cut(said, SHOWN)}")
+        raise DeliveryError(f"{given.command[0]} ended with status {status}: {cut(reply, SHOWN)}")
     return f"{given.command[0]} ended with status 0"
 
 
@@ -249,7 +249,7 @@ async def _write_input(process: asyncio.subprocess.Process, notice: Notice) -> N
 
 async def _read_tail(process: asyncio.subprocess.Process) -> str:
     """Return the end of what a process says, and keep it from filling its pipe."""
-    said = b""
+    reply = b""
     while process.stderr and (more := await process.stderr.read(MOST_READ)):
-        said = (said + more)[-MOST_READ:]
-    return said.decode(errors="replace")
+        reply = (reply + more)[-MOST_READ:]
+    return reply.decode(errors="replace")

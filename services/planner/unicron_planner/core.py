@@ -134,7 +134,7 @@ class PlannerCore(Core):
         return super().handle(message)
 
     def _curve(self, query: GetCurve) -> tuple[Reply, list[Message]]:
-        believed = situation.curve(self.state, *self._known(query.task))
+        believed = situation.curve(self.state, *self._task_and_size(query.task))
         return Reply(curve=structs.replace(believed, measures=self._options.use_measured)), []
 
     def _start(self, started: Started) -> list[Message]:
@@ -207,7 +207,6 @@ class PlannerCore(Core):
         return []
 
     def _submit(self, submitted: TaskSubmitted) -> list[Message]:
-        check_task(submitted.spec)
         throughput.check(submitted.spec)
         if self.state.tasks.get(submitted.task) == submitted.spec:
             return []
@@ -391,7 +390,7 @@ class PlannerCore(Core):
         waf = sum(tasks[task].waf_of(size) for task, size in row.sizes.items() if task in tasks)
         return TableRow(event=str(row.trigger), workers=row.workers, changes=changes, reward=row.reward, waf=waf)
 
-    def _known(self, task: str) -> tuple[str, int]:
+    def _task_and_size(self, task: str) -> tuple[str, int]:
         """Return the task and how many workers it has.
 
         Raises:

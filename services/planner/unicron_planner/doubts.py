@@ -1,18 +1,13 @@
-"""What can't be true of nodes and plans. Pure functions on `state`."""
+"""What can't be true of plans. Pure functions on `state`."""
 
 from unicron.contracts.base import Message
-from unicron.contracts.events import NodeAdmitted, PlanDecided
+from unicron.contracts.events import PlanDecided
 from unicron.service.core import gap_problem
 from unicron_planner.state import PlannerState
 
 
 def find_contradiction(state: PlannerState, message: Message) -> str | None:
     """Return why a fact contradicts what is known; None where it does not."""
-    match message:
-        case NodeAdmitted(node=node, slots=slots):
-            indices = [slot.index for slot in slots]
-            if not indices or len(set(indices)) < len(indices) or min(indices) < 0:
-                return f"{node} can't have the slots {indices}: each needs a number of its own, from 0"
-        case PlanDecided(plan=plan):
-            return gap_problem("plan", plan.number, state.plan.number) if state.plan else None
+    if isinstance(message, PlanDecided) and state.plan:
+        return gap_problem("plan", message.plan.number, state.plan.number)
     return None

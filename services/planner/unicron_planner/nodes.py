@@ -21,12 +21,12 @@ def usable(state: PlannerState, held: PlannedSlots, spare_nodes: int) -> Slots:
     As many nodes as there are lost ones come out of reserve. Spare are those with the fewest workers.
     """
     drained = set(state.drained)
-    there = {name: node.slots for name, node in state.nodes.items() if node.up and name not in drained}
+    slots_by_node = {name: node.slots for name, node in state.nodes.items() if node.up and name not in drained}
     spare = spare_nodes - sum(not node.up for node in state.nodes.values())
     if spare <= 0:
-        return there
-    resting = set(sorted(there, key=lambda name: (-len(held.on.get(name, ())), name))[-spare:])
-    return {name: slots for name, slots in there.items() if name not in resting}
+        return slots_by_node
+    resting = set(sorted(slots_by_node, key=lambda name: (-len(held.on.get(name, ())), name))[-spare:])
+    return {name: slots for name, slots in slots_by_node.items() if name not in resting}
 
 
 def usual_slots(state: PlannerState) -> int:
@@ -35,17 +35,19 @@ def usual_slots(state: PlannerState) -> int:
     return max(counts, key=lambda size: (counts[size], size), default=0)
 
 
-def next_events(state: PlannerState, there: Slots, held: PlannedSlots, spare_nodes: int, mixed: int) -> list[Event]:
+def next_events(
+    state: PlannerState, slots_by_node: Slots, held: PlannedSlots, spare_nodes: int, mixed: int
+) -> list[Event]:
     """Return all that may come next: a node or two are lost, a worker faults, one joins, a task ends or is launched.
 
     Args:
         state: of the planner.
-        there: slots that plans may use.
+        slots_by_node: slots that plans may use.
         held: who has which.
         spare_nodes: that are kept free.
         mixed: kinds of nodes with workers of several tasks, the most frequent, whose loss has its line in the table.
     """
-    workers, usual = sum(map(len, there.values())), usual_slots(state)
+    workers, usual = sum(map(len, slots_by_node.values())), usual_slots(state)
     lost = sum(not node.up for node in state.nodes.values())
     reserve = max(0, min(spare_nodes - lost, len(state.nodes) - lost - len(state.drained)))
 
@@ -54,7 +56,7 @@ def next_events(state: PlannerState, there: Slots, held: PlannedSlots, spare_nod
         return workers - lost_slots + min(nodes, reserve) * usual
 
     # what hits one task falls off the passes; what hits several costs a step for each task between the first and last
-    alike = _kinds(there, held)
+    alike = _kinds(slots_by_node, held)
     rare = set(sorted((kind for kind in alike if len(kind[1]) > 1), key=lambda kind: -len(alike[kind]))[mixed:])
     kinds = [(kind, names) for kind, names in alike.items() if kind not in rare]
     lost_one = TriggerKind.NODE_LOST
@@ -64,8 +66,8 @@ def next_events(state: PlannerState, there: Slots, held: PlannedSlots, spare_nod
     for ((one, hit), names), ((other, hits), others) in pairs:
         if names is not others or len(names) > 1:
             both = Counter(dict(hit)) + Counter(dict(hits))
-            whom = [names] if names is others else [names, others]
-            events.append(Event(Trigger.of(TriggerKind.TWO_NODES_LOST, *whom), left(one + other, 2), both))
+            groups = [names] if names is others else [names, others]
+            events.append(Event(Trigger.of(TriggerKind.TWO_NODES_LOST, *groups), left(one + other, 2), both))
     if state.nodes:
         events.append(Event(Trigger(TriggerKind.NODE_JOINED), workers + usual))
     for task in state.tasks:
@@ -77,11 +79,11 @@ def next_events(state: PlannerState, there: Slots, held: PlannedSlots, spare_nod
     return events
 
 
-def _kinds(there: Slots, held: PlannedSlots) -> dict[Kind, list[str]]:
+def _kinds(slots_by_node: Slots, held: PlannedSlots) -> dict[Kind, list[str]]:
     """Return the nodes by kind."""
     found: dict[Kind, list[str]] = {}
     known: dict[tuple[int, tuple[str, ...]], list[str]] = {}
-    for name, slots in sorted(there.items()):
+    for name, slots in sorted(slots_by_node.items()):
         what = len(slots), tuple(held.on.get(name, {}).values())
         if what not in known:  # counting what stands on each of thousands of nodes would take most of the time
             known[what] = found.setdefault((what[0], frozenset(Counter(what[1]).items())), [])

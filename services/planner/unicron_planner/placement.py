@@ -119,7 +119,7 @@ class _FreeSlots:
         """Return how many slots of `node` are free."""
         return len(self._free.get(node, ()))
 
-    def take(self, node: str, number: int = 1) -> list[SlotRef]:
+    def allocate(self, node: str, number: int = 1) -> list[SlotRef]:
         """Return the first `number` free slots of `node`."""
         return [SlotRef(node=node, slot=self._free[node].pop()) for _ in range(number)]
 
@@ -237,7 +237,7 @@ class _Grouped:
         for node in sorted(most, key=lambda node: -len(self.loose[node])):
             slots = self.loose[node]
             if slots and len(self.chosen) < count and len(slots) + self._pool.count(node) >= self._width:
-                self.chosen.append(slots + self._pool.take(node, self._width - len(slots)))
+                self.chosen.append(slots + self._pool.allocate(node, self._width - len(slots)))
                 self.loose[node] = []
             self._pool.push(node)
 
@@ -328,11 +328,11 @@ class _Grouped:
         """Return slots of a node: the task's own loose ones, then free ones."""
         own = self.loose.get(node, [])
         stay, self.loose[node] = own[:number], own[number:]
-        return stay + self._pool.take(node, number - len(stay))
+        return stay + self._pool.allocate(node, number - len(stay))
 
     def _fill(self, node: str, count: int) -> None:
         while len(self.chosen) < count and self._pool.count(node) >= self._width:
-            self.chosen.append(self._pool.take(node, self._width))
+            self.chosen.append(self._pool.allocate(node, self._width))
 
     def _remaining(self, number: int) -> list[SlotRef]:
         """Return `number` slots: on one node, where that is possible."""
@@ -345,13 +345,13 @@ class _Grouped:
             stay = min(number - len(found), len(slots))
             found, self.loose[node] = found + slots[:stay], slots[stay:]
         for node in nodes:
-            found += self._pool.take(node, min(number - len(found), self._pool.count(node)))
+            found += self._pool.allocate(node, min(number - len(found), self._pool.count(node)))
             self._pool.push(node)
         while len(found) < number:
             other = self._pool.pop_for(number - len(found))
             if other is None:
                 raise AssertionError("sizes add up to more than the usable slots")
-            found += self._pool.take(other, min(number - len(found), self._pool.count(other)))
+            found += self._pool.allocate(other, min(number - len(found), self._pool.count(other)))
             self._pool.push(other)
         return found
 
@@ -394,7 +394,7 @@ def _spread(pool: _FreeSlots, slots: list[SlotRef], size: int, near: Neighbours,
             node = pool.pop_most()
         if node is None:
             node = heappop(aside)[-1]
-        slots += pool.take(node)
+        slots += pool.allocate(node)
         own[node] += 1
         if pool.count(node):
             heappush(aside, (own[node], -pool.count(node), node))

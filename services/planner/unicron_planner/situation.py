@@ -72,7 +72,7 @@ def _nominal(state: PlannerState, reach: int) -> float:
     """Return the FLOP/s per worker to assume where nothing is known: the median of what the known tasks achieve."""
     found = []
     for task, spec in state.tasks.items():
-        if throughput.known(spec, state.measured.get(task, {})):
+        if throughput.has_known_flops(spec, state.measured.get(task, {})):
             first = _estimate(state, task, 1.0, reach)
             found += [first.flops[0] / first.sizes[0]] if len(first.sizes) else []
     return float(np.median(found)) if found else 1.0

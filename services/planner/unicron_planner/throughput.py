@@ -69,7 +69,7 @@ def added(measured: MeasuredSize, seconds: float) -> MeasuredSize:
     )
 
 
-def known(spec: TaskSpec, measured: Mapping[int, MeasuredSize]) -> bool:
+def has_known_flops(spec: TaskSpec, measured: Mapping[int, MeasuredSize]) -> bool:
     """Return whether the task's FLOP/s are known at any size, by table or by measurement."""
     if spec.model is not None:
         return True

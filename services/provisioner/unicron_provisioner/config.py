@@ -1,7 +1,6 @@
 """The file of pools (TOML): read, checked as a whole, and refused with the place and the cure."""
 
 import importlib
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -9,7 +8,7 @@ import msgspec
 
 from unicron.contracts.pools import Pool
 from unicron.errors import InvalidInputError
-from unicron.files import MB, read_text
+from unicron.files import convert, read_toml
 from unicron_provisioner.providers.protocol import Provider, Surroundings
 
 CURE = "give the path of a TOML file of pools (docs/pools.md)"
@@ -50,11 +49,7 @@ def load(path: str, nats_url: str, cluster: str = "") -> dict[str, Supply]:
     if not path:
         return {}
     file = Path(path)
-    text = read_text(file, CURE, MB)
-    try:
-        plain = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # names line and column
-        raise InvalidInputError(f"{file}: {error}; mend that line") from error
+    plain = read_toml(file, CURE)
     folder = file.absolute().parent
     try:
         return _read(plain, Surroundings(folder, folder / cluster, nats_url))
@@ -85,22 +80,13 @@ def _supply(name: str, table: Any, around: Surroundings) -> Supply:
             f"[{where}] {unknown[0]}: there is no such key; there are {', '.join(sorted(known))}, deadline_s, and the "
             f"table [{where}.{kind}]"
         )
-    pool: Pool = _converted(where, {**rules, "name": name}, Pool)
+    pool: Pool = convert(where, {**rules, "name": name}, Pool)
     if pool.min > pool.max:
         raise InvalidInputError(f"[{where}] min {pool.min} is more than max {pool.max}: lower it, or raise max")
-    deadline = _converted(where, {key: table[key] for key in ("deadline_s",) if key in table}, _Deadline)
+    deadline = convert(where, {key: table[key] for key in ("deadline_s",) if key in table}, _Deadline)
     module = importlib.import_module(f"unicron_provisioner.providers.{kind}")
-    options = _converted(f"{where}.{kind}", table.get(kind, {}), module.Options)
+    options = convert(f"{where}.{kind}", table.get(kind, {}), module.Options)
     try:
         return Supply(pool, module.make(pool, options, around), deadline.deadline_s)
     except InvalidInputError as error:
         raise InvalidInputError(f"[{where}.{kind}] {error}") from error
-
-
-def _converted(where: str, plain: Any, kind: Any) -> Any:
-    try:
-        return msgspec.convert(plain, kind)
-    except msgspec.ValidationError as error:
-        what, _, path = str(error).partition(" - at `$")
-        field = path.rstrip("`").lstrip(".")
-        raise InvalidInputError(f"[{where}]{f' {field}' if field else ''}: {what}; mend that entry") from error

@@ -17,13 +17,9 @@ from unicron.contracts.events import (
     IterationFinished,
     MachineRetired,
     NodeAdmitted,
-    NodeDrained,
-    NodeGone,
     NodeJoined,
     NodeLeaving,
     NodeLeft,
-    NodePaced,
-    NodeRefused,
     PatternMissed,
     PlanDecided,
     ScriptDrilled,
@@ -34,12 +30,10 @@ from unicron.contracts.events import (
     TaskStateChanged,
     TaskSubmitted,
 )
-from unicron.contracts.failures import Severity
 from unicron.contracts.plans import TaskShare
 from unicron.contracts.queries import (
     DrainNode,
     GetStatus,
-    NodeView,
     PauseTask,
     RemoveTask,
     Reply,
@@ -53,20 +47,14 @@ from unicron.contracts.queries import TaskView as View
 from unicron.contracts.ranges import SHORTEST_S
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import StragglerDetected
-from unicron.contracts.tasks import NodeState, TaskState
-from unicron.contracts.watchdogs import AlertKind
+from unicron.contracts.tasks import TaskState
 from unicron.errors import InvalidInputError
 from unicron.service.core import Answers, Core, Handlers
-from unicron_registry import orders, watchdogs
+from unicron_registry import nodes, orders, watchdogs
 from unicron_registry.doubts import find_contradiction
-from unicron_registry.nodes import OFTEN_S, TOO_OFTEN, heartbeat_s, node_problems, refusal
-from unicron_registry.orders import list_names
 from unicron_registry.state import RegistryState
 
 NO_PLAN_YET = "the planner has not planned for it yet"
-
-PRESENT = {NodeState.UP, NodeState.DRAINING}
-"""States of a node whose agent is held to be alive."""
 
 
 class RegistryCore(Core):
@@ -83,11 +71,11 @@ class RegistryCore(Core):
         self._idle_s = idle_s
         self.state: RegistryState = state or RegistryState()
         self.handlers: Handlers = {
-            NodeJoined: self._join,
-            NodeAdmitted: self._admitted,
-            NodeLeaving: self._leaving,
-            NodeLeft: self._leave,
-            FailureDetected: self._failure,
+            NodeJoined: lambda fact: nodes.join(self.state, fact),
+            NodeAdmitted: lambda fact: nodes.record_admission(self.state, fact),
+            NodeLeaving: lambda fact: nodes.drain_leaving(self.state, fact),
+            NodeLeft: lambda fact: nodes.record_departure(self.state, fact),
+            FailureDetected: lambda fact: nodes.record_failure(self.state, fact),
             PlanDecided: self._plan,
             TaskStateChanged: self._change,
             TaskBroken: self._broken,
@@ -99,8 +87,8 @@ class RegistryCore(Core):
             CheckpointFound: lambda fact: orders.record_rewind(self.state, fact),
             CheckpointFailed: lambda fact: orders.cancel_stop(self.state, fact),
             StateUnprotected: lambda fact: self._record_saver(fact, SaverView(problem=fact.reason)),
-            StragglerDetected: self._straggler,
-            MachineRetired: self._retired,
+            StragglerDetected: lambda fact: nodes.drain_straggler(self.state, fact),
+            MachineRetired: lambda fact: nodes.drain_retired(self.state, fact),
             SlowdownDetected: lambda fact: self._slow(fact.task, fact.text),
             SlowdownEnded: lambda fact: self._slow(fact.task, ""),
             ScriptDrilled: self._drilled,
@@ -111,161 +99,11 @@ class RegistryCore(Core):
             GetStatus: lambda _: (Reply(status=self._status()), []),
             SubmitTask: self._submit,
             RemoveTask: self._remove,
-            DrainNode: lambda query: self._drain(query.node, drain=query.drain),
+            DrainNode: lambda query: nodes.drain(self.state, query.node, drain=query.drain),
             PauseTask: lambda query: orders.pause(self.state, query),
             SaveTask: lambda query: orders.save(self.state, query),
             RewindTask: lambda query: orders.rewind(self.state, query),
         }
-
-    # --- nodes -------------------------------------------------------------------------------------------------------
-
-    def _join(self, joined: NodeJoined) -> list[Message]:
-        problems = node_problems(joined)
-        if problems:
-            text = f"node {joined.node!r} was not taken in: " + "; ".join(map(str, problems))
-            return [Alert(text=text, node=joined.node)]
-        before = self.state.nodes.get(joined.node)
-        present = before is not None and before.state in PRESENT
-        if before and present and (reason := refusal(joined, before)):
-            return [NodeRefused(node=joined.node, incarnation=joined.incarnation, reason=reason)]
-        back = self._readmit(joined, before)
-        drained = joined.node in self.state.drained
-        view = NodeView(
-            node=joined.node,
-            state=NodeState.DRAINING if drained else NodeState.UP,
-            host=joined.host,
-            incarnation=joined.incarnation,
-            slots=joined.slots,
-            since=before.since if before and present else joined.at,
-            home=joined.home,
-            rack=joined.rack,
-            domain=joined.domain,
-            machine=joined.machine,
-        )
-        if view == before:
-            return []  # it only said again what is known
-        self.state.nodes[joined.node] = view
-        admitted = NodeAdmitted(
-            node=joined.node,
-            incarnation=joined.incarnation,
-            host=joined.host,
-            slots=joined.slots,
-            rendezvous=joined.rendezvous,
-            state_server=joined.state_server,
-            workers=joined.workers,
-            returned=present,
-            kept=joined.kept,
-            rack=joined.rack,
-            domain=joined.domain,
-            machine=joined.machine,
-            pool=joined.pool,
-            heartbeat_s=heartbeat_s(len(self.state.nodes)),
-        )
-        self.state.paced.pop(joined.node, None)
-        self.state.paced[joined.node] = admitted.heartbeat_s
-        then = [NodeDrained(node=joined.node)] if drained else []
-        return [*back, admitted, *then, *self._slow_one_node()]
-
-    def _slow_one_node(self) -> list[Message]:
-        """Slow the node down that was told for longest how often to beat, where it was told much too often.
-
-        One for each that joins, so that no thousand are told at once; all are told again by the time they are twice as
-        many.
-        """
-        node, before = next(iter(self.state.paced.items()))
-        now, view = heartbeat_s(len(self.state.nodes)), self.state.nodes[node]
-        if now <= TOO_OFTEN * max(before, OFTEN_S):
-            return []
-        del self.state.paced[node]
-        if view.state not in PRESENT:
-            return []  # it is told when it is back
-        self.state.paced[node] = now
-        return [NodePaced(node=node, incarnation=view.incarnation, heartbeat_s=now)]
-
-    def _readmit(self, joined: NodeJoined, before: NodeView | None) -> list[Message]:
-        """Put a node back into use that was out of it only because its agent, or its machine, was to go."""
-        if self.state.retired.get(joined.node, joined.machine) != joined.machine:
-            return self._drain(joined.node, drain=False)[1]
-        if joined.node not in self.state.leaving or (before and before.incarnation == joined.incarnation):
-            return []
-        self.state.leaving.remove(joined.node)
-        self.state.drained.remove(joined.node)
-        return [NodeDrained(node=joined.node, drain=False)]
-
-    def _admitted(self, admitted: NodeAdmitted) -> list[Message]:
-        """Read the own admission back: in the journal it may follow a failure that was published after the joining.
-
-        All others read the failure first and the admission second, and use the node; so must the registry.
-        """
-        view = self.state.nodes.get(admitted.node)
-        if view is not None and view.state == NodeState.LOST:
-            up = NodeState.DRAINING if admitted.node in self.state.drained else NodeState.UP
-            self._set_node(admitted.node, up, admitted.at)
-        return []
-
-    def _failure(self, failure: FailureDetected) -> list[Message]:
-        if failure.severity is Severity.SEV1:
-            self._set_node(failure.node, NodeState.LOST, failure.at)
-        return []
-
-    def _straggler(self, detected: StragglerDetected) -> list[Message]:
-        """Drain the node of a straggler where the straggler service asks for it, as if a user had said so."""
-        wanted = detected.drain and detected.source == "straggler" and detected.node in self.state.nodes
-        return self._drain(detected.node, drain=True)[1] if wanted else []
-
-    def _retired(self, retired: MachineRetired) -> list[Message]:
-        """Drain a node whose machine is given back, until another machine has its name."""
-        view = self.state.nodes.get(retired.node)
-        if view is None or view.machine != retired.machine or retired.planned or view.node in self.state.drained:
-            return []
-        facts = self._drain(view.node, drain=True)[1]
-        self.state.retired[view.node] = view.machine
-        return facts
-
-    def _leaving(self, leaving: NodeLeaving) -> list[Message]:
-        """Drain a node that is to go until its agent joins again."""
-        view = self.state.nodes.get(leaving.node)
-        known = view is not None and view.incarnation == leaving.incarnation and view.state == NodeState.UP
-        if not known:
-            return []
-        facts = self._drain(leaving.node, drain=True)[1]
-        self.state.leaving.append(leaving.node)
-        return facts
-
-    def _leave(self, left: NodeLeft) -> list[Message]:
-        view = self.state.nodes.get(left.node)
-        # A goodbye of an earlier incarnation says nothing about the one that is here now.
-        if view is None or view.incarnation != left.incarnation or view.state == NodeState.LEFT:
-            return []
-        self._set_node(left.node, NodeState.LEFT, left.at)
-        text = f"node {left.node} was not taken in: {left.reason}"
-        why = [Alert(text=text, node=left.node, kind=AlertKind.CLOCK)] if left.reason else []
-        return [NodeGone(node=left.node), *why]
-
-    def _set_node(self, node: str, state: NodeState, at: float) -> None:
-        view = self.state.nodes.get(node)
-        if view is not None and view.state != state:
-            self.state.nodes[node] = replace(view, state=state, since=at)
-
-    def _drain(self, node: str, *, drain: bool) -> tuple[Reply, list[Message]]:
-        view = self.state.nodes.get(node)
-        if view is None:
-            raise InvalidInputError(f"no node {node!r}; the known ones are {list_names(self.state.nodes)}")
-        if node in self.state.leaving:
-            self.state.leaving.remove(node)  # what is said now holds when it is back
-        self.state.retired.pop(node, None)
-        if drain == (node in self.state.drained):
-            return Reply(text=f"{node} is {'drained' if drain else 'in use'} already; nothing changed"), []
-        if drain:
-            self.state.drained.append(node)
-        else:
-            self.state.drained.remove(node)
-        if view.state in PRESENT:
-            self.state.nodes[node] = replace(view, state=NodeState.DRAINING if drain else NodeState.UP)
-            text = f"{node} gets no more work; its workers move away" if drain else f"{node} is in use again"
-        else:
-            text = f"{node} is {view.state}; it will {'stay out of use' if drain else 'be used'} when it comes back"
-        return Reply(text=text), [NodeDrained(node=node, drain=drain)]
 
     # --- tasks: orders -----------------------------------------------------------------------------------------------
 
@@ -302,8 +140,8 @@ class RegistryCore(Core):
         return Reply(text=f"task {task} removed"), [TaskRemoved(task=task), *over]
 
     def _status(self) -> Status:
-        nodes = sorted(self.state.nodes.values(), key=lambda view: view.node)
-        return Status(nodes=nodes, tasks=list(self.state.tasks.values()), plan=self.state.plan)
+        views = sorted(self.state.nodes.values(), key=lambda view: view.node)
+        return Status(nodes=views, tasks=list(self.state.tasks.values()), plan=self.state.plan)
 
     def is_credible(self, message: Message) -> bool:
         """Return whether telemetry is of a task that there is."""
@@ -362,8 +200,8 @@ class RegistryCore(Core):
 
     def _record_saver(self, fact: StateSecured | StateUnprotected, saver: SaverView) -> list[Message]:
         view = self.state.tasks.get(fact.task)
-        was_told = fact.worker in self.state.told.get(fact.task, {}).get(fact.node, ())
-        if view is not None and not view.state.ended and was_told:
+        may_report = fact.worker in self.state.told.get(fact.task, {}).get(fact.node, ())
+        if view is not None and not view.state.ended and may_report:
             self._update(fact.task, savers={**view.savers, fact.worker: saver})
         return []
 

@@ -54,7 +54,7 @@ class Switches:
 
     def __init__(self, folder: Path, client: Client, now: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._client, self._now = folder, client, now
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._left: dict[str, float] = {}
 
     async def watch(self) -> None:
@@ -70,7 +70,7 @@ class Switches:
         except OSError as error:
             self._log_once("", f"{error}; nothing that users order there is obeyed")
             return
-        self._told &= {*names, ""} if len(names) == MOST else {*names}
+        self._logged &= {*names, ""} if len(names) == MOST else {*names}
         if len(names) == MOST:
             self._log_once("", f"it has {MOST} entries or more, and no others are looked at: remove what is no order")
         taken = [name for name in names if _NAME.fullmatch(name.removesuffix(TAKEN)) and name.endswith(TAKEN)]
@@ -134,6 +134,6 @@ class Switches:
 
     def _log_once(self, name: str, what: str) -> None:
         """Say so once, as long as it is there."""
-        if name not in self._told:
-            self._told.add(name)
+        if name not in self._logged:
+            self._logged.add(name)
             log.warning("%s: %s", self._folder / name, what)

@@ -6,7 +6,6 @@ of the active instance a window begins anew.
 
 from msgspec.structs import replace
 
-from unicron.checks import share_problems
 from unicron.contracts.base import Message
 from unicron.contracts.events import Alert, NodeAdmitted, StepTimed, TaskRemoved, TaskStateChanged, TaskSubmitted
 from unicron.contracts.queries import GetStraggler, Reply, StragglerView, SwitchRecording
@@ -77,8 +76,8 @@ class StragglerCore(Core):
     def _switch(self, query: SwitchRecording) -> tuple[Reply, list[Message]]:
         name, share = query.task, query.share
         task = self._task(name)
-        if problems := share_problems(share):
-            raise InvalidInputError(str(problems[0]))
+        if not 0 <= share <= 1:
+            raise InvalidInputError(f"share {share!r}: must be a number from 0 (none) to 1 (each iteration)")
         if task.ended:
             raise InvalidInputError(f"task {name!r} has ended; there is nothing to record")
         task.share, task.closely = share, 0.0
@@ -137,9 +136,9 @@ class StragglerCore(Core):
             return []
         if not task.has(timed):
             return []  # of a membership before or after this one, or nobody's
-        if problems := timing_problems(timed):
+        if problem := next(timing_problems(timed), None):
             task.dropped = _plus(task.dropped, {"unusable record": 1})
-            return self._missed(timed.task, task, f"{timed.worker}: {problems[0]}")
+            return self._missed(timed.task, task, f"{timed.worker}: {problem}")
         collector = self._collectors.setdefault(timed.task, Collector(timed.task))
         before = len(collector.whole)
         if timed.epoch > collector.epoch:

@@ -14,8 +14,9 @@ from unicron.contracts.events import (
     WorkerFact,
     WorkerFinished,
 )
-from unicron.contracts.states import KEPT, StateRef
+from unicron.contracts.states import StateRef
 from unicron.service.core import FAR, gap_problem
+from unicron.snapshots.names import exported_name
 from unicron_transition.state import TransitionState
 
 
@@ -52,7 +53,7 @@ def find_contradiction(state: TransitionState, message: Message) -> str | None:
 
 def _export_contradiction(fact: StateKept) -> str | None:
     """Return why a worker can't have exported a state of that name, which would then stand for another one."""
-    where, name = fact.state.location, f"{fact.worker}.{fact.epoch}.{KEPT}"
+    where, name = fact.state.location, exported_name(fact.worker, fact.epoch, kept=True)
     left = (where.node, where.worker, where.name) == (fact.node, fact.worker, name)
     return None if left else f"{fact.worker} can't have left {where.name} of {where.node} behind on {fact.node}"
 

@@ -106,7 +106,7 @@ def tariffs(tasks: Sequence[TaskSpec], most: int) -> dict[str, Tariff]:
     for name in names:
         if names.count(name) > 1:
             raise InvalidInputError(f"two tasks are called {name!r}; give each its own name")
-    unknown = [task.name for task in tasks if not throughput.known(task, {})]
+    unknown = [task.name for task in tasks if not throughput.has_known_flops(task, {})]
     if unknown and len(unknown) < len(tasks):
         raise InvalidInputError(f"task {unknown[0]}: its FLOP/s are unknown; give it `model` or `throughput`")
     return {task.name: Tariff(task, most) for task in tasks}

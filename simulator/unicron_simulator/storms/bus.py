@@ -163,8 +163,8 @@ class MemoryBus:
         self._world.hearers.append(hearer)
         self._inboxes.add(inbox)
         try:
-            while (heard := await inbox.get()) is not None:
-                yield heard
+            while (entry := await inbox.get()) is not None:
+                yield entry
         finally:
             self._world.hearers.remove(hearer)
             self._inboxes.discard(inbox)

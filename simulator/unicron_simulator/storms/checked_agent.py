@@ -47,7 +47,7 @@ class WatchedAgent(Agent):
 
     def _watch(self, command: Command) -> Out:
         """Do what an agent does about a command that it judges, and look at what it did."""
-        incarnation, workers = self.core.incarnation, set(self.core.workers)
+        incarnation, workers = self.core.presence.incarnation, set(self.core.workers)
         out = self._obey(command)
         refused = any(isinstance(each, CommandRefused) for each in out)
         obeyed = any(not isinstance(each, Message | StoreToken) for each in out) or set(self.core.workers) != workers

@@ -55,7 +55,7 @@ class Cut(StormFault, kw_only=True, frozen=True):
         noticed: the server says that the connection of the agent is stale.
     """
 
-    who: str
+    target: str
     for_s: float
     noticed: bool = False
 
@@ -386,7 +386,7 @@ def _fault(random: Random, at: float, nodes: list[str], tasks: list[TaskSpec]) -
     kinds: list[StormFault] = [
         *[CrashService(at=at, service=service, writes=random.randint(1, 16) / 2, down_s=back_s)] * 3,
         DelayCommands(at=at, down_s=min(back_s, 2.0)),
-        Cut(at=at, who=random.choice([*SERVICES, *nodes]), for_s=back_s + 0.5, noticed=random.random() < 0.5),
+        Cut(at=at, target=random.choice([*SERVICES, *nodes]), for_s=back_s + 0.5, noticed=random.random() < 0.5),
         *[LosePower(at=at, node=node, back_s=back_s, noticed=random.random() < 0.7)] * 2,
         CrashAgent(at=at, node=node, back_s=back_s),
         LeaveNode(at=at, node=node, back_s=back_s, notice_s=10.0 * (number % 2)),

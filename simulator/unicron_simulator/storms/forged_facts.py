@@ -227,7 +227,7 @@ def claimed(random: Random, claim: Claim, number: int) -> list[Message]:
         search=random.choice(SEARCHES),
     )
     names = [claim.worker, f"{claim.task}-{900 + number}", f"{claim.task}-{random.randint(1, 9)}"]
-    told = [CLAIMS[kind](claim._replace(worker=random.choice(names)))]
+    lies = [CLAIMS[kind](claim._replace(worker=random.choice(names)))]
     if kind is WorkerRaised:  # the same of two workers is the program's own fault
-        told.append(CLAIMS[kind](claim._replace(worker=f"{claim.task}-{901 + number}")))
-    return told
+        lies.append(CLAIMS[kind](claim._replace(worker=f"{claim.task}-{901 + number}")))
+    return lies

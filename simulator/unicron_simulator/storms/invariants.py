@@ -47,7 +47,7 @@ class Invariants:
         ended: tasks that have ended, and how.
         steps: for each task the iterations whose update was made, and in which epoch first.
         victims: workers that a fault has struck: name -> (node, task, from where on the journal is to answer that).
-        hearsay: what liars have said.
+        lie_tracker: what liars have said.
         spoilt: services whose stored state somebody else has written over.
     """
 
@@ -58,7 +58,7 @@ class Invariants:
         self.ended: dict[str, TaskState] = {}
         self.steps: dict[str, dict[int, int]] = {}
         self.victims: dict[str, tuple[str, str, int]] = {}
-        self.hearsay = LieTracker()
+        self.lie_tracker = LieTracker()
         self.spoilt: set[str] = set()
         self._ids: set[str] = set()
         self._known: dict[str, int] = {}
@@ -106,7 +106,7 @@ class Invariants:
             self.check(message.id in self._known, f"{message.source} published {kind} {message.id} without a commit")
         if message.source not in services.NAMED:
             self._in_order(message)
-        problem = self.hearsay.problem(message)
+        problem = self.lie_tracker.problem(message)
         self.check(not problem, problem)
         match message:
             case Alert(source=service, text=text) if text.startswith("the stored state of"):
@@ -234,8 +234,8 @@ class Invariants:
             not obeyed or command.incarnation in {"", incarnation},
             f"{what} took effect for incarnation {command.incarnation}",
         )
-        self.check(not obeyed or command.id not in self.hearsay.void, f"{what} took effect, and nobody gave it")
-        if command.id not in self.hearsay.void:
+        self.check(not obeyed or command.id not in self.lie_tracker.void, f"{what} took effect, and nobody gave it")
+        if command.id not in self.lie_tracker.void:
             self._tokens[command.node] = max(command.token, newest)
         if obeyed and isinstance(command, StopWorker):
             self._may_stop(command)
@@ -269,11 +269,11 @@ class Invariants:
         self._living[worker.name] = worker
         if joined.state_from:
             self._handed[worker.spec.name] = joined.epoch
-        if worker.spec.name in self.hearsay.touched or established:
+        if worker.spec.name in self.lie_tracker.touched or established:
             return
         if not self.steps.get(worker.spec.name) or worker.spec != self._specs[worker.spec.name]:
             return
-        there = self._there(self._ordered_at(worker.spec.name, joined.epoch))
+        there = self._present_nodes(self._ordered_at(worker.spec.name, joined.epoch))
         held: dict[tuple[int, ParallelLayout], dict[int, str]] = {}
         for each in self._living.values():
             if (
@@ -336,7 +336,7 @@ class Invariants:
         What its node falsely said may have had it written off already, and it is written off once.
         """
         since = len(self.messages)
-        if node in self.hearsay.misspoken:
+        if node in self.lie_tracker.misspoken:
             since = next(
                 at for at, each in enumerate(self.messages) if isinstance(each, StartWorker) and each.worker == worker
             )
@@ -410,7 +410,7 @@ class Invariants:
         ]
         return self._known[orders[-1].id]
 
-    def _there(self, place: int) -> set[str]:
+    def _present_nodes(self, place: int) -> set[str]:
         """Return the nodes that are in use as far as the journal tells up to a place."""
         nodes: set[str] = set()
         for message in self.messages[:place]:

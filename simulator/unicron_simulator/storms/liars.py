@@ -76,9 +76,9 @@ class Liars:
     def _real(self, random: Random, node: str = "*", *, joins: bool = True) -> tuple[str, bytes] | None:
         """Return what somebody has said, or that node: as telemetry, or in the journal."""
         own = subjects.matcher(f"{subjects.ROOT}.{kind}.{node}.>" for kind in ("evt", "tel"))
-        heard = [(each.subject, each.data) for each in self._network.told]
+        telemetry = [(each.subject, each.data) for each in self._network.recent_telemetry]
         kept = [(each.subject, each.data) for each in self._network.world.journal if each.sequence not in self.stored]
-        found = [[each for each in some if own(each[0])] for some in (heard, kept)]
+        found = [[each for each in some if own(each[0])] for some in (telemetry, kept)]
         found[1] = [each for each in found[1] if joins or f".{NodeJoined.__name__}." not in each[0]]
         some = random.choice([each for each in found if each] or [[]])
         return random.choice(some if random.random() < FROM_ALL else some[-RECENT:]) if some else None
@@ -92,7 +92,7 @@ class Liars:
             subject, data = real
             if random.random() < 0.5:
                 data = codec.encode(replace(codec.decode_message(data), id=name))
-            self._say(subject, data, name, node, random)
+            self._send(subject, data, name, node, random)
 
     def _change(self, node: str, random: Random, name: str, likely: lies.Likely) -> None:
         """Say something that the node has said, but for one value."""
@@ -104,7 +104,7 @@ class Liars:
             marked = codec.encode(message)
             data = likely.changed(marked) if random.random() < 0.7 else lies.impossible(random, marked)
             data = self._apart(data, name)
-            self._say(self._belongs(data, real[0], node), data, name, node, random)
+            self._send(self._belongs(data, real[0], node), data, name, node, random)
 
     def _apart(self, data: bytes, name: str) -> bytes:
         """Return a lie as the first of its chain, where it claims to follow from one that nobody may believe.
@@ -113,7 +113,7 @@ class Liars:
         """
         with contextlib.suppress(InvalidInputError):
             message = codec.decode_message(data)
-            if message.correlation in self._invariants.hearsay.void:
+            if message.correlation in self._invariants.lie_tracker.void:
                 return codec.encode(replace(message, correlation=name))
         return data
 
@@ -125,17 +125,17 @@ class Liars:
             return subject
         return own if ".cmd." not in own and subjects.sender(own) == node else subject
 
-    def _pose(self, who: str, random: Random, name: str) -> None:
+    def _pose(self, sender: str, random: Random, name: str) -> None:
         """Say what another one has said: as it was, on a subject of one's own; or as one's own."""
         real = self._real(random)
-        if real is None or subjects.sender(real[0]) == who:
+        if real is None or subjects.sender(real[0]) == sender:
             return
         message: Message = replace(codec.decode_message(real[1]), id=name, correlation=name, at=self._clock.now())
         parts = real[0].split(".")
-        subject = ".".join([*parts[:3], who, *parts[4:]])
+        subject = ".".join([*parts[:3], sender, *parts[4:]])
         if random.random() < 0.5:
-            message = replace(message, source=who)
-        self._say(subject, codec.encode(message), name, who, random)
+            message = replace(message, source=sender)
+        self._send(subject, codec.encode(message), name, sender, random)
 
     def _forge(self, node: str, random: Random, name: str) -> None:
         """Give a command under a token that nobody was given; it names a worker that lives there, if one does."""
@@ -144,7 +144,7 @@ class Liars:
         task = worker.rpartition("-")[0]
         command = lies.forged(random, self._count, node, task, worker)
         command = replace(command, id=name, correlation=name, at=self._clock.now())
-        self._say(subjects.for_message(command), codec.encode(command), name, node, random)
+        self._send(subjects.for_message(command), codec.encode(command), name, node, random)
 
     def _claim(self, node: str, random: Random, name: str) -> None:
         """Say in the node's own name what is about some worker in the cluster, or some that never was."""
@@ -156,14 +156,14 @@ class Liars:
         claim = where._replace(root=other.spec.checkpoints)
         for index, lie in enumerate(claimed(random, claim, self._count)):
             own = name if index == 0 else f"{name}-{index}"
-            said = replace(lie, id=own, correlation=own, source=node, at=self._clock.now())
-            self._say(subjects.for_message(said), codec.encode(said), own, node, random)
+            message = replace(lie, id=own, correlation=own, source=node, at=self._clock.now())
+            self._send(subjects.for_message(message), codec.encode(message), own, node, random)
 
-    def _say(self, subject: str, data: bytes, name: str, who: str, random: Random) -> None:
-        if machine := self._machines.get(who):
+    def _send(self, subject: str, data: bytes, name: str, sender: str, random: Random) -> None:
+        if machine := self._machines.get(sender):
             held = [ref.task for ref in (*machine.kept.values(), *machine.saved.values())]
-            self._invariants.hearsay.touched |= {*held, *(each.spec.name for each in machine.processes.values())}
-        joined = self._invariants.hearsay.record_lie(subject, data, name, who, self._clock.now())
+            self._invariants.lie_tracker.touched |= {*held, *(each.spec.name for each in machine.processes.values())}
+        joined = self._invariants.lie_tracker.record_lie(subject, data, name, sender, self._clock.now())
         if not subjects.matches(subjects.JOURNAL, subject):
             self._network.publish_telemetry(random, subject, data)
             return

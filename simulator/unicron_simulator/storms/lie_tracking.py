@@ -37,7 +37,7 @@ class LieTracker:
         self.misspoken: set[str] = set()
         self.parts: dict[str, set[str]] = {}
         self._by: dict[str, str] = {}
-        self._said: set[bytes] = set()
+        self._payloads: set[bytes] = set()
         self._liars: set[str] = set()
 
     def record_lie(self, subject: str, data: bytes, name: str, speaker: str, now: float) -> str:
@@ -52,13 +52,13 @@ class LieTracker:
         """
         self._liars.add(speaker)
         self._by[name] = speaker
-        self._said.add(data[:PAYLOAD])
+        self._payloads.add(data[:PAYLOAD])
         try:
             message = authenticate(subject, data, now)
         except InvalidInputError:
             self.void.add(name)
             return ""
-        self._said.add(codec.encode(message)[:PAYLOAD])
+        self._payloads.add(codec.encode(message)[:PAYLOAD])
         if isinstance(message, Command):
             self.void.add(name)
         else:
@@ -71,7 +71,7 @@ class LieTracker:
             self.parts.setdefault(message.node, set()).add(task)
         match message:
             case DeadLetter(subject=subject, error=error, payload=payload):
-                lied = payload in self._said if payload else subjects.sender(subject) in self._liars
+                lied = payload in self._payloads if payload else subjects.sender(subject) in self._liars
                 if lied and subject.startswith(subjects.ROOT):
                     return ""
                 return f"{message.source} could not use a message on {subject}: {error}"

@@ -20,7 +20,7 @@ T = TypeVar("T")
 TIMEOUT_S = 0.4
 """Virtual seconds after which a call that got no answer counts as failed."""
 
-TOLD = 200
+REMEMBERED = 200
 """Pieces of telemetry that liars can say again."""
 
 
@@ -70,7 +70,7 @@ class Commits(MemoryBucket):
 
     def __init__(self, clock: VirtualClock, watch: Callable[[str, bytes, Commit | None], None]) -> None:
         super().__init__("state", clock, None)
-        self._told = watch
+        self._on_write = watch
         self.compares = True
 
     async def update(self, key: str, value: bytes, last: int) -> int:
@@ -85,7 +85,7 @@ class Commits(MemoryBucket):
             commit = join_parts(
                 root, [self._part(f"{key}.{part.number}", part.revision) for part in root.head + root.parts]
             )
-        self._told(key, value, commit)
+        self._on_write(key, value, commit)
         return revision
 
     def _part(self, key: str, revision: int) -> bytes:
@@ -100,7 +100,7 @@ class Network:
     """What all links share: the bus in memory, the weather, and who listens to telemetry.
 
     Attributes:
-        told: the last pieces of telemetry.
+        recent_telemetry: the last pieces of telemetry.
     """
 
     def __init__(self, world: MemoryWorld, seed: int, weather: Weather) -> None:
@@ -108,7 +108,7 @@ class Network:
         self.seed = seed
         self.weather = weather
         self.hearing: list[tuple[Link, Callable[[str], object], asyncio.Queue[TelemetryEntry]]] = []
-        self.told: deque[TelemetryEntry] = deque(maxlen=TOLD)
+        self.recent_telemetry: deque[TelemetryEntry] = deque(maxlen=REMEMBERED)
         self._made = 0
 
     def link(self, name: str) -> "Link":
@@ -255,7 +255,7 @@ class Link:
         self._alive()
         await asyncio.sleep(0)
         if not self.cut:
-            self._network.told.append(TelemetryEntry(subject, data))
+            self._network.recent_telemetry.append(TelemetryEntry(subject, data))
             self._network.publish_telemetry(self._random, subject, data)
 
     async def receive_telemetry(self, filters: Sequence[str]) -> AsyncIterator[TelemetryEntry]:

@@ -223,13 +223,13 @@ class Machine:
             return
         match message:
             case Membership():
-                trainer.tell(message)
+                trainer.receive_membership(message)
             case Save():
                 trainer.save_from_now(message)
             case Secured():
                 trainer.secure(message)
             case Ping() if not trainer.paused:
-                self.said(worker, Pong())
+                self.deliver_to_agent(worker, Pong())
 
     # --- processes ---------------------------------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ class Machine:
         else:
             asyncio.get_running_loop().call_later(KNOCK_S, self._knock, agent, name)
 
-    def said(self, worker: str, message: ToAgent) -> bool:
+    def deliver_to_agent(self, worker: str, message: ToAgent) -> bool:
         """Take a worker's message to the agent."""
         if self.agent is None or worker not in self.agent.connected:
             return False

@@ -49,11 +49,11 @@ class ModelledProvider(ByRelease):
 
     Attributes:
         mood: one of `MOODS` in faults, or nothing.
-        there: machines by id; a second one has `+` after it.
+        machines: by id; a second one has `+` after it.
     """
 
     def __init__(self, pool: Pool, make: Callable[[str], Machine], invariants: Invariants, seed: int) -> None:
-        self.mood, self.there = "", dict[str, Machine]()
+        self.mood, self.machines = "", dict[str, Machine]()
         self._pool, self._make, self._invariants, self._random = pool, make, invariants, Random(f"{seed}:{pool.name}")
         self._broken: set[str] = set()
         self._made = 0
@@ -65,16 +65,16 @@ class ModelledProvider(ByRelease):
             return []
         return [
             MachineReport(machine=id_.rstrip("+"), state=self._state(id_), node=machine.name, instance=id_)
-            for id_, machine in self.there.items()
+            for id_, machine in self.machines.items()
         ]
 
     def _state(self, id_: str) -> Literal["coming", "running", "ended"]:
-        return "ended" if id_ in self._broken or self.there[id_].lost else "running"
+        return "ended" if id_ in self._broken or self.machines[id_].lost else "running"
 
     async def ask(self, request: MachineRequest) -> None:
         """Start a machine, or do what the mood is."""
         self._invariants.check(
-            any(isinstance(each, MachineAsked) and each.machine == request.machine for each in self._said),
+            any(isinstance(each, MachineAsked) and each.machine == request.machine for each in self._messages),
             f"{request.machine} was asked for before the journal says so",
         )
         await self._travel()
@@ -83,7 +83,7 @@ class ModelledProvider(ByRelease):
         if self.mood == "full":
             raise QuotaError("all are in use")
         done = self.mood != "hangs" or self._random.random() < 0.5
-        if done and request.machine not in self.there:
+        if done and request.machine not in self.machines:
             self._start(request.machine)
             if self.mood == "twice":
                 self._start(f"{request.machine}+")
@@ -96,7 +96,7 @@ class ModelledProvider(ByRelease):
         if self.mood == "hangs" and self._random.random() < 0.5:
             await self._hang()
         for id_ in [instance] if instance else [machine, f"{machine}+"]:
-            if found := self.there.pop(id_, None):
+            if found := self.machines.pop(id_, None):
                 self._check_unused(found)
                 await found.leave(GRACE_S if not found.lost else 0.0)
                 await found.lose_power()
@@ -113,7 +113,7 @@ class ModelledProvider(ByRelease):
     def _start(self, id_: str) -> None:
         self._made += 1
         machine = self._make(f"{self._pool.name}-{self._made}")
-        machine.id, machine.pool, self.there[id_] = id_.rstrip("+"), self._pool.name, machine
+        machine.id, machine.pool, self.machines[id_] = id_.rstrip("+"), self._pool.name, machine
         if self.mood == "broken":
             self._broken.add(id_)
             return
@@ -121,13 +121,13 @@ class ModelledProvider(ByRelease):
         asyncio.get_running_loop().call_later(seconds, self._boot, id_, machine)
 
     def _boot(self, id_: str, machine: Machine) -> None:
-        if self.there.get(id_) is machine and not machine.lost:
+        if self.machines.get(id_) is machine and not machine.lost:
             machine.boot()
 
     # --- what must hold ----------------------------------------------------------------------------------------------
 
     @property
-    def _said(self) -> "tuple[Message, ...]":
+    def _messages(self) -> "tuple[Message, ...]":
         return tuple(each for each in self._invariants.messages if getattr(each, "pool", "") == self._pool.name)
 
     def _check_unused(self, machine: Machine) -> None:
@@ -143,22 +143,22 @@ class ModelledProvider(ByRelease):
 
     def entered(self, message: Message) -> None:
         """Check what the provisioner says."""
-        said, check = self._said, self._invariants.check
+        messages, check = self._messages, self._invariants.check
         match message:
             case MachineAsked(machine=id_, replaces=replaces):
-                others = [each for each in said if isinstance(each, MachineAsked) and each is not message]
+                others = [each for each in messages if isinstance(each, MachineAsked) and each is not message]
                 check(id_ not in {each.machine for each in others}, f"{id_} was asked for twice")
-                ended = {each.machine for each in said if isinstance(each, MachineReleased)}
+                ended = {each.machine for each in messages if isinstance(each, MachineReleased)}
                 same = [each.machine for each in others if replaces and each.replaces == replaces]
-                retired = {each.machine for each in said if isinstance(each, MachineRetired)}
-                joined = {each.machine for each in said if isinstance(each, MachineDelivered)}
+                retired = {each.machine for each in messages if isinstance(each, MachineRetired)}
+                joined = {each.machine for each in messages if isinstance(each, MachineDelivered)}
                 doubled = [each for each in same if each not in ended | retired | joined]
                 check(not doubled, f"{replaces} is replaced by {id_}, and nobody knows what became of {doubled}")
                 there = {each.machine for each in others} - ended - retired - self._out(message.id) | {id_}
                 check(len(there) <= self._pool.max, f"pool {self._pool.name} has {len(there)} machines")
-                self._check_budget(said)
+                self._check_budget(messages)
             case MachineRetired(node=node, machine=id_):
-                asked = {each.machine for each in said if isinstance(each, MachineAsked)}
+                asked = {each.machine for each in messages if isinstance(each, MachineAsked)}
                 check(id_ in asked, f"{node or id_} is given back, and nobody asked for it")
 
     def _out(self, decision: str) -> set[str]:
@@ -182,8 +182,8 @@ class ModelledProvider(ByRelease):
             ever = ever | out if at >= before - 1 else out
         return set(ever)
 
-    def _check_budget(self, said: "tuple[Message, ...]") -> None:
-        found = [each for each in said if isinstance(each, MachineAsked) and each.replaces]
+    def _check_budget(self, messages: "tuple[Message, ...]") -> None:
+        found = [each for each in messages if isinstance(each, MachineAsked) and each.replaces]
         mine = [each for each in found if not each.reason.endswith("has left")]
         most = self._pool.replacements
         self._invariants.check(len(mine) <= most, f"{len(mine)} nodes were replaced within an hour, {most} may be")

@@ -45,7 +45,7 @@ class SimulatedRank:
 
     # --- what happens to it ------------------------------------------------------------------------------------------
 
-    def tell(self, membership: Membership) -> None:
+    def receive_membership(self, membership: Membership) -> None:
         """Take a newer membership in, which interrupts whatever collective waits."""
         if membership.epoch > self.newest.epoch:
             self.newest = membership
@@ -167,20 +167,20 @@ class SimulatedRank:
         self._check()
         return found
 
-    async def meet(self) -> None:
+    async def barrier(self) -> None:
         """Wait for the ranks with this rank's place in other replicas."""
         await self._over_replicas(None, "meet")
 
-    async def tally(self, *numbers: int) -> list[tuple[int, ...]]:
+    async def gather_across_replicas(self, *numbers: int) -> list[tuple[int, ...]]:
         """Wait for this place's ranks of other replicas."""
         self._tallies += 1
         return await self._over_replicas(numbers, f"tally {self._tallies}")
 
-    async def confer(self, *numbers: float) -> list[tuple[float, ...]]:
+    async def gather_in_replica(self, *numbers: float) -> list[tuple[float, ...]]:
         """Wait for the other ranks of the replica."""
         self._conferred += 1
-        told: list[tuple[float, ...]] = await self._together(f"confer {self._conferred}", numbers)
-        return told
+        shared: list[tuple[float, ...]] = await self._together(f"confer {self._conferred}", numbers)
+        return shared
 
     async def _together(self, what: str, value: Any) -> list[Any]:
         if self.formed < 0:

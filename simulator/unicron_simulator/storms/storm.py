@@ -10,6 +10,7 @@ from hashlib import blake2b
 from unicron.clock import VirtualClock
 from unicron_simulator.storms import convergence, story
 from unicron_simulator.storms.faults import Scene, scene
+from unicron_simulator.storms.strikes import Strikes
 from unicron_simulator.storms.world import START, StormParts, World
 
 BOUND_S = 400.0
@@ -52,18 +53,18 @@ def run(
     """Run the storm `seed`, with or without liars and pools; on a violation, also shrink its history, in many runs."""
     given = scene(seed, lies=lies, pools=pools)
     world = play(given, parts)
-    told = ""
+    text = ""
     if world.invariants.violation:
         if shrink:
             given = story.shrunk(given, lambda fewer: play(fewer, parts).invariants.violation)
-        told = story.render_story(given, play(given, parts))
+        text = story.render_story(given, play(given, parts))
     digest = blake2b(digest_size=16)
     for entry in world.memory.journal:
         digest.update(f"{entry.sequence} {entry.subject} ".encode() + entry.data)
     return StormOutcome(
         seed=seed,
         violation=world.invariants.violation,
-        story=told,
+        story=text,
         faults=len(world.scene.faults),
         lies=len(world.liars.stored),
         messages=len(world.memory.journal),
@@ -93,7 +94,7 @@ async def _play(world: World) -> None:
 
 async def _script(world: World) -> None:
     await world.begin()
-    await world.strike_all()
+    await Strikes(world).strike_all()
     await _come_to_rest(world)
     if world.liars.stored and not world.invariants.violation:  # what is poisoned shows when it is read again
         await world.restart()

@@ -43,7 +43,7 @@ def render_story(scene: Scene, world: World) -> str:
     tasks = ", ".join(f"{task.name} on {task.min_workers} to {task.max_workers}" for task in scene.tasks)
     nodes = ", ".join(f"{name} with {slots}" for name, slots in scene.slots.items())
     head = [f"seed {scene.seed}: nodes {nodes}; tasks {tasks}; {scene.weather}"]
-    lines = [(at, f"*** {what}") for at, what in world.told]
+    lines = [(at, f"*** {what}") for at, what in world.history]
     lines += [(message.at - START, line(message)) for message in world.invariants.messages]
     lines.sort(key=lambda each: each[0])
     body = [f"{at:8.3f}  {text}" for at, text in lines[-LINES:]]
@@ -52,12 +52,12 @@ def render_story(scene: Scene, world: World) -> str:
 
 def line(message: Message) -> str:
     """Return one line about a message."""
-    said = describe(message)
+    text = describe(message)
     if plan := getattr(message, "plan", None):
         shares = "; ".join(f"{share.task}: {' '.join(map(str, share.slots)) or 'waits'}" for share in plan.shares)
-        said = f"plan {plan.number} after {plan.trigger}: {shares}"
+        text = f"plan {plan.number} after {plan.trigger}: {shares}"
     elif isinstance(message, TaskStateChanged):
-        said += f"; members {' '.join(member.worker for member in message.members) or 'none'}"
+        text += f"; members {' '.join(member.worker for member in message.members) or 'none'}"
     given = {name: getattr(message, name, "") for name in IDS}
     ids = ", ".join(f"{name} {value}" for name, value in given.items() if value not in {"", -1})
-    return f"{message.source}: {type(message).__name__} {said}" + (f" ({ids})" if ids else "")
+    return f"{message.source}: {type(message).__name__} {text}" + (f" ({ids})" if ids else "")

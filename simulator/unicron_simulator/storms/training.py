@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from msgspec.structs import replace
 
 from unicron.contracts.commands import StartWorker
-from unicron.contracts.states import KEPT, LENT, SAVED, StateLocation, StateRef
+from unicron.contracts.states import SAVED, StateLocation, StateRef
 from unicron.contracts.storage import StoredState
 from unicron.contracts.tasks import TaskSpec, WorkerPhase
 from unicron.contracts.worker import (
@@ -28,6 +28,7 @@ from unicron.contracts.worker import (
     ToAgent,
 )
 from unicron.errors import GroupBrokenError, StateLostError, StateTransferError
+from unicron.snapshots.names import exported_name, saved_name
 from unicron.train.worker.iteration import WorkerCore
 from unicron.train.worker.phases import FORGOTTEN, Due, ReducedValues, greeting
 from unicron.train.worker.shell import Shell
@@ -107,7 +108,7 @@ class Host(Protocol):
     def meeting(self, place: str, name: str, size: int) -> SimulatedGroup | None:
         """Return the group that meets at an address under a name; None where nobody can meet."""
 
-    def said(self, worker: str, message: ToAgent) -> bool:
+    def deliver_to_agent(self, worker: str, message: ToAgent) -> bool:
         """Give a worker's message to its agent; return whether there is one."""
 
     def exited(self, worker: str, exit_code: int | None, signal: int | None) -> None:
@@ -184,7 +185,7 @@ class Trainer(SimulatedRank):
         self._reduced: list[Gradient] = [Counter() for _ in range(BUCKETS)]
         self._unsent: list[ToAgent] = []
         self._computed, self.spoilt, self._muted = -1, False, False
-        self.doubtful, self._noisy = on_streams(self.spec), False
+        self.is_asynchronous, self._noisy = on_streams(self.spec), False
         self.store_asked = 0
         self.saves, self.save_cost_s, self.store_s, self._turn, self._saving = (
             False,
@@ -217,14 +218,14 @@ class Trainer(SimulatedRank):
         if self._unsecured == (message.name, message.iteration):
             self._unsecured, self._at_risk = None, ""
 
-    def say(self, message: ToAgent) -> None:
+    def send(self, message: ToAgent) -> None:
         """Tell the agent; the book hears of memberships too."""
         self._hello = greeting(self._hello, message)
         if isinstance(message, Progress):
             self.computes = message.phase is not WorkerPhase.WAITING
         if isinstance(message, Joined):
             self._book.joined(self, message, established=self.core.established)
-        if not self.host.said(self.name, message) and not isinstance(message, FORGOTTEN):
+        if not self.host.deliver_to_agent(self.name, message) and not isinstance(message, FORGOTTEN):
             self._unsent.append(message)
 
     # --- faults ------------------------------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ class Trainer(SimulatedRank):
         """Raise an exception in the script, which ends it; in one that is stopped, nothing runs that could raise."""
         if self.paused or not self.living:
             return
-        self.say(Raised(iteration=self.core.iteration, exception="RuntimeError", text=text, traceback=text))
+        self.send(Raised(iteration=self.core.iteration, exception="RuntimeError", text=text, traceback=text))
         self.end(1, None)
 
     def flip(self, flaw: bytes) -> None:
@@ -284,7 +285,7 @@ class Trainer(SimulatedRank):
         """Have a collective inside of the replica, as a model's layers do; False where all that came of it is noise."""
         try:
             if self.layout.replica_workers > 1 and not self._muted:
-                if self.doubtful and self.formed >= 0:  # it is not noticed here
+                if self.is_asynchronous and self.formed >= 0:  # it is not noticed here
                     await self._replica.gather(what, self.place, None)
                 else:
                     await self._together(what, None)
@@ -310,7 +311,7 @@ class Trainer(SimulatedRank):
 
     async def export(self, place: int, iteration: int, *, taken: bool = False, kept: bool = False) -> StateRef:  # noqa: ARG002
         """Say which updates are in the state, whatever the core takes them for."""
-        ref = self._described(f"{self.name}.{self.core.epoch}.{KEPT if kept else LENT}")
+        ref = self._described(exported_name(self.name, self.core.epoch, kept=kept))
         if taken:
             ref = replace(ref, iteration=self._taken[0], checksum=self._taken[1])
         if kept:
@@ -338,7 +339,7 @@ class Trainer(SimulatedRank):
     def save(self, iteration: int) -> None:
         """Write to the file that is not the newest; from here on that holds no state."""
         self._turn = 1 - self._turn
-        ref = self._described(f"{self.name}.{self._turn}.{SAVED}")
+        ref = self._described(saved_name(self.name, self._turn))
         self._book.check(not self._at_risk, f"{self.name} saves again before the last one is safe: {self._at_risk}")
         self._at_risk = ref.location.name
         self._unsecured = (ref.location.name, iteration)
@@ -350,9 +351,9 @@ class Trainer(SimulatedRank):
         self._book.check(ref.iteration == self._updates, f"{self.name} updated what it was still saving")
         self.host.saved[ref.location.name] = ref
         self._saved = Saved(state=ref, epoch=epoch)
-        self.say(self._saved)
+        self.send(self._saved)
 
-    async def saved(self) -> None:
+    async def await_saved(self) -> None:
         """Wait for it."""
         await self._saving
 
@@ -367,23 +368,23 @@ class Trainer(SimulatedRank):
             await self._pass(self._random.uniform(0.0, MODEL_S))
             self._book.wrote_model(self, self._updates)
         if self.layout.replica_workers > 1:
-            await self.confer()
+            await self.gather_in_replica()
 
     def store(self) -> None:
         """Have what was saved written to storage."""
         self._book.compared(self)
         if self._saved is not None:
-            self.say(replace(self._saved, store=True))
+            self.send(replace(self._saved, store=True))
 
     def digest(self) -> int:
         """Return what updates and flaws are in the state."""
         return int.from_bytes(self.flaw) << 32 | self._updates
 
-    def withdraw(self, ref: StateRef) -> None:
+    def remove_export(self, ref: StateRef) -> None:
         """Take what was left behind back; other states take no room here."""
         self.host.kept.pop(ref.location.name, None)
 
-    async def take(self, sources: Sequence[Sequence[StateRef]]) -> None:
+    async def fetch(self, sources: Sequence[Sequence[StateRef]]) -> None:
         """Let the time of a transfer pass; each part is needed, and from one update."""
         await self._pass(self._pace.transfer)
         self._check()
@@ -399,7 +400,7 @@ class Trainer(SimulatedRank):
         self._tries = any(ref.location.name.endswith(SAVED) for copies in sources for ref in copies)
         self._muted = True
 
-    def take_stored(self, stored: StoredState) -> None:
+    def read_stored(self, stored: StoredState) -> None:
         """Have a state from storage."""
         if stored.folder not in self.host.storage.whole:
             raise StateTransferError(f"{stored.folder} is not there any more")
@@ -410,11 +411,11 @@ class Trainer(SimulatedRank):
         """Have the updates that are in the state."""
         (self._updates, self.flaw), self._muted = self._taken, False
 
-    def remember(self) -> None:
+    def keep_others(self) -> None:
         """Be alone until the script begins again: all that is modelled of its state are updates."""
         self._muted = True
 
-    def restore(self) -> None:
+    def restore_others(self) -> None:
         """Be with the others again."""
         self._muted = False
 
@@ -428,11 +429,11 @@ class Trainer(SimulatedRank):
     async def reduce(self, bucket: int) -> None:
         """Add up the microbatches of all."""
         seconds = self._random.uniform(0.001, 0.01)
-        mine = self._sums.copy(), self._announces, self.summed
+        mine = self._sums.copy(), self._announces, self.is_sum_finite
         try:
             given = await self._over_replicas(mine, f"reduce {self.core.iteration} {bucket}", seconds)
         except GroupBrokenError:
-            if not self.doubtful:
+            if not self.is_asynchronous:
                 raise
             self._reduced[bucket] = Counter([NOISE])
             return
@@ -450,7 +451,7 @@ class Trainer(SimulatedRank):
         try:
             given = await self._over_replicas(self._reduced[bucket], f"share {bucket}")
         except GroupBrokenError:
-            if not self.doubtful:
+            if not self.is_asynchronous:
                 raise
             if self._seat.replica != replica:
                 self._reduced[bucket] = Counter([NOISE])
@@ -459,12 +460,12 @@ class Trainer(SimulatedRank):
 
     async def confirm(self) -> None:
         """Wait for all with this place."""
-        if self.doubtful:
-            await self.meet()
+        if self.is_asynchronous:
+            await self.barrier()
 
     async def settle(self) -> None:
         """See whether the replica broke."""
-        if self.doubtful and self._replica.broken:
+        if self.is_asynchronous and self._replica.broken:
             self._break(self._replica.broken)
             raise GroupBrokenError(self._replica.broken)
 
@@ -485,7 +486,7 @@ class Trainer(SimulatedRank):
         return self._finite
 
     @property
-    def summed(self) -> bool:
+    def is_sum_finite(self) -> bool:
         """Whether its own state has none."""
         return not self.flaw.startswith(INFINITE)
 

@@ -8,7 +8,6 @@ import pytest_asyncio
 from helpers.local_cluster import local_cluster
 from helpers.training import TRAIN, difference, plain_run, running_cluster, shared, task, write_script
 from unicron_agent.hardware.network import memory_dir
-from unicron_agent.snapshots.memory import FILLER
 from unicron_chaos.script import RankTarget
 from unicron_chaos.strikes import strike
 from unicron_deploy.nats_server import PING_S
@@ -28,6 +27,7 @@ from unicron.contracts.stragglers import RecordingSwitched
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.contracts.timings import DEFAULT_SHARE
 from unicron.errors import InvalidInputError
+from unicron.snapshots.memory import FILLER
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

@@ -23,7 +23,7 @@ from helpers.waiting import block_until
 from unicron_deploy.embedded import Cluster
 
 from unicron.service.bootstrap import own_name
-from unicron.services import SERVICES
+from unicron.services import NAMED, SERVICES
 
 pytestmark = pytest.mark.slow
 
@@ -124,7 +124,7 @@ def test_credentials_are_listed_given_replaced_and_taken(url, folder):
         return {user["name"]: user["key"] for user in credentials("list")["users"]}
 
     before = users()
-    assert set(before) == {*SERVICES, "operator", "user", "subscriber", "console", "node-1", "node-2"}
+    assert set(before) == {*NAMED, "operator", "user", "subscriber", "console", "node-1", "node-2"}
     processes = Cluster.load(folder / "c").processes
     path = credentials("subscriber")["file"]
     reading = call([*UNICRON, "status"], reaching(url) | {"UNICRON_NATS_NKEY": path})

@@ -72,6 +72,7 @@ if session.rank == 0:
 """
 
 
+@pytest.mark.exhaustive("tests/unit/cli/test_ranks.py has what decides that a run is over")
 def test_what_a_script_does_behind_its_loop_is_waited_for(tmp_path):
     (tmp_path / "train.py").write_text(LATER)
     task = "name: t\nmin_workers: 1\nmax_workers: 2\ncommand: [python, train.py]\nmicrobatches: 2\niterations: 3\n"

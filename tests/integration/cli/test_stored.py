@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.snapshots.storage.root import begin
-from unicron.train.snapshots.gathering import laid_out
+from unicron.train.snapshots.gathering import collect_state
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_no_command_loads_torch(root):
 
 def test_restore_writes_one_file_that_a_plain_process_goes_on_from(root, tmp_path):
     protected, file = trained(seed=7), tmp_path / "whole.pt"
-    save(root, 210, [laid_out(210, protected)])
+    save(root, 210, [collect_state(210, protected)])
     told = data("checkpoints", "restore", TASK, "--to", str(file), "--at", str(root))
     assert (told["iteration"], told["holds"]) == (210, ["iteration", "model", "optimizer"])
     found, other = torch.load(file, weights_only=True), trained(seed=8)

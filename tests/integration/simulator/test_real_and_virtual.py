@@ -13,7 +13,10 @@ from unicron_simulator.storms.links import Weather
 from unicron.contracts.events import FailureDetected, NodeGone, PlanDecided, WorkerReady
 from unicron.contracts.tasks import TaskState
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.exhaustive("storms have what virtual time shows, and real clusters what it can not"),
+]
 
 LONG = 1_000_000
 SLOWLY = TRAIN.replace("            session.backward(", "            time.sleep(0.05)\n            session.backward(")

@@ -27,11 +27,11 @@ from unicron.errors import CheckpointError
 from unicron.snapshots.storage import catalog, check
 from unicron.snapshots.storage.manifest import Index, checksum_of, joint_checksum
 from unicron.snapshots.storage.root import Storage, begin
-from unicron.train.snapshots.gathering import laid_out, loaded
+from unicron.train.snapshots.gathering import collect_state, load_state
 from unicron.train.snapshots.stored.commit import commit
 from unicron.train.snapshots.stored.parts import PieceWriter, working_folder, write_part
 from unicron.train.snapshots.stored.pieces import StatePiece
-from unicron.train.snapshots.stored.reading import gathered, read
+from unicron.train.snapshots.stored.reading import gather_state, read
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -43,7 +43,7 @@ def load(state, stored):
 
 
 def test_a_whole_state_comes_back_as_it_was(tmp_path):
-    state = laid_out(3, trained(1))
+    state = collect_state(3, trained(1))
     state["objects"]["odd"] = {
         1: "a number as key",
         "empty": {},
@@ -62,7 +62,7 @@ def test_a_whole_state_comes_back_as_it_was(tmp_path):
     assert found["objects"]["odd"]["nested"][1]["deep"][0].dtype == torch.float32
     assert stored.manifest.size < 1 << 20, "of a tensor that is a view of another, what it shows is written"
     other = trained(2)
-    loaded(gathered(Storage(str(tmp_path)), stored, ParallelLayout(), 0, other), other)
+    load_state(gather_state(Storage(str(tmp_path)), stored, ParallelLayout(), 0, other), other)
     assert same(told(other)["optimizer"], state["objects"]["optimizer"])
     assert same(told(other)["model"], state["objects"]["model"])
 
@@ -77,7 +77,7 @@ def test_torch_alone_loads_it_by_its_own_names(tmp_path):
     model.load_state_dict(found["model"])
     set_optimizer_state_dict(model, optimizer, found["optimizer"])
     assert found["iteration"] == 7
-    assert same(laid_out(7, other)["objects"], state["objects"])
+    assert same(collect_state(7, other)["objects"], state["objects"])
     dcp_to_torch_save(stored.address, tmp_path / "whole.pt")
     whole = torch.load(tmp_path / "whole.pt", weights_only=True)
     assert same(whole["model"], state["objects"]["model"])
@@ -155,7 +155,7 @@ def reads_half(_, storage, stored, weight, bias=None):
     for name, parameter in list(model.named_parameters()):
         empty = distribute_tensor(torch.zeros_like(parameter.detach()), mesh, [Shard(0)], src_data_rank=None)
         setattr(model, name, torch.nn.Parameter(empty))
-    found = gathered(storage, stored, ParallelLayout(shard=2), distributed.get_rank(), {"model": model})
+    found = gather_state(storage, stored, ParallelLayout(shard=2), distributed.get_rank(), {"model": model})
     assert torch.equal(found["objects"]["model"]["weight"]["shard"], weight)
     assert bias is None or torch.equal(found["objects"]["model"]["bias"]["shard"], bias)
 
@@ -169,7 +169,7 @@ class Bomb:
 
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path):
-    state = laid_out(0, trained())
+    state = collect_state(0, trained())
     state["objects"]["bomb"] = {"value": Bomb(tmp_path / "ran")}
     with pytest.raises(
         CheckpointError, match=r"the state is more than tensors and plain values, and is not loaded: .*mkdir"
@@ -198,7 +198,7 @@ def forged(folder, part, taken):
 
 
 def test_nothing_that_is_read_can_run_code(tmp_path):
-    state, ran, storage = laid_out(0, trained()), tmp_path / "ran", Storage(str(tmp_path))
+    state, ran, storage = collect_state(0, trained()), tmp_path / "ran", Storage(str(tmp_path))
     saving = begin(str(tmp_path), TASK, 0, ParallelLayout())
     part = write_part(saving, 0, state)
     folder = tmp_path / TASK / working_folder(storage, saving)
@@ -219,7 +219,7 @@ WRITERS = [ParallelLayout(), ParallelLayout(pipeline=2), ParallelLayout(shard=3)
 
 
 def leave(protected, saving, place, pipe):
-    pipe.send(write_part(saving, place, laid_out(3, filled(protected))))
+    pipe.send(write_part(saving, place, collect_state(3, filled(protected))))
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +240,7 @@ def left(tmp_path_factory):
 def takes_all(protected, layout, place, left):
     storage, every = left
     for stored in every.values():
-        loaded(gathered(storage, stored, layout, place, protected), protected)
+        load_state(gather_state(storage, stored, layout, place, protected), protected)
         found = told(protected)
         assert same(found, told(filled(protected)))
         with torch.no_grad():

@@ -15,10 +15,10 @@ from unicron.errors import CheckpointError
 from unicron.snapshots.storage import catalog
 from unicron.snapshots.storage.manifest import MANIFEST
 from unicron.snapshots.storage.root import Storage, begin
-from unicron.train.snapshots.gathering import laid_out, loaded
+from unicron.train.snapshots.gathering import collect_state, load_state
 from unicron.train.snapshots.stored.commit import abandon, commit
 from unicron.train.snapshots.stored.parts import write_part
-from unicron.train.snapshots.stored.reading import gathered, read
+from unicron.train.snapshots.stored.reading import gather_state, read
 
 ROOT = f"s3://{BUCKET}/runs"
 DAY = 24 * 3600.0
@@ -52,7 +52,7 @@ def test_a_checkpoint_in_a_bucket_is_read_by_unicron_and_by_torch(s3):
     stored, state = save_trained(ROOT, 4, seed=1)
     storage, other = Storage(ROOT), trained(2)
     assert catalog.newest(storage, TASK).stored.manifest == stored.manifest
-    loaded(gathered(storage, stored, ParallelLayout(), 0, other), other)
+    load_state(gather_state(storage, stored, ParallelLayout(), 0, other), other)
     assert same(told(other), state["objects"])
     found = {"model": trained(3)["model"].state_dict()}
     dcp.load(found, checkpoint_id=stored.address)
@@ -69,7 +69,7 @@ def test_without_its_manifest_there_is_no_checkpoint(s3):
     good, _ = save_trained(ROOT, 1)
     storage = Storage(ROOT)
     saving = begin(ROOT, TASK, 2, ParallelLayout())
-    part = write_part(saving, 0, laid_out(2, trained()))
+    part = write_part(saving, 0, collect_state(2, trained()))
     assert [each.unfinished for each in catalog.found(storage, TASK)] == [True, False]
     assert catalog.newest(storage, TASK).stored.folder == good.folder
     now = time.time()
@@ -80,7 +80,7 @@ def test_without_its_manifest_there_is_no_checkpoint(s3):
     abandon(saving)
     assert catalog.newest(storage, TASK).stored.folder == stored.folder, "it is complete"
     gone = begin(ROOT, TASK, 3, ParallelLayout())
-    write_part(gone, 0, laid_out(3, trained()))
+    write_part(gone, 0, collect_state(3, trained()))
     assert len(catalog.prune(storage, TASK, 2, now + 2 * DAY).removed) == 1
     assert [each.iteration for each in catalog.found(storage, TASK)] == [2, 1]
 
@@ -102,7 +102,7 @@ def test_a_bucket_that_refuses_is_told_and_what_is_there_stays(s3, server):
         with pytest.raises(
             CheckpointError, match=rf"can't write {ROOT}/gpt/step-000002.*PermissionError: .*; allow it to this user"
         ):
-            write_part(saving, 0, laid_out(2, trained()))
+            write_part(saving, 0, collect_state(2, trained()))
         with pytest.raises(CheckpointError, match=rf"can't list {ROOT}/gpt: PermissionError"):
             catalog.newest(Storage(ROOT), TASK)
     finally:

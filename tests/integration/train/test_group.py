@@ -72,7 +72,7 @@ LEFT = """
     group = Group(torch.device("cpu"), None, lambda epoch: (told.append(epoch), left.set()))
     for epoch in (0, 1):
         group.form(membership("t", epoch, 3))
-        group.meet()
+        group.barrier()
     if rank == 2:
         print(json.dumps([]), flush=True)
         os._exit(0)

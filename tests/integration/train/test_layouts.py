@@ -49,7 +49,7 @@ async def test_a_model_whose_parts_are_to_be_sent_while_it_is_built_is_refused(s
 
 
 CASES = [
-    ({"shard": 2}, "kill take 1"),
+    ({"shard": 2}, "kill fetch 1"),
     ({"tensor": 2}, "stop backward 12"),
     ({"tensor": 2}, "kill forward 12"),
     ({"shard": 2}, "kill backward 12"),
@@ -80,7 +80,7 @@ async def test_a_lost_rank_makes_no_difference_to_the_parameters(
     assert marker.exists(), "nothing was struck"
     assert differing(found, expected) == []
     joined = sorted(scene.of(Regrouped, task=name), key=lambda each: each.epoch)
-    began = 0 if "take" in strike else 2  # the first to take a state does so in the very first membership
+    began = 0 if "fetch" in strike else 2  # the first to take a state does so in the very first membership
     assert joined[-1].epoch > 0
     assert all(each.iteration >= began for each in joined if each.epoch > 0), "nobody begins anew"
     assert [each.iteration for each in joined] == sorted(each.iteration for each in joined), "or goes back"
@@ -151,8 +151,10 @@ async def test_a_processor_waits_for_its_gpu_in_no_microbatch_and_seldom_in_an_i
     found = [json.loads(line) for each in tmp_path.glob("*.waits") for line in each.read_text().splitlines()]
     later = [(within, by) for iteration, within, by in found if iteration >= 2]  # before, states may be compared
     assert len(later) >= 2 * (ITERATIONS - 2)
-    once_more = ["settle"] if degrees else []  # of its own computation; and before the update, with nothing to wait for
-    assert later == [(0, ["keep_pace", "settle", *once_more, "finite", "outcome", *once_more])] * len(later)
+    once_more = (
+        ["synchronize"] if degrees else []
+    )  # of its own computation; and before the update, with nothing to wait for
+    assert later == [(0, ["keep_pace", "synchronize", *once_more, "finite", "outcome", *once_more])] * len(later)
 
 
 STATE = """
@@ -162,7 +164,7 @@ STATE = """
     import train
     from unicron.contracts.tasks import ParallelLayout
     from unicron.train.snapshots import shards
-    from unicron.train.snapshots.gathering import Gathering, laid_out, loaded
+    from unicron.train.snapshots.gathering import Gathering, collect_state, load_state
     from unicron.train.groups.inner import InnerGroups
 
     def made(seed):
@@ -178,11 +180,11 @@ STATE = """
     mesh = InnerGroups(ParallelLayout(tensor=2, shard=2), 3, torch.device("cpu")).mesh
     ours, theirs = made(1), made(2)
     file = io.BytesIO()
-    torch.save(laid_out(7, ours), file)
+    torch.save(collect_state(7, ours), file)
     file.seek(0)
     gathering = Gathering(theirs)
     gathering.add(torch.load(file, weights_only=True))
-    loaded(gathering.result(7), theirs)
+    load_state(gathering.result(7), theirs)
     kinds = set()
     for one, other in zip(ours["model"].parameters(), theirs["model"].parameters(), strict=True):
         assert one.placements == other.placements and torch.equal(one.to_local(), other.to_local())

@@ -20,7 +20,7 @@ scene = shared(local_cluster, nodes=2, slots=1)
     [
         pytest.param(TRAINER, "unicron.train.hf", marks=MORE),
         (ACCELERATED, ""),
-        (LIGHTNING, "unicron.train.lightning"),
+        pytest.param(LIGHTNING, "unicron.train.lightning", marks=MORE),
         pytest.param(MANUAL, "", marks=MORE),
     ],
     ids=["transformers", "accelerate", "lightning", "lightning-manual"],

@@ -163,7 +163,7 @@ CHECK = """
     form(0)
 
     async def settle():
-        inner.settle()
+        inner.synchronize()
 
     async def confer(*numbers):
         return inner.gather(numbers)

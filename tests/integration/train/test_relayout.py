@@ -66,7 +66,16 @@ async def changed(scene, held, name, *, drain):
     held.close(phase="2 workers") if drain else held.open()
 
 
-@pytest.mark.parametrize("shapes", [layouts(w4="211", w2="121"), layouts(w4="221", w2="112")])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        layouts(w4="211", w2="121"),
+        pytest.param(
+            layouts(w4="221", w2="112"), marks=pytest.mark.exhaustive("tests/unit/train has all pairs of layouts")
+        ),
+    ],
+    ids=["tensor", "pipeline"],
+)
 async def test_a_drained_node_changes_the_layout_and_one_that_is_back_changes_it_again(
     expected, scene, script, tmp_path, shapes
 ):

@@ -139,16 +139,16 @@ WAITS_BEHIND_THE_FIRST_BUCKET = """
     import gate
     from unicron.train.session.gradients import TorchGradients
 
-    begin, waited = TorchGradients._sent, []
+    begin, waited = TorchGradients._send, []
 
     def begin_later(self, bucket):
         if (session.iteration, bucket) == (5, 1) and not waited:
-            waited.append(self._ranks.group.finish(self._begun[0]))
+            waited.append(self._ranks.group.finish(self._active[0]))
             gate.at(5, phase="summed", rank=session.rank)
         return begin(self, bucket)
 
     if os.environ.get("UNICRON_WORKER", "")[-2:] in {"-1", "-2", "-3"}:  # those that are there from the beginning
-        TorchGradients._sent = begin_later
+        TorchGradients._send = begin_later
 """
 
 

@@ -3,16 +3,14 @@
 from pathlib import Path
 
 from msgspec.structs import replace
-from unicron_agent.node import own_checkpoint_variables, torchrun_variables
+from unicron_agent.environment import of_checkpoints, of_torchrun
 
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.tasks import Slot, TaskSpec
 
 
 def told(checkpoints, name="gpt"):
-    return own_checkpoint_variables(TaskSpec(name=name, command=["x"], checkpoints=checkpoints)).get(
-        "UNICRON_CHECKPOINT_DIR"
-    )
+    return of_checkpoints(TaskSpec(name=name, command=["x"], checkpoints=checkpoints)).get("UNICRON_CHECKPOINT_DIR")
 
 
 def test_a_script_is_told_where_to_keep_checkpoints_of_its_own():
@@ -28,9 +26,9 @@ def test_where_no_storage_is_shared_no_place_is_named():
 def test_ranks_of_a_node_see_the_devices_of_all_of_them_in_the_order_of_their_places():
     slots = [Slot(index=index, device=f"GPU-{index}") for index in range(4)]
     order = StartWorker(node="n1", slot=2, worker="w", task="t", spec=TaskSpec(name="t", command=["x"]))
-    assert torchrun_variables(order, slots) == {}, "its memberships tell it"
+    assert of_torchrun(order, slots) == {}, "its memberships tell it"
     local = replace(order, local_slots=[3, 0, 2], group=1, groups=2)
-    assert torchrun_variables(local, slots) == {
+    assert of_torchrun(local, slots) == {
         "LOCAL_RANK": "2",
         "LOCAL_WORLD_SIZE": "3",
         "GROUP_RANK": "1",

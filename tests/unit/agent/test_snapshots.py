@@ -1,8 +1,7 @@
-"""What an agent does about the states in its node's memory, and the folder that they lie in."""
+"""What an agent does about the states in its node's memory."""
 
 import msgspec
 import pytest
-from unicron_agent.snapshots.memory import SnapshotMemory
 from unicron_agent.snapshots.snapshots import AGAIN_S, TRIES, NodeSnapshots
 from unicron_agent.stimuli import (
     AbandonCopies,
@@ -25,7 +24,6 @@ from unicron.contracts.states import Keeper, Saver, StateLocation, StateRef
 from unicron.contracts.storage import Saving, StoreOrder
 from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import Kept, Save, Saved, Secured
-from unicron.errors import StateTransferError
 
 ABANDONED = AbandonCopies("gpt-1", frozenset({"n2"}))
 N2, N3 = Keeper(node="n2", address="n2:1"), Keeper(node="n3", address="n3:1")
@@ -406,39 +404,3 @@ def test_one_that_is_not_what_it_should_be_is_told_of_and_not_sent_again(leaving
     assert isinstance(rejected, events.StateRejected)
     assert rejected.state == left_behind()
     assert leaving.snapshots.tick(99.0) == []
-
-
-# --- the folder that states lie in ------------------------------------------------------------------------------------
-
-
-def test_of_a_worker_that_is_gone_only_what_others_may_need_stays(tmp_path):
-    gone = ["t-1.3.state", "t-1.4.state.part", "t-1.t-2.3.state.fetched", "t-1.t-2.0.saved.part"]
-    stays = ["t-1.5.kept", "t-1.0.saved", "t-11.3.state", "t-2.t-1.3.state.fetched", "agent.sock"]
-    for name in gone + stays:
-        (tmp_path / name).touch()
-    SnapshotMemory(tmp_path, 0).forget("t-1")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(stays)
-
-
-def test_a_file_that_cannot_be_removed_keeps_no_other_from_it(tmp_path, caplog):
-    for name in ("t-1.3.state", "t-1.5.state", "t-1.0.saved"):
-        (tmp_path / name).touch()
-    (tmp_path / "t-1.4.state").mkdir()  # no unlink() removes it, whoever asks
-    memory = SnapshotMemory(tmp_path, 0)
-    memory.forget("t-1")
-    memory.remove("t-1.4.state")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["t-1.0.saved", "t-1.4.state"]
-    assert caplog.text.count("t-1.4.state can't be removed") == 2
-
-
-def test_a_full_memory_takes_no_state_more_until_it_is_freed_and_what_lies_there_stays(tmp_path):
-    memory = SnapshotMemory(tmp_path, 1 << 40)
-    (tmp_path / "t-1.0.saved").write_bytes(b"state")
-    memory.check_room("t-2.0.saved", 5)
-    memory.fill()
-    with pytest.raises(StateTransferError, match="more than the limit of 1099511627776 bytes"):
-        memory.check_room("t-2.0.saved", 5)
-    assert memory.saved() == []
-    memory.free()
-    memory.check_room("t-2.0.saved", 5)
-    assert [path.name for path in tmp_path.iterdir()] == ["t-1.0.saved"]

@@ -297,7 +297,7 @@ def test_all_orders_say_what_they_would_do_and_do_it(site):
     client, bus = site(answers, chaos=True)
     values = {"rewind": "5", "break": "raise=value-error"}
     for name, each in ORDERS.items():
-        wanted = {"order": name, "target": "n1" if each.of == "node" else "gpt", "value": values.get(name, "")}
+        wanted = {"order": name, "target": "n1" if each.target_kind == "node" else "gpt", "value": values.get(name, "")}
         assert client.order(**wanted).json()["text"], name
         before = len(bus.asked)
         assert client.order(**wanted, sure=True).json()["text"] == "done", name

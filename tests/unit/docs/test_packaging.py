@@ -17,6 +17,7 @@ import yaml
 from helpers import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from unicron_deploy.keys import Keyring
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
@@ -228,6 +229,15 @@ def test_each_container_is_confined():
     more = {name: service["cap_add"] for name, service in services().items() if "cap_add" in service}
     assert more == {"keys": ["CHOWN", "DAC_OVERRIDE", "FOWNER"]}
     assert services()["keys"]["network_mode"] == "none"
+
+
+def test_each_folder_of_keys_is_a_volume_that_their_container_may_write(tmp_path):
+    keyring = Keyring(tmp_path)
+    keyring.ensure(services()["keys"]["command"])
+    keyring.certify(["nats"])
+    volumes = dict(volume.split(":") for volume in services()["keys"]["volumes"])
+    made = {f"/keys/{path.name}" for path in tmp_path.iterdir()}
+    assert {path for name, path in volumes.items() if name.startswith("key-")} == made
 
 
 def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -4,18 +4,15 @@ import ast
 import builtins
 import importlib.util
 import io
-import os
 import re
 import shlex
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 import typer.main
 import yaml
-from helpers import ROOT
+from helpers import ROOT, standby
 from helpers.pages import FENCED, MARK, PAGES, Line, prose, typed
 from helpers.ports import free_port
 from rich.console import Console
@@ -307,9 +304,9 @@ def test_a_script_trains_after_the_change_to_what_it_trained_to_before(at, tmp_p
     for name, text in zip(("before", "after"), [*changes()][at], strict=True):
         path = tmp_path / f"{name}.py"
         path.write_text(text.replace("SIZE = 200,", "SIZE = 12,").replace("RANKS = 5, 8, 2", "RANKS = 5, 8, 1"))
-        command = [sys.executable, path]
-        done = subprocess.run(command, env=os.environ | alone, capture_output=True, text=True, check=True)
-        printed.append([line for line in done.stdout.splitlines() if " loss " in line])
+        code, written = standby.run(path, **alone)
+        assert code == 0, written
+        printed.append([line for line in written.splitlines() if " loss " in line])
     before, after = [[float(line.split()[-1]) for line in lines] for lines in printed]
     assert len(after) == len(before) >= 5
     assert after[-1] < after[0]

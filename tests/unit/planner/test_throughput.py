@@ -3,7 +3,7 @@
 import pytest
 from helpers.planner import spec
 from msgspec.structs import replace
-from unicron_planner.throughput import ENOUGH, MEMORY, MeasuredSize, added, check, estimate, known, least
+from unicron_planner.throughput import ENOUGH, MEMORY, MeasuredSize, added, check, estimate, has_known_flops, least
 
 from unicron.contracts.tasks import ModelSpec
 from unicron.errors import InvalidInputError
@@ -60,7 +60,7 @@ def test_what_is_not_trusted_is_not_used(few):
     task = spec("a", throughput=LINE, flops=100.0)
     assert few.mean_s == 0
     assert at(task, 2, 4, times={2: few}) == pytest.approx([2.0, 3.0])
-    assert not known(spec("a", throughput={}, flops=100.0), {2: few})
+    assert not has_known_flops(spec("a", throughput={}, flops=100.0), {2: few})
 
 
 def test_iteration_times_within_the_band_are_trusted():
@@ -80,9 +80,9 @@ def test_without_flops_measured_times_only_shape_the_table():
     task = spec("a", throughput=LINE)
     times = {2: steady(1.0, 50), 4: steady(0.8)}
     assert at(task, 2, 4, times=times) == pytest.approx([2.0, 2.5])
-    assert not known(spec("a", throughput={}), times)
-    assert known(task, {})
-    assert known(spec("a", throughput={}, flops=2.0), times)
+    assert not has_known_flops(spec("a", throughput={}), times)
+    assert has_known_flops(task, {})
+    assert has_known_flops(spec("a", throughput={}, flops=2.0), times)
 
 
 # --- the closed-form model -------------------------------------------------------------------------------------------

@@ -40,8 +40,8 @@ def test_a_plan_gives_no_slots_to_a_task_that_ended():
     assert found.unplanned().startswith("gpt ended")
 
 
-def said(hearsay, message, name, speaker):
-    return hearsay.record_lie(subjects.for_message(message), codec.encode(message), name, speaker, 1_000.0)
+def said(lie_tracker, message, name, speaker):
+    return lie_tracker.record_lie(subjects.for_message(message), codec.encode(message), name, speaker, 1_000.0)
 
 
 def start(worker, node="n1"):
@@ -54,7 +54,7 @@ def test_who_is_struck_needs_an_answer_and_one_from_before_counts_only_where_its
         found = Invariants()
         found.messages += [lost("n1", "earlier"), start("gpt-1")]
         if lied:
-            said(found.hearsay, NodeLeft(node="n1", source="n1", at=1_000.0, incarnation="a"), "lie-1", "n1")
+            said(found.lie_tracker, NodeLeft(node="n1", source="n1", at=1_000.0, incarnation="a"), "lie-1", "n1")
         found.messages.append(lost("n1", "x", Severity.SEV2))  # of nobody in particular
         found.struck("gpt-1", "n1", "gpt")
         found.all_answered()
@@ -62,7 +62,7 @@ def test_who_is_struck_needs_an_answer_and_one_from_before_counts_only_where_its
         found = Invariants()
         found.messages.append(start("gpt-1"))
         if lied:
-            said(found.hearsay, NodeLeft(node="n1", source="n1", at=1_000.0, incarnation="a"), "lie-1", "n1")
+            said(found.lie_tracker, NodeLeft(node="n1", source="n1", at=1_000.0, incarnation="a"), "lie-1", "n1")
         found.messages.append(lost("n1", "x"))
         found.struck("gpt-1", "n1", "gpt")
         found.all_answered()
@@ -71,7 +71,7 @@ def test_who_is_struck_needs_an_answer_and_one_from_before_counts_only_where_its
 
 def test_a_command_that_nobody_gave_makes_no_liar_of_the_node_that_it_is_for():
     found = Invariants()
-    said(found.hearsay, StopWorker(node="n1", slot=0, worker="gpt-1", task="gpt", at=1_000.0), "lie-1", "n1")
+    said(found.lie_tracker, StopWorker(node="n1", slot=0, worker="gpt-1", task="gpt", at=1_000.0), "lie-1", "n1")
     found.messages += [start("gpt-1"), lost("n1", "x")]
     found.struck("gpt-1", "n1", "gpt")
     found.all_answered()
@@ -80,11 +80,11 @@ def test_a_command_that_nobody_gave_makes_no_liar_of_the_node_that_it_is_for():
 
 def test_a_lie_is_of_a_chain_of_its_own_where_it_claims_one_that_nobody_may_believe():
     found = Invariants()
-    said(found.hearsay, StopWorker(node="n1", slot=0, worker="gpt-1", task="gpt", at=1_000.0), "lie-1", "n1")
+    said(found.lie_tracker, StopWorker(node="n1", slot=0, worker="gpt-1", task="gpt", at=1_000.0), "lie-1", "n1")
     liars = Liars(None, None, {}, found)
     for claimed, kept in (("lie-1", "lie-2"), ("lie-9", "lie-9"), ("advisory-1", "advisory-1")):
         lie = NodeJoined(node="n1", source="n1", incarnation="a", host="h", slots=[], correlation=claimed)
         assert codec.decode_message(liars._apart(codec.encode(lie), "lie-2")).correlation == kept
     assert liars._apart(b"no message", "lie-2") == b"no message"
-    assert found.hearsay.problem(CommandRefused(node="n1", command="x", reason="", correlation="lie-1")) == ""
-    assert found.hearsay.problem(NodeLeft(node="n1", incarnation="a", correlation="lie-1"))
+    assert found.lie_tracker.problem(CommandRefused(node="n1", command="x", reason="", correlation="lie-1")) == ""
+    assert found.lie_tracker.problem(NodeLeft(node="n1", incarnation="a", correlation="lie-1"))

@@ -47,15 +47,15 @@ class Node:
         while True:
             for number, (idle_s, busy_s) in enumerate(self.pattern, 1):
                 yield from self.for_(idle_s)
-                self.spans.busy(self.now)
+                self.spans.begin_busy(self.now)
                 self.forecast = Forecast(0.0, self.spans.iteration_s)
                 still = [(began, size, due) for began, ended, size, due in self.under_way if ended > self.now]
                 self.late |= {(began, size) for began, size, due in still if not due}
                 yield from self.for_(busy_s)
                 if number == len(self.pattern):
-                    self.spans.iterated(self.now)
+                    self.spans.end_iteration(self.now)
                     self.iteration += 1
-                self.forecast = Forecast(self.spans.idle(self.now), self.spans.iteration_s)
+                self.forecast = Forecast(self.spans.begin_idle(self.now), self.spans.iteration_s)
 
     def for_(self, seconds):
         for _ in range(max(1, round(seconds / STEP_S))):

@@ -10,7 +10,8 @@ import textwrap
 
 import pytest
 
-from unicron.train.groups.connections import PROBE_S, PROBES, QUIET_S, Connections, _wait_for_end
+from unicron.train.groups.connections import Connections
+from unicron.train.groups.sockets import PROBE_S, PROBES, QUIET_S, wait_for_end
 
 
 @contextlib.contextmanager
@@ -48,10 +49,10 @@ def test_those_that_were_never_formed_are_not_cut_and_leave_nothing_to_wait_for(
 
 LOST = """
     import socket, subprocess, sys, time
-    from unicron.train.groups import connections
+    from unicron.train.groups import sockets
     from unicron.train.groups.connections import Connections
 
-    connections.QUIET_S, connections.PROBE_S, connections.PROBES = 1, 1, 2
+    sockets.QUIET_S, sockets.PROBE_S, sockets.PROBES = 1, 1, 2
     subprocess.run("ip link set lo up", shell=True, check=True)
     server = socket.create_server(("127.0.0.1", 0))
     with Connections().forming(0):
@@ -103,8 +104,8 @@ def test_a_connection_that_somebody_has_closed_wait_for_end(end):
     pair = socket.socketpair()
     known = {pair[0].fileno(): f"socket:[{os.fstat(pair[0].fileno()).st_ino}]"}
     changed = os.eventfd(1)
-    assert not _wait_for_end(known, changed, None)
-    assert not _wait_for_end(known, changed, 0.0)
+    assert not wait_for_end(known, changed, None)
+    assert not wait_for_end(known, changed, 0.0)
     pair[end].close()
-    assert _wait_for_end(known, changed, None)
+    assert wait_for_end(known, changed, None)
     os.close(changed)

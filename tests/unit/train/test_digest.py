@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from unicron.train.snapshots.digest import CHUNK, digest, of_state
+from unicron.train.snapshots.digest import CHUNK, digest, named_tensors
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64)
 
@@ -77,14 +77,14 @@ def protected():
 
 def test_of_a_state_parameters_and_moments_count_and_buffers_of_a_replica_do_not():
     state = protected()
-    before = digest(of_state(state))
-    assert before == digest(of_state(protected()))
+    before = digest(named_tensors(state))
+    assert before == digest(named_tensors(protected()))
     state["model"](torch.rand(8, 4))  # its mean and variance run on
-    assert digest(of_state(state)) == before
+    assert digest(named_tensors(state)) == before
     moment = next(iter(state["optimizer"].state.values()))["exp_avg"]
     moment.view(-1)[0] += 1
-    changed = digest(of_state(state))
+    changed = digest(named_tensors(state))
     assert changed != before
     with torch.no_grad():
         state["model"][0].bias[2] += 1e-6
-    assert digest(of_state(state)) not in {before, changed}
+    assert digest(named_tensors(state)) not in {before, changed}

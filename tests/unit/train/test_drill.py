@@ -17,7 +17,7 @@ def with_gradients(*values):
         parameter = torch.nn.Parameter(torch.zeros(3))
         parameter.grad = None if value is None else torch.full((3,), value)
         found.append((f"layer{number}", parameter))
-    return drill.prints(found)
+    return drill.fingerprints(found)
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,11 @@ def test_a_drill_is_put_off_while_the_script_can_not_be_carried(monkeypatch, car
     monkeypatch.setenv(DRILL, "due")
     seen, sent = [], []
     monkeypatch.setattr(drill, "_end", lambda rank: seen.append(rank) or sys.exit())
-    left = SimpleNamespace(refused="", gradient=None, leave_gradient=lambda iteration, _: seen.append(iteration))
+    left = SimpleNamespace(refusal="", gradient=None, publish_gradient=lambda iteration, _: seen.append(iteration))
     one = drill.Drill(SimpleNamespace(send=sent.append), 1, 2)
     with suppress(SystemExit):
         for iteration in range(20):
-            left.refused = "a lock" if iteration < carried else ""
-            one.look(left, iteration, [])
+            left.refusal = "a lock" if iteration < carried else ""
+            one.run(left, iteration, [])
     assert seen == ([] if given_up else [carried, 1])
     assert sent == ([Drilled(iteration=drill.LATEST, rank=1, problem="a lock")] if given_up else [])

@@ -7,7 +7,7 @@ from unicron.contracts.storage import StoredState
 from unicron.contracts.tasks import Member, ParallelLayout
 from unicron.contracts.worker import Diverged, Membership, Unusable
 from unicron.errors import StateDivergedError, UnusableStateError
-from unicron.train.worker.duties import Duties, Vote, judge
+from unicron.train.worker.duties import Duties, Vote, compare_votes
 from unicron.train.worker.phases import Due
 from unicron.train.worker.redistribute import Standing, resume
 from unicron.train.worker.shell import run
@@ -32,7 +32,7 @@ from unicron.train.worker.shell import run
 )
 def test_most_of_those_who_have_it_of_themselves_are_right(votes, wrong, undecided):
     """A plus marks who has taken it from another since the last comparison."""
-    found = judge([Vote(ord(each[0]), each.endswith("+")) for each in votes.split()])
+    found = compare_votes([Vote(ord(each[0]), each.endswith("+")) for each in votes.split()])
     assert (found.wrong, found.undecided) == (frozenset(map(int, wrong)), undecided)
 
 
@@ -62,7 +62,7 @@ class Shell:
         self.done = []
         self.duties.announce(saved=saved)
         told = list(self.done)
-        self.duties.fulfil(saved=saved, announced=announced.union(told))
+        self.duties.carry_out(saved=saved, announced=announced.union(told))
         return told
 
     def now(self):
@@ -71,11 +71,11 @@ class Shell:
     def digest(self):
         return 7
 
-    async def tally(self, *numbers):
+    async def gather_across_replicas(self, *numbers):
         self.done.append(numbers)
         return [self.told[0], numbers, self.told[1]]
 
-    def say(self, message):
+    def send(self, message):
         self.done.append(message)
 
     def announce(self, due):
@@ -98,7 +98,7 @@ def test_states_are_compared_once_somebody_took_one_and_not_otherwise():
     shell.join(standing(), standing(), standing(has_state=False))
     shell.compare(3)
     assert shell.done == [(7, 0)]
-    shell.duties.fulfil(saved=True, announced=NOTHING)
+    shell.duties.carry_out(saved=True, announced=NOTHING)
     shell.compare(4)
     assert shell.done == [(7, 0)]
 
@@ -137,7 +137,7 @@ def test_who_has_just_taken_its_state_says_so_until_that_was_compared():
     shell.join(standing(), standing(has_state=False), standing(), taken=True)
     shell.join(standing(due=shell.duties.due), standing(), standing())  # broken off before
     shell.compare(3)
-    shell.duties.fulfil(saved=True, announced=TO_STORAGE)
+    shell.duties.carry_out(saved=True, announced=TO_STORAGE)
     shell.compare(4)
     assert shell.done == [(7, 1), (7, 0)]
 
@@ -169,7 +169,7 @@ def test_a_state_from_copies_is_tried_and_told_of_where_it_is_no_good(shelf, sou
         duties.check()
     duties.reject(2, 3, raised.value)
     assert shell.done == [Unusable(epoch=2, iteration=3, copies=source, reason=str(raised.value))]
-    duties.fulfil(saved=False, announced=NOTHING)
+    duties.carry_out(saved=False, announced=NOTHING)
     duties.check()
 
 
@@ -206,7 +206,7 @@ def test_who_does_not_write_to_storage_announces_nothing_and_stores_nothing():
     shell.time = 100.0
     assert shell.iterate(saved=True, announced=TO_STORAGE) == []
     assert shell.duties.due == {Due.COMPARE, Due.STORE, Due.SAVE}
-    shell.duties.fulfil(saved=True, announced=NOTHING)
+    shell.duties.carry_out(saved=True, announced=NOTHING)
     assert (shell.done, shell.duties.due) == ([], frozenset())
 
 

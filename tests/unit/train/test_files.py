@@ -40,9 +40,9 @@ def _all_is_put_back(monkeypatch):
 
 def run(folder, *, first, late=False):
     files, variables = Files(first=first), {"folder": folder, "fresh": first, NAME: None, "__name__": "__main__"}
-    if files.apart:
+    if files.diverts_writes:
         files.install()
-        files.know(late=late) if late else None
+        files.set_joins_late(late=late) if late else None
     exec(SCRIPT, variables)
     return files, variables["log"], variables["more"], variables["own"]
 
@@ -65,10 +65,10 @@ def test_a_new_rank_goes_on_in_its_files_and_leaves_all_others_alone(tmp_path, c
     states = first_rank(tmp_path)
     files, log, more, own = run(tmp_path, first=False, late=True)
     log.write("of no interest")
-    FILE.put(log, (states[0][0], "w", 3, False))  # on the way, at the head of a loop around
+    FILE.set_state(log, (states[0][0], "w", 3, False))  # on the way, at the head of a loop around
     for each, state in zip((log, more, own), states, strict=True):
-        FILE.put(each, state)
-    files.arrive()
+        FILE.set_state(each, state)
+    files.write_in_place()
     log.write("3\n")
     more.write("3\n")
     own.write("2\n")
@@ -88,7 +88,7 @@ def test_where_nobody_is_in_a_loop_all_is_as_the_script_has_it(tmp_path):
     first_rank(tmp_path)
     shutil.rmtree(tmp_path / "made")
     files, log, more, _ = run(tmp_path, first=False)
-    files.know(late=False)
+    files.set_joins_late(late=False)
     log.write("1\n")
     log.close(), more.close()
     assert (tmp_path / "log").read_text() == "begins\n1\n"

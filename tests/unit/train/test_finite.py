@@ -12,7 +12,7 @@ from unicron.contracts.tasks import Member, ParallelLayout
 from unicron.contracts.worker import Membership, NotFinite
 from unicron.errors import NonFiniteGradientError
 from unicron.train import Session
-from unicron.train.worker.finite import Account, Finite, elsewhere
+from unicron.train.worker.finite import Account, Finite, swap_replicas
 from unicron.train.worker.shell import run
 
 
@@ -20,7 +20,7 @@ class Shell:
     """Rank 1 of three, of which rank 2 has a bad microbatch, or another."""
 
     def __init__(self, *others):
-        self.others, self.said, self.summed, self.finite = others, [], True, True
+        self.others, self.said, self.is_sum_finite, self.finite = others, [], True, True
         self.log = []
 
     async def gather(self, value):
@@ -28,7 +28,7 @@ class Shell:
         first, last = self.others
         return [Account("a", first, [0, 3, 6]), value, Account("c", last, [2, 5, 8])]
 
-    def say(self, message):
+    def send(self, message):
         self.said.append(message)
         self.log.append("say")
 
@@ -41,10 +41,10 @@ def membership(rank=1):
 def test_the_first_microbatch_that_spoils_the_sum_is_the_one_that_is_named():
     shell = Shell([], [5])
     finite = Finite(shell, shell, "stop")
-    finite.note(1)
-    shell.summed = False
-    finite.note(4)
-    finite.note(7)
+    finite.record(1)
+    shell.is_sum_finite = False
+    finite.record(4)
+    finite.record(7)
     named = r"that of microbatch 4 on rank 1 \(b\); that of microbatch 5 on rank 2 \(c\)"
     with pytest.raises(NonFiniteGradientError, match=f"^iteration 8: the gradient is not finite: {named}$"):
         run(finite.decide(membership(), 8, {1, 4, 7}, 9))
@@ -55,8 +55,8 @@ def test_the_first_microbatch_that_spoils_the_sum_is_the_one_that_is_named():
 def test_what_was_accumulated_for_nothing_is_forgotten():
     shell = Shell([], [])
     finite = Finite(shell, shell, "skip")
-    shell.summed = False
-    finite.note(4)
+    shell.is_sum_finite = False
+    finite.record(4)
     finite.clear()
     run(finite.decide(membership(), 8, {1, 4, 7}, 9))
     assert shell.said == []
@@ -73,14 +73,14 @@ def test_where_only_the_sum_of_all_is_too_large_the_first_rank_says_so():
 
 def test_without_a_rule_nothing_is_looked_at():
     finite = Finite(object(), object(), None)
-    finite.note(4)
-    assert finite.holds
+    finite.record(4)
+    assert finite.is_finite
 
 
 def test_what_is_to_be_tried_again_is_computed_by_those_whose_own_was_finite():
     shell = Shell([], [])
-    finite, shell.summed = Finite(shell, shell, "retry"), False
-    finite.note(4)
+    finite, shell.is_sum_finite = Finite(shell, shell, "retry"), False
+    finite.record(4)
     assert run(finite.decide(membership(), 8, {1, 4, 7}, 9)) == [[1, 7], [], [4]]
     assert shell.said == [NotFinite(iteration=8, epoch=4, rank=1, microbatches=[4], rule="retry")]
     finite.clear()
@@ -92,8 +92,8 @@ def test_what_is_to_be_tried_again_is_computed_by_those_whose_own_was_finite():
 
 def test_what_is_not_finite_for_the_second_time_stops_with_the_last_to_compute_it():
     shell = Shell([], [])
-    finite, shell.summed = Finite(shell, shell, "retry"), False
-    finite.note(4)
+    finite, shell.is_sum_finite = Finite(shell, shell, "retry"), False
+    finite.record(4)
     run(finite.decide(membership(), 8, {1, 4, 7}, 9))
     finite.clear()
     shell.others = [], [4]
@@ -123,13 +123,13 @@ def test_in_another_membership_it_is_tried_once_more():
 )
 def test_microbatches_go_from_spoilt_sums_to_other_replicas(bad, dealt):
     accounts = [Account(f"w{rank}", each, [rank, rank + 3]) for rank, each in enumerate(bad)]
-    assert elsewhere(accounts, ParallelLayout(replicas=3), 6) == dealt
+    assert swap_replicas(accounts, ParallelLayout(replicas=3), 6) == dealt
 
 
 def test_a_replica_is_spoilt_where_one_of_its_ranks_is_and_what_nobody_has_is_dealt_too_and_an_only_one_tries_again():
     accounts = [Account("w", bad, done) for bad, done in [([], [0, 2]), ([2], [0, 2]), ([], [1]), ([], [1])]]
-    assert elsewhere(accounts, ParallelLayout(tensor=2, replicas=2), 4) == [[], [0, 2, 3]]
-    assert elsewhere([Account("w", [1], [0, 1])], ParallelLayout(replicas=1), 2) == [[0, 1]]
+    assert swap_replicas(accounts, ParallelLayout(tensor=2, replicas=2), 4) == [[], [0, 2, 3]]
+    assert swap_replicas([Account("w", [1], [0, 1])], ParallelLayout(replicas=1), 2) == [[0, 1]]
 
 
 def trained(finite, bad):

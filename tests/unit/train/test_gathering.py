@@ -8,12 +8,12 @@ from torch import nn
 
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import StateTransferError
-from unicron.train.snapshots.gathering import Gathering, Needs, assembled, laid_out, loaded
+from unicron.train.snapshots.gathering import Gathering, Needs, assemble, collect_state, load_state
 from unicron.train.snapshots.shards import Box
 
 
 def leave(protected, path):
-    torch.save(laid_out(3, filled(protected)), path)
+    torch.save(collect_state(3, filled(protected)), path)
 
 
 def read(path):
@@ -41,7 +41,7 @@ def left(tmp_path_factory):
 
 
 def takes_all(protected, left):
-    loaded(gather(protected, left[LAYOUTS[0]]), protected)
+    load_state(gather(protected, left[LAYOUTS[0]]), protected)
     first = told(protected)
     expected = told(filled(protected))
     assert same(first, expected)
@@ -59,7 +59,7 @@ def test_every_rank_of_a_layout_gets_its_part_of_what_any_layout_left(layout, le
 def check_whole(protected, left):
     expected = told(filled(protected))
     for files in left.values():
-        assert same(assembled(read(path)["objects"] for path in files), expected)
+        assert same(assemble(read(path)["objects"] for path in files), expected)
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_the_places_of_any_layout_make_up_the_whole_model_and_its_optimizer(left
 
 
 def assembles(_, files):
-    assembled(read(path)["objects"] for path in files)
+    assemble(read(path)["objects"] for path in files)
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_a_tensor_that_one_place_has_whole_and_others_in_parts_is_whole():
     weight = torch.rand(6, 2)
     parts = [{"model": {"w": each}} for each in (*spread(weight, 3), weight)]
     for some in (parts, parts[::-1], [parts[1], parts[3]], [parts[3], parts[0]]):
-        assert torch.equal(assembled(some)["model"]["w"], weight)
+        assert torch.equal(assemble(some)["model"]["w"], weight)
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_other_shapes_and_groups_are_refused(left):
 )
 def test_a_part_that_is_none_is_refused(broken):
     model = nn.Linear(4, 4)
-    state = laid_out(0, {"model": model})
+    state = collect_state(0, {"model": model})
     state["objects"]["model"]["bias"] = broken
     with pytest.raises(StateTransferError, match="the state has a"):
         Gathering({"model": model}).add(state)
@@ -161,10 +161,10 @@ def counting():
 
 
 def test_what_is_loaded_has_nothing_of_the_file_that_it_came_from():
-    state, taker, expected = laid_out(3, counting()), counting(), counting()
+    state, taker, expected = collect_state(3, counting()), counting(), counting()
     gathering = Gathering(taker)
     gathering.add(state)
-    loaded(gathering.result(3), taker)
+    load_state(gathering.result(3), taker)
     file = [*state["objects"]["model"].values()]
     file += [each for of in state["objects"]["optimizer"]["state"].values() for each in of.values()]
     for each in file:
@@ -177,8 +177,8 @@ def test_what_a_module_keeps_beside_its_parameters_stays_of_its_kind():
     left, taker = Counting(1, 1), Counting(1, 1)
     left.count, taker.count = ([1, (2, 3)], {"seen": 4}), None
     gathering = Gathering({"model": taker})
-    gathering.add(laid_out(3, {"model": left}))
-    loaded(gathering.result(3), {"model": taker})
+    gathering.add(collect_state(3, {"model": left}))
+    load_state(gathering.result(3), {"model": taker})
     assert taker.count == ([1, (2, 3)], {"seen": 4})
 
 
@@ -198,12 +198,12 @@ def test_moments_keep_their_type_whatever_that_of_their_parameter_is():
     models = [nn.Linear(4, 4).bfloat16() for _ in range(2)]
     optimizers = [Mixed(model.parameters()) for model in models]
     optimizers[0].step()
-    state = laid_out(3, {"model": models[0], "optimizer": optimizers[0]})
+    state = collect_state(3, {"model": models[0], "optimizer": optimizers[0]})
     protected = {"model": models[1], "optimizer": optimizers[1]}
     gathering = Gathering(protected)
     gathering.add(state)
-    loaded(gathering.result(3), protected)
-    assert same(laid_out(3, protected)["objects"], state["objects"])
+    load_state(gathering.result(3), protected)
+    assert same(collect_state(3, protected)["objects"], state["objects"])
 
 
 def test_of_an_optimizer_a_rank_needs_all_settings_and_what_is_of_its_own_parameters():

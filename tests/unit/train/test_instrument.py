@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from unicron.train.scripts.instrument import NAME, Importing, ScriptProgram, found
+from unicron.train.scripts.instrument import NAME
+from unicron.train.scripts.program import InstrumentingFinder, ScriptProgram, locate_module
 
 FILES = {
     "train.py": "from tools import engine\nimport plain\nfor epoch in range(2):\n    engine.one_epoch(epoch)\n",
@@ -23,10 +24,10 @@ class Noting:
     def __init__(self):
         self.heads = []
 
-    def over(self, place, iterable, numbered):
+    def hand_out_items(self, place, iterable, numbered):
         return iter(iterable)
 
-    def head(self, place, *_):
+    def at_head(self, place, *_):
         self.heads.append(place)
 
     def __getattr__(self, name):
@@ -41,7 +42,7 @@ def program(tmp_path, monkeypatch):
         path.write_text(text)
     loops, made = Noting(), ScriptProgram(tmp_path, tmp_path / "train.py")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "meta_path", [Importing(made, loops), *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", [InstrumentingFinder(made, loops), *sys.meta_path])
     for name in ("tools", "tools.engine", "tools.steps", "plain", "other"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     yield made, loops
@@ -54,7 +55,7 @@ def test_loops_of_all_files_say_where_they_are_though_the_backward_pass_is_in_an
     steps = importlib.import_module("tools.steps")
     steps.loss = type("Loss", (), {"backward": staticmethod(lambda: None)})
     variables = {NAME: loops, "__name__": "__main__"}
-    exec(made.compiled((tmp_path / "train.py").read_bytes(), tmp_path / "train.py"), variables)
+    exec(made.compile_file((tmp_path / "train.py").read_bytes(), tmp_path / "train.py"), variables)
     assert loops.heads == ["train.py:3", *["tools/engine.py:3"] * 3] * 2
 
 
@@ -62,14 +63,14 @@ def test_files_of_other_folders_are_left_alone(program, tmp_path, monkeypatch):
     made, _ = program
     monkeypatch.syspath_prepend(tmp_path / "venv/lib/site-packages")
     other = importlib.util.find_spec("other")
-    assert type(other.loader).__module__ != "unicron.train.scripts.instrument"
-    assert not made.has(Path(other.origin))
+    assert type(other.loader).__module__ != "unicron.train.scripts.program"
+    assert not made.owns(Path(other.origin))
 
 
 def test_a_script_that_lies_above_all_else_has_no_librarys_files():
     program = ScriptProgram(Path("/"), Path("/train.py"))
     for library in ("json", "unicron.codec", "torch"):
-        assert not program.has(Path(importlib.util.find_spec(library).origin).resolve())
+        assert not program.owns(Path(importlib.util.find_spec(library).origin).resolve())
 
 
 def test_a_program_that_was_installed_has_the_files_of_its_own_package(tmp_path, monkeypatch):
@@ -80,10 +81,10 @@ def test_a_program_that_was_installed_has_the_files_of_its_own_package(tmp_path,
         (folder / name).write_text(text)
     monkeypatch.syspath_prepend(folder)
     where = folder.resolve()
-    assert found("trains.deep.main") == (where, where / "trains/deep/main.py")
-    assert found("trains.deep") == (where, where / "trains/deep/__main__.py")
-    assert found("alone") == (where, where / "alone.py")
-    program = ScriptProgram(*found("trains.deep.main"))
-    assert program.has(where / "trains/engine.py")
-    assert not program.has(where / "library.py")
-    assert not ScriptProgram(*found("alone")).has(where / "library.py")
+    assert locate_module("trains.deep.main") == (where, where / "trains/deep/main.py")
+    assert locate_module("trains.deep") == (where, where / "trains/deep/__main__.py")
+    assert locate_module("alone") == (where, where / "alone.py")
+    program = ScriptProgram(*locate_module("trains.deep.main"))
+    assert program.owns(where / "trains/engine.py")
+    assert not program.owns(where / "library.py")
+    assert not ScriptProgram(*locate_module("alone")).owns(where / "library.py")

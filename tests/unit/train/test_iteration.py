@@ -275,7 +275,7 @@ def test_that_a_peer_has_left_is_told_as_long_as_something_is_to_come_of_it(phas
 class BreaksMidway:
     """A shell whose group breaks in the second of three buckets."""
 
-    buckets, doubtful = 3, False
+    buckets, is_asynchronous = 3, False
 
     def begin(self, iteration, buckets):
         self.begun = list(buckets)
@@ -290,7 +290,7 @@ def test_a_sum_that_a_breaking_replica_may_have_had_noise_in_is_not_kept(workers
     core = WorkerCore(Shell(*3 * [BreaksMidway()]), 5, 4)
     core._replica.size, core._reduced = workers, [False] * 3
     with pytest.raises(GroupBrokenError):
-        run(core._sum())
+        run(core._reduce_buckets())
     assert (core._gradients.begun, core._reduced) == ([0, 1, 2], kept)
 
 
@@ -311,7 +311,7 @@ def test_a_rank_that_may_have_computed_noise_confirms_no_sum_to_other_replicas()
     core = WorkerCore(Shell(*3 * [Unsettled()]), 5, 4)
     core._replica.size, core._reduced = 2, [False] * 3
     with pytest.raises(GroupBrokenError):
-        run(core._sum())
+        run(core._reduce_buckets())
     assert core._reduced == [False] * 3
 
 
@@ -343,7 +343,7 @@ class Recording:
     def now(self):
         return 0.0
 
-    def say(self, message):
+    def send(self, message):
         self.calls.append(type(message).__name__)
 
     def __getattr__(self, name):
@@ -494,7 +494,7 @@ class Faulty(Retrying):
     """One whose device computes what is not finite in one iteration."""
 
     @property
-    def summed(self):
+    def is_sum_finite(self):
         return self.core.iteration != 3 or not self._sums
 
 
@@ -542,7 +542,7 @@ def test_whoever_dies_meanwhile_each_update_is_whole_and_all_go_on(victim):
 class Dying(Trainer):
     """A worker that ends while it takes a state, when the others have theirs."""
 
-    async def take(self, sources):
+    async def fetch(self, sources):
         await elapse(30.0)
         self.end(None, 9)
 

@@ -153,7 +153,7 @@ def test_a_launcher_that_is_gone_harms_nobody():
 
 
 def test_a_session_says_which_way_of_healing_it_needs(monkeypatch):
-    monkeypatch.setenv(channel.TELL, str(os.dup(0)))
+    monkeypatch.setenv(channel.LAUNCHER_VARIABLE, str(os.dup(0)))
     with pytest.raises(RuntimeError, match="take `heal: restart` out of its task file"):
         Session(seed=1)
 

@@ -41,7 +41,7 @@ def dead(text, count):
     tree = ast.parse(text)
     scope = tree.body[0] if isinstance(tree.body[0], ast.FunctionDef) else tree
     loop = next(each for each in ast.walk(scope) if isinstance(each, ast.For))
-    return set(Liveness(scope).dead(loop, count))
+    return set(Liveness(scope).dead_after(loop, count))
 
 
 @pytest.mark.parametrize(

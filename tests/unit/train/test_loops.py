@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from unicron.rules import load
+from unicron.train.scripts.active_loops import LoopSnapshot
 from unicron.train.scripts.instrument import NAME, instrument
 from unicron.train.scripts.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.scripts.loops import Loops
-from unicron.train.scripts.under_way import LoopSnapshot
 
 SCRIPT = """
 import torch
@@ -51,7 +51,7 @@ for x in range(3):
 
 def update_of(loops):
     """Return what makes a whole iteration."""
-    return lambda: (loops.mark(), loops.reduced(), loops.updated())
+    return lambda: (loops.begin_iteration(), loops.record_reduce(), loops.record_update())
 
 
 class Watched:
@@ -67,11 +67,11 @@ class Watched:
 
     def _go_to(self, there):
         self.loops.load_state_dict(there[0])
-        _ = there[1] is None or self.loops.become(there[1])
+        _ = there[1] is None or self.loops.take_over(there[1])
 
     def __call__(self, *values):
         self.passed.append(values)
-        self.there.append((self.loops.state_dict(), self.records[-1], self.loops.closed))
+        self.there.append((self.loops.state_dict(), self.records[-1], self.loops.closed_reason))
 
     def run(self, text, **variables):
         module = types.ModuleType("__main__")
@@ -120,7 +120,7 @@ for number in range(begin, 9):
 def noted(text, there=None, **variables):
     """Run a script that notes something in each of its loop's bodies; return what, and where it was each time."""
     watched = Watched(1, there)
-    more = {name: getattr(watched.loops, name) for name in ("mark", "reduced", "updated")}
+    more = {name: getattr(watched.loops, name) for name in ("begin_iteration", "record_reduce", "record_update")}
     watched.run(text, **more, **variables)
     return watched.passed, watched.there
 
@@ -194,10 +194,10 @@ def test_of_an_iterator_that_an_object_holds_the_position_is_known_or_no_record_
 SUMS = """
 backward = int
 for number in range(8):
-    mark() if number % 4 == 0 else None
+    begin_iteration() if number % 4 == 0 else None
     note(number)
     backward()
-    reduced() if number % 4 == 3 else None
+    record_reduce() if number % 4 == 3 else None
 """
 
 
@@ -210,7 +210,8 @@ def test_a_rank_that_comes_within_an_iteration_begins_it():
 
 def test_while_a_rank_is_where_nobody_could_come_there_is_no_record():
     text = (
-        "\nfor number in range(3):\n    note()\n    backward()\n    reduced(); mark(); note(); reduced(); updated()\n"
+        "\nfor number in range(3):\n    note()\n    backward()\n"
+        "    record_reduce(); begin_iteration(); note(); record_reduce(); record_update()\n"
     )
     _, there = noted(text, backward=int)
     assert isinstance(there[0][1], LoopSnapshot)

@@ -23,16 +23,16 @@ class ScriptRank:
         self.piggyback, self.shared = None, []
         self.make = parallel(self)
 
-    def made(self, model, shared):
+    def add_model(self, model, shared):
         self.model, self.shared = model, list(shared)
 
-    def synchronise(self, model):
+    def synchronize_buffers(self, model):
         if self.piggyback:
-            self.piggyback.synchronise(model)
+            self.piggyback.synchronize_buffers(model)
 
-    def forward(self, _):
+    def begin_forward(self, _):
         if self.piggyback:
-            self.piggyback.begin()
+            self.piggyback.begin_iteration()
 
 
 def ranks(make, count=2, **named):
@@ -47,12 +47,12 @@ def ranks(make, count=2, **named):
 
 def reduce(*those):
     for each in those:
-        each.piggyback.give()
+        each.piggyback.attach()
         for parameter in each.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
     total = torch.stack([each.piggyback.carrier.grad for each in those]).sum(0)
     for each in those:
-        each.piggyback.take(total.clone())
+        each.piggyback.apply(total.clone())
 
 
 class Counts(nn.Module):
@@ -142,7 +142,7 @@ def test_buffers_that_some_rank_has_changed_since_the_reduce_are_broadcast(monke
         if came or not shared:
             each.model.module.running_var += 1 + came
         if shared:  # by a collective of the script, which left the first rank's as they were
-            each.piggyback.share([each.model.module.running_var])
+            each.piggyback.invalidate_shared([each.model.module.running_var])
     kept, versions = bits(those[0].model), [each.model.module.running_var._version for each in those]
     for came, each in enumerate(those):
         each.model.eval()(torch.zeros(4, 2))
@@ -163,14 +163,14 @@ def test_options_of_optimizers_that_differ_since_a_rank_was_replaced_are_named(d
     for rate in (0.5, 0.25):
         optimizers[1].param_groups[0]["lr"] = rate
         for each in those:
-            each.piggyback.give()
+            each.piggyback.attach()
         summed.append(sum(each.piggyback.carrier.grad for each in those))
         if rate == 0.5:
-            those[0].piggyback.take(summed[0])
+            those[0].piggyback.apply(summed[0])
     with pytest.raises(DrillFailedError, match=r"learning rates, differ between ranks.*'lr': 0.5"):
-        those[0].piggyback.take(summed[1], replaced=True)
-    those[0].piggyback.take(summed[1])
-    those[0].piggyback.take(summed[1], replaced=True)  # they did before
+        those[0].piggyback.apply(summed[1], replaced=True)
+    those[0].piggyback.apply(summed[1])
+    those[0].piggyback.apply(summed[1], replaced=True)  # they did before
 
 
 def test_a_buffer_of_another_shape_is_refused():
@@ -203,7 +203,7 @@ def test_gradients_that_torch_would_miss_or_leave_alone_are_refused():
     [one] = ranks(Heads, 1)
     one.model(0).backward()
     with pytest.raises(InvalidInputError, match=r"4 of 6 parameters, such as heads.1.weight, .*find_unused_parameters"):
-        one.piggyback.give()
+        one.piggyback.attach()
 
     def frozen():
         model = Heads()
@@ -214,7 +214,7 @@ def test_gradients_that_torch_would_miss_or_leave_alone_are_refused():
     one.model.module.requires_grad_()
     one.model(0, 1, 2).backward()
     with pytest.raises(InvalidInputError, match=r"parameter heads.0.weight has a gradient, and did not require one"):
-        one.piggyback.give()
+        one.piggyback.attach()
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -25,8 +25,8 @@ LACKING = [
 
 @pytest.mark.parametrize(("waits", "lacking"), LACKING)
 def test_who_waits_for_one_that_has_ended_before_it_came_there_waits_in_vain(waits, lacking):
-    assert at(waits).is_in_vain(at(**lacking))
-    assert not at(waits).is_in_vain(at()), "it was there"
+    assert at(waits).never_meets(at(**lacking))
+    assert not at(waits).never_meets(at()), "it was there"
 
 
 @pytest.mark.parametrize(("waits", "lacking"), LACKING)
@@ -36,8 +36,8 @@ def test_two_that_wait_for_each_other_do_so_where_neither_has_begun_what_the_oth
 ):
     if waits.wait is other.wait:
         return
-    assert at(waits, **missing).is_in_vain(at(other, **lacking))
-    assert not at(waits).is_in_vain(at(other, **lacking)), "it may come yet, or has long since gone on"
+    assert at(waits, **missing).never_meets(at(other, **lacking))
+    assert not at(waits).never_meets(at(other, **lacking)), "it may come yet, or has long since gone on"
 
 
 def test_a_position_is_read_as_it_was_told():

@@ -291,12 +291,12 @@ def test_a_shelf_that_all_are_ahead_of_is_not_needed():
     ],
 )
 def test_the_parts_that_a_rank_needs_come_first(before, after, place, first):
-    parts = redistribute.shelved(shelf(**before), ParallelLayout(**after), place, "n")
+    parts = redistribute.parked_sources(shelf(**before), ParallelLayout(**after), place, "n")
     assert [copies[0].place for copies in parts][: len(first)] == first
     assert len(parts) == ParallelLayout(**before).replica_workers
 
 
 def test_of_copies_that_on_the_own_node_comes_first():
     states = shelf((0, "a"), (1, "a"), (0, "b"), (1, "b"), tensor=2)
-    parts = redistribute.shelved(states, ParallelLayout(), 0, "b")
+    parts = redistribute.parked_sources(states, ParallelLayout(), 0, "b")
     assert [[ref.location.node for ref in copies] for copies in parts] == [["b", "a"], ["b", "a"]]

@@ -8,9 +8,10 @@ import torch
 
 from unicron.contracts.states import StateLocation, StateRef, label, read_label
 from unicron.errors import InvalidInputError, StateTransferError
-from unicron.train.snapshots.gathering import Gathering, laid_out, loaded
-from unicron.train.snapshots.packed import Packing, mapped, unpack
-from unicron.train.snapshots.saving import StateSaver, set_aside
+from unicron.snapshots.memory import SnapshotMemory
+from unicron.train.snapshots.gathering import Gathering, collect_state, load_state
+from unicron.train.snapshots.packed import Packing, map_file, unpack
+from unicron.train.snapshots.saving import StateSaver, copy_mutable
 
 HERE = StateLocation(node="n1", worker="t-1", name="", address="n1:1")
 REF = StateRef(task="t", iteration=7, place=0, location=HERE, size=0, checksum=b"")
@@ -18,7 +19,7 @@ REF = StateRef(task="t", iteration=7, place=0, location=HERE, size=0, checksum=b
 
 def written(path, value):
     packing = Packing(value)
-    packing.write(mapped(path, packing.size))
+    packing.write(map_file(path, packing.size))
     return packing.size
 
 
@@ -75,8 +76,9 @@ def test_a_label_that_is_not_whole_is_none(cut):
 @pytest.fixture
 def saver(tmp_path):
     saved, failed = [], []
-    saver = StateSaver(tmp_path, failed.append)
-    saver.of, saver.why, saver.at = saved, failed, tmp_path
+    memory = SnapshotMemory(tmp_path, 0)
+    saver = StateSaver(memory, failed.append)
+    saver.of, saver.why, saver.at, saver.memory = saved, failed, tmp_path, memory
     saver.save = lambda state: saver.begin(state, REF, saved.append, 0.5)
     saver.through = lambda state: (saver.save(state), saver.wait())[0]
     yield saver
@@ -118,18 +120,18 @@ def test_the_last_whole_state_stays_while_the_next_is_written(saver):
         held.set()
 
 
-def test_what_does_not_fit_is_told_and_the_last_whole_one_stays(saver, monkeypatch):
+def test_what_does_not_fit_is_told_and_the_last_whole_one_stays(saver):
     saver.through(state(0))
     whole = (saver.at / "t-1.1.saved").read_bytes()
-    monkeypatch.setenv("UNICRON_STATE_LIMIT", "6000")
+    saver.memory.limit = 6000
     for number in (1, 2):
         saver.through(state(number))
         assert saver.failed
         assert [path.name for path in saver.at.iterdir()] == ["t-1.1.saved"]
         assert (saver.at / "t-1.1.saved").read_bytes() == whole, "the next attempt goes to the other file again"
     assert len(saver.of) == 1
-    assert "more than the node's limit of 6000 bytes; make room there" in saver.why[0]
-    monkeypatch.setenv("UNICRON_STATE_LIMIT", "0")
+    assert "more than the limit of 6000 bytes: raise UNICRON_STATE_LIMIT" in saver.why[0]
+    saver.memory.limit = 1 << 30
     saver.through(state(3))
     assert not saver.failed
     assert [ref.location.name for ref in saver.of] == ["t-1.1.saved", "t-1.0.saved"]
@@ -158,7 +160,7 @@ def test_a_state_is_that_of_the_moment_at_which_saving_began(saver):
     optimizer.step()
     protected = {"model": model, "optimizer": optimizer, "other": seen}
     expected = [each.clone() for each in model.state_dict().values()]
-    aside = set_aside(laid_out(7, protected), protected)
+    aside = copy_mutable(collect_state(7, protected), protected)
     model(torch.randn(8, 4))  # moves the means of the batches while the thread has yet to begin
     optimizer.param_groups[0]["lr"] = 5.0
     saver.through(aside)
@@ -167,7 +169,7 @@ def test_a_state_is_that_of_the_moment_at_which_saving_began(saver):
     like = {"model": fresh, "optimizer": torch.optim.Adam(fresh.parameters()), "other": seen}
     gathering = Gathering(like)
     gathering.add(unpack(saver.at / ref.location.name, ref.size))
-    loaded(gathering.result(7), like)
+    load_state(gathering.result(7), like)
     assert all(map(torch.equal, expected, fresh.state_dict().values()))
     assert like["optimizer"].param_groups[0]["lr"] == 1e-3
     assert torch.equal(like["optimizer"].state[fresh.weight]["exp_avg"], optimizer.state[model.weight]["exp_avg"])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from unicron.train.snapshots.packed import Packing, mapped, unpack
+from unicron.train.snapshots.packed import Packing, map_file, unpack
 from unicron.train.snapshots.side_stream import HALF_BYTES, SideStream, pieces
 
 
@@ -26,9 +26,9 @@ def test_what_is_copied_is_what_comes_of_all_that_training_has_queued(tmp_path):
     side = SideStream(values.device)
     for _ in range(100):
         values += 1
-    side.follow()
+    side.wait_for_training()
     packing = Packing({"values": values, "small": small}, side.copy)
-    packing.write(mapped(tmp_path / "x", packing.size))
+    packing.write(map_file(tmp_path / "x", packing.size))
     found = unpack(tmp_path / "x", packing.size)
     assert (found["values"] == 100).all()
     assert torch.equal(found["small"], small)

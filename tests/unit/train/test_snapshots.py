@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from unicron.train.scripts import limit
+from unicron.train.scripts.active_loops import LoopSnapshot
 from unicron.train.scripts.instrument import NAME, instrument
 from unicron.train.scripts.kinds import NotCarriedError
 from unicron.train.scripts.loops import Loops
 from unicron.train.scripts.own_snapshot import Heap
-from unicron.train.scripts.records import checked, signed
-from unicron.train.scripts.under_way import LoopSnapshot
+from unicron.train.scripts.records import sign, verify
 from unicron.train.scripts.variables import Variables
 
 MODULE = "script_of_a_test"
@@ -34,7 +34,7 @@ class Watched:
         self.passed, self.there, self.records = [], [], [there and there[1]]
         self._from = there
         self.loops = Loops(3, lambda: ([], []), self._meet, self.records.append)
-        iteration = (self.loops.mark, self.loops.reduced, self.loops.updated)
+        iteration = (self.loops.begin_iteration, self.loops.record_reduce, self.loops.record_update)
         module = sys.modules[MODULE] = types.ModuleType(MODULE)
         vars(module).update({NAME: self.loops, "note": self, "torch": torch})
         vars(module).update(backward=lambda: [each() for each in iteration])
@@ -43,7 +43,7 @@ class Watched:
     def _meet(self):
         if self._from:
             self.loops.load_state_dict(self._from[0])
-            self.loops.become(pickle.loads(pickle.dumps(self._from[1])))
+            self.loops.take_over(pickle.loads(pickle.dumps(self._from[1])))
 
     def __call__(self, *values):
         self.passed.append(values)
@@ -284,11 +284,11 @@ def test_variables_that_are_set_before_they_are_read_or_can_not_be_carried_are_l
 def test_a_gradient_that_a_snapshot_does_not_have_is_no_number(gradient, options, restored):
     weight = torch.nn.Parameter(torch.ones(2))
     heap, spaces = Heap([weight]), {"x": Variables({"weight": weight})}
-    heap.number(spaces)
+    heap.number_objects(spaces)
     weight.grad = None if gradient is None else torch.full((2,), gradient)
     data, weight.grad = heap.snapshot(spaces, {}, **options), None
     assert heap.restore(spaces, data) == ("gradients" in options)
-    assert len(heap.lacking) == (restored is torch.nan)
+    assert len(heap.missing_gradients) == (restored is torch.nan)
     assert str(weight.grad) == str(None if restored is None else torch.full((2,), restored))
 
 
@@ -301,8 +301,8 @@ def test_another_way_to_the_loop_is_noticed():
 
 def test_only_what_a_rank_of_the_same_membership_has_signed_is_unpickled():
     secret, other = b"k" * 32, b"o" * 32
-    assert checked(signed(b"snapshot", [secret]), [other, secret]) == b"snapshot"
-    assert checked(signed(b"snapshot", []), []) == b"snapshot"
-    for forged in (signed(b"snapshot", [other]), b"snapshot", b""):
+    assert verify(sign(b"snapshot", [secret]), [other, secret]) == b"snapshot"
+    assert verify(sign(b"snapshot", []), []) == b"snapshot"
+    for forged in (sign(b"snapshot", [other]), b"snapshot", b""):
         with pytest.raises(NotCarriedError, match="no rank of this task has made"):
-            checked(forged, [secret])
+            verify(forged, [secret])

@@ -25,11 +25,11 @@ class Training:
         for number, length in enumerate(lengths):
             self.now += length
             found.append(self.expected)
-            self.spans.busy(self.now)
+            self.spans.begin_busy(self.now)
             self.now += BUSY_S
             if number == len(lengths) - 1:
-                self.spans.iterated(self.now)
-            self.expected = self.spans.idle(self.now) - self.now
+                self.spans.end_iteration(self.now)
+            self.expected = self.spans.begin_idle(self.now) - self.now
         return found
 
 
@@ -70,41 +70,41 @@ def test_an_agent_reads_what_a_worker_has_under_way(tmp_path):
     path = tmp_path / forecast_name(3)
     traffic = Traffic(path)
     assert told(path) == Forecast(), "nothing is known"
-    traffic.begins()
-    traffic.begins()
-    traffic.ends()
+    traffic.begin()
+    traffic.begin()
+    traffic.end()
     assert told(path) == Forecast(0.0, 0.0), "one of two has not arrived"
-    traffic.ends()
+    traffic.end()
     assert math.isinf(told(path).idle_until)
     for _ in range(LEARNT + 1):
-        traffic.begins()
-        traffic.ends()
-        traffic.iterated()
-    traffic.begins()
-    traffic.ends()
+        traffic.begin()
+        traffic.end()
+        traffic.end_iteration()
+    traffic.begin()
+    traffic.end()
     assert 0 < told(path).idle_until < math.inf
     assert told(path).iteration_s > 0
-    traffic.rests()
+    traffic.reset()
     assert told(path) == Forecast(), "whoever comes next is another"
 
 
 def test_what_nobody_waits_for_is_over_with_its_iteration(tmp_path):
     path = tmp_path / forecast_name(0)
     traffic = Traffic(path)
-    traffic.begins()
-    traffic.begins()
+    traffic.begin()
+    traffic.begin()
     assert told(path).idle_until == 0.0
-    traffic.iterated()
+    traffic.end_iteration()
     assert math.isinf(told(path).idle_until)
 
 
 def test_what_was_given_up_before_a_membership_ended_counts_no_more(tmp_path):
     path = tmp_path / forecast_name(0)
     traffic = Traffic(path)
-    traffic.begins()
-    traffic.rests()
-    traffic.ends()
-    traffic.begins()
+    traffic.begin()
+    traffic.reset()
+    traffic.end()
+    traffic.begin()
     assert told(path).idle_until == 0.0
 
 

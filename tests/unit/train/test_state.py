@@ -12,7 +12,7 @@ from unicron.errors import InvalidInputError, StateTransferError
 from unicron.train import Session
 from unicron.train.session.ranks import TorchRanks
 from unicron.train.snapshots import state
-from unicron.train.snapshots.gathering import laid_out
+from unicron.train.snapshots.gathering import collect_state
 from unicron.train.worker.shell import run
 
 MEMBERSHIP = msgspec.structs.replace(NOWHERE, epoch=3, world_size=1, member=Member(worker="t-1", node="node-1", slot=0))
@@ -26,13 +26,13 @@ def memory(tmp_path, monkeypatch):
 
 
 def snapshot():
-    return laid_out(7, {"model": torch.nn.Linear(400, 400)})
+    return collect_state(7, {"model": torch.nn.Linear(400, 400)})
 
 
 def test_a_state_says_what_it_is(memory):
     ref = state.export(MEMBERSHIP, 0, snapshot())
     assert (ref.task, ref.iteration, ref.place, ref.location.worker) == ("t", 7, 0, "t-1")
-    assert state.path_of(ref.location).stat().st_size == ref.size
+    assert (memory / ref.location.name).stat().st_size == ref.size
     assert [path.name for path in memory.iterdir()] == ["t-1.3.state"]
 
 

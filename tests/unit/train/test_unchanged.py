@@ -42,13 +42,13 @@ def world():
 
 def numbered(things):
     heap, spaces = Heap([]), {"x": Variables({"things": things})}
-    heap.number(spaces)
+    heap.number_objects(spaces)
     heap.snapshot(spaces, {})
     return heap
 
 
 def names(heap):
-    return [key[3:] for key in heap._changed()]
+    return [key[3:] for key in heap._find_changed()]
 
 
 def swap_behind(things):
@@ -133,7 +133,7 @@ def test_what_raises_while_it_is_looked_at_loses_no_change():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("unicron.train.scripts.unchanged.Numbered.views", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            heap._changed()
+            heap._find_changed()
     assert names(heap) == [(0,)]
 
 
@@ -148,5 +148,5 @@ def test_of_many_changes_each_shows(seed):
             CHANGES[change][1](things[outer])
         if drawn.random() < 0.3:
             things[0].append(0)
-        one_by_one = [key for key, one in heap._numbered.items() if not one.hidden and not one.is_same()]
-        assert heap._changed() == one_by_one
+        one_by_one = [key for key, one in heap._numbered.items() if not one.is_hidden and not one.is_same()]
+        assert heap._find_changed() == one_by_one

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from unicron.contracts.plans import Plan, TaskShare, Trigger, TriggerKind
 from unicron.contracts.queries import PlanView, WhatIf
-from unicron.observe.words.units import known, percent, si, span
+from unicron.observe.words.units import has_known_flops, percent, si, span
 
 NO_PLAN = "no plan yet: submit a task with `unicron submit FILE`"
 
@@ -52,10 +52,10 @@ def explain(view: PlanView) -> list[tuple[str, str]]:
 
 def happened(plan: Plan) -> str:
     """Return what a plan answers in words: "node_lost:node-3" is "node node-3 was lost"."""
-    kind, whom = plan.cause
-    if kind not in _HAPPENED or not whom:
+    kind, groups = plan.cause
+    if kind not in _HAPPENED or not groups:
         return plan.trigger
-    names = [*whom[0].named, *([f"{whom[0].more} more"] if whom[0].more else [])]
+    names = [*groups[0].named, *([f"{groups[0].more} more"] if groups[0].more else [])]
     return _HAPPENED[kind].format(" and ".join(names), s="s" if len(names) > 1 else "")
 
 
@@ -72,10 +72,10 @@ _COMES = {
 
 def comes(trigger: Trigger) -> str:
     """Return in words what a line of the lookup table is for: of nodes that are alike it stands for any one."""
-    kind, whom = trigger
-    names = [" or ".join([*each.named, *([f"{each.more} more"] if each.more else [])]) for each in whom]
-    if kind is TriggerKind.TWO_NODES_LOST and len(whom) == 1:
-        names = [f"two of {', '.join(whom[0].named)}" + (f" and {whom[0].more} more" if whom[0].more else "")]
+    kind, groups = trigger
+    names = [" or ".join([*each.named, *([f"{each.more} more"] if each.more else [])]) for each in groups]
+    if kind is TriggerKind.TWO_NODES_LOST and len(groups) == 1:
+        names = [f"two of {', '.join(groups[0].named)}" + (f" and {groups[0].more} more" if groups[0].more else "")]
     return _COMES[kind].format(" and ".join(names)) if kind in _COMES else str(trigger)
 
 
@@ -113,7 +113,7 @@ def _decision(plan: Plan) -> str:
 def _effect(plan: Plan) -> str:
     if not plan.shares:
         return ""
-    if not known(plan):
+    if not has_known_flops(plan):
         return (
             "nothing is known of the tasks' FLOP/s, so workers were counted, times weight; "
             "give flops_per_iteration, throughput or model in the task files"
@@ -146,7 +146,11 @@ def _runner_up(view: PlanView, plan: Plan) -> str:
         how = "as good; of equals the one that moves fewer workers is taken"
     else:
         part = f" ({percent(behind / abs(plan.reward))})" if plan.reward else ""
-        what = f"{si(behind, 'FLOP')}{part}" if known(plan) else f"{percent(behind / (abs(plan.reward) or behind))}"
+        what = (
+            f"{si(behind, 'FLOP')}{part}"
+            if has_known_flops(plan)
+            else f"{percent(behind / (abs(plan.reward) or behind))}"
+        )
         how = f"would earn {what} less until the next failure"
     return f"{', '.join(differs[:NAMED])}{more}: {how}"
 

@@ -37,10 +37,10 @@ def about(first: Message) -> str:
     """Return what began a chain; of a failure whom it hit, and why, as what follows a semicolon is evidence."""
     if not isinstance(first, FailureDetected):
         return describe(first)
-    who = first.worker or first.task or first.node
-    where = f"{who} on {first.node}" if first.node not in {"", who} else who
+    victim = first.worker or first.task or first.node
+    where = f"{victim} on {first.node}" if first.node not in {"", victim} else victim
     what = first.reason.partition("; ")[0] or first.status
-    return short(f"{where}{what.removeprefix(who)}" if what.startswith(f"{who} ") else f"{where}: {what}")
+    return short(f"{where}{what.removeprefix(victim)}" if what.startswith(f"{victim} ") else f"{where}: {what}")
 
 
 def outcome(incident: Incident, first: Message) -> str:

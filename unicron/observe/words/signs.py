@@ -11,14 +11,14 @@ class Sign(NamedTuple):
     """Who did what.
 
     Attributes:
-        who: by name, for where no ranks say it.
+        actor: by name, for where no ranks say it.
         ranks: of the task's membership; after a regroup of the new one.
         task: that they are of.
         what: was done.
         group: the same for all that are one mark; empty for one that stands alone.
     """
 
-    who: str
+    actor: str
     what: str
     ranks: tuple[int, ...] = ()
     task: str = ""
@@ -30,8 +30,8 @@ def _worker(message: Any, rank: int | None, what: str) -> Sign:
 
 
 def _failed(message: events.FailureDetected, rank: int | None) -> Sign:
-    who = message.worker or message.node or message.task
-    return Sign("detector:", f"{who if rank is None else f'rank {rank}'} failed")
+    victim = message.worker or message.node or message.task
+    return Sign("detector:", f"{victim if rank is None else f'rank {rank}'} failed")
 
 
 _SIGNS: dict[type[Message], Callable[[Any, int | None], Sign | None]] = {
@@ -62,7 +62,7 @@ def words(signs: Iterable[Sign], *, named: bool = False) -> str:
     found = list(signs)
     ranks = sorted({rank for each in found for rank in each.ranks})
     of = f"{found[0].task} " if named and ranks else ""
-    return f"{of}{_ranks(ranks) if ranks else found[0].who} {found[-1].what}"
+    return f"{of}{_ranks(ranks) if ranks else found[0].actor} {found[-1].what}"
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -29,7 +29,7 @@ def ago(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-def known(plan: Plan) -> bool:
+def has_known_flops(plan: Plan) -> bool:
     """Return whether the FLOP/s that the plan expects mean anything: nothing may be known of any task."""
     runs = any(share.slots or share.before for share in plan.shares)
     return not runs or max([plan.waf, *(share.waf_before for share in plan.shares)]) >= KNOWN_FLOPS
@@ -39,7 +39,7 @@ def expected(plan: Plan) -> str:
     """Return what the plan is expected to achieve, in a few words."""
     if not any(share.slots for share in plan.shares):
         return "no task runs"
-    return f"{si(plan.waf, 'FLOP/s')} expected" if known(plan) else "nothing is known of the tasks' FLOP/s"
+    return f"{si(plan.waf, 'FLOP/s')} expected" if has_known_flops(plan) else "nothing is known of the tasks' FLOP/s"
 
 
 def span(seconds: float) -> str:

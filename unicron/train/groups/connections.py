@@ -10,13 +10,10 @@ import contextlib
 import ctypes
 import gc
 import os
-import select
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,11 +21,11 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
 
 from unicron.errors import GroupBrokenError
 from unicron.train.groups import nccl
+from unicron.train.groups.sockets import is_tcp, keep_alive, open_sockets, shut_down, wait_for_end
 
 CONNECT = timedelta(seconds=10)
 """For gloo's mesh, once all ranks have met."""
 
-TCP = frozenset({socket.AF_INET, socket.AF_INET6})
 POLL = timedelta(seconds=0.05)
 GIVE_UP_S = 0.15
 """How long an interrupted call may take to come back, before it is abandoned."""
@@ -40,9 +37,6 @@ os.register_at_fork(after_in_child=gc.freeze)
 
 MOMENT_S = 0.03
 """After a peer has left until that is told: where it went to a newer membership, this rank hears of that by then."""
-
-QUIET_S, PROBE_S, PROBES = 5, 2, 5
-"""After so many seconds without a word a peer's machine is probed, and given up if it answers none of the probes."""
 
 
 class Connections:
@@ -64,7 +58,7 @@ class Connections:
         self._backends: list[Any] = []
         self._dropping: threading.Thread | None = None
         self._communicators: list[nccl.Communicator] = []
-        self._left: list[nccl.Communicator] = []
+        self._to_abort: list[nccl.Communicator] = []
         self._watching: threading.Thread | None = None
         self._lifelines: dict[int, str] = {}
         self._formations = 0
@@ -76,25 +70,25 @@ class Connections:
 
     @contextlib.contextmanager
     def forming(self, epoch: int) -> Iterator[None]:
-        """Count what is connected in this context to them; older ones are forgotten.
+        """Form the connections of an epoch inside; older ones are dropped.
 
         Where that fails they are cut: ranks that are through already would wait for this one.
         """
         with self._lock:
             self.epoch, self._formations = epoch, self._formations + 1
-            self._older, self._own, self.cut_at, self.error = frozenset(_sockets()), None, None, ""
+            self._older, self._own, self.cut_at, self.error = frozenset(open_sockets()), None, None, ""
             # gloo takes 20 ms to take a group down, which nobody needs to wait for
             self._drop(self._backends)
             self._backends = []
-            self._left += self._communicators
+            self._to_abort += self._communicators
             self._communicators, self._lifelines = [], {}
-            for each in self._left:
+            for each in self._to_abort:
                 each.revoke()
-        if self._left:
+        if self._to_abort:
             nccl.end_groups()
-            nccl.idle()  # peers free what kernels of this rank may still use, once it says that it is here
+            nccl.synchronize()  # peers free what kernels of this rank may still use, once it says that it is here
         try:
-            with self.more():
+            with self.extending():
                 yield
         except Exception:
             self.cut_below(epoch + 1)
@@ -103,34 +97,34 @@ class Connections:
             os.eventfd_write(self._changed, 1)
 
     @contextlib.contextmanager
-    def met(self) -> Iterator[None]:
-        """Connect in this context, in which no rank is within a collective of older groups any more: these are freed.
+    def freeing_older(self) -> Iterator[None]:
+        """Free the communicators of older groups while inside, where no rank is within a collective of them any more.
 
         Where NCCL does not free them this process ends, and another takes its place.
         """
         with self._lock:
-            left, self._left = self._left, []
-        aborts = nccl.aborting(left)
+            left, self._to_abort = self._to_abort, []
+        aborts = nccl.begin_aborts(left)
         try:
             yield
         finally:
-            if not nccl.all_ended(aborts):
+            if not nccl.await_aborts(aborts):
                 print(f"unicron: NCCL did not abort in {nccl.ABORT_S:.0f} s, so this worker ends", flush=True)  # noqa: T201
                 os._exit(1)
 
     @contextlib.contextmanager
-    def more(self) -> Iterator[None]:
-        """Count what is connected in this context to those of this epoch."""
-        older = frozenset(_sockets())
+    def extending(self) -> Iterator[None]:
+        """Add the connections made inside to those of this epoch."""
+        older = frozenset(open_sockets())
         try:
             yield
         finally:
-            there = _sockets()
+            there = open_sockets()
             own = frozenset(there) - older
             with self._lock:
                 self._own = own | (self._own or frozenset())
             for inode in own:
-                _keep_alive(there[inode])
+                keep_alive(there[inode])
 
     def _drop(self, backends: list[Any]) -> None:
         if backends:
@@ -153,11 +147,11 @@ class Connections:
         Raises:
             GroupBrokenError: interrupted by `cut_below`, or a peer was lost.
         """
-        older = _sockets()
-        made = self._connected(lambda: backend(store, rank, size))
+        older = open_sockets()
+        made = self._connect_interruptibly(lambda: backend(store, rank, size))
         self._backends.append(made)
-        new = {descriptor: inode for inode, descriptor in _sockets().items() if inode not in older}
-        self._lifelines |= {descriptor: inode for descriptor, inode in new.items() if _is_tcp(descriptor)}
+        new = {descriptor: inode for inode, descriptor in open_sockets().items() if inode not in older}
+        self._lifelines |= {descriptor: inode for descriptor, inode in new.items() if is_tcp(descriptor)}
         if self._watching is None and size > 1:
             self._watching = threading.Thread(target=self._watch, name="unicron-watch", daemon=True)
             self._watching.start()
@@ -172,9 +166,11 @@ class Connections:
         nccl.prepare()
         epoch = self.epoch
         os.eventfd_write(self._changed, 1)
-        return self._connected(lambda: self._kept(nccl.Communicator(store, rank, size, device), epoch)).group
+        return self._connect_interruptibly(
+            lambda: self._keep_unless_cut(nccl.Communicator(store, rank, size, device), epoch)
+        ).group
 
-    def _kept(self, made: nccl.Communicator, epoch: int) -> nccl.Communicator:
+    def _keep_unless_cut(self, made: nccl.Communicator, epoch: int) -> nccl.Communicator:
         """Have it freed in its turn, also where nobody waits for it any more.
 
         Else it would be garbage: whatever thread collects that, such as one that interrupts kernels, would wait for the
@@ -182,7 +178,7 @@ class Connections:
         """
         with self._lock:
             late = self.epoch != epoch
-            (self._left if late else self._communicators).append(made)
+            (self._to_abort if late else self._communicators).append(made)
             if late or self.cut_at is not None:
                 made.revoke()
         return made
@@ -200,7 +196,7 @@ class Connections:
                 lifelines = {} if idle else dict(self._lifelines)
                 communicators = [] if idle else list(self._communicators)
             often = communicators or forming  # connections come while they form
-            has_left = _wait_for_end(lifelines, self._changed, nccl.WATCH_S if often else None)
+            has_left = wait_for_end(lifelines, self._changed, nccl.WATCH_S if often else None)
             error = next(filter(None, (each.error for each in communicators)), "")
             if has_left and not communicators:
                 time.sleep(MOMENT_S)
@@ -213,13 +209,13 @@ class Connections:
                 self.cut_below(epoch + 1, error or "a peer has left")
             self._peer_left(epoch)
 
-    def settle(self) -> None:
-        """Wait until the GPU is through with all that was enqueued.
+    def synchronize(self) -> None:
+        """Wait until the GPU has finished all that was enqueued.
 
         Raises:
             GroupBrokenError: they were interrupted meanwhile, so it may not be what it should.
         """
-        nccl.await_event(nccl.mark(), lambda: self.is_cut)
+        nccl.await_event(nccl.record_event(), lambda: self.is_cut)
         if self.is_cut:
             raise GroupBrokenError(self.error or "a collective was interrupted")
 
@@ -228,8 +224,8 @@ class Connections:
         """Whether they were interrupted."""
         return self.cut_at is not None
 
-    def _connected(self, connect: Callable[[], Any]) -> Any:
-        """Return what connects, in a thread that can be left behind.
+    def _connect_interruptibly(self, connect: Callable[[], Any]) -> Any:
+        """Connect in a thread, which is left behind if the formation is interrupted; return what was connected.
 
         Who waits for a peer to connect has no connection yet that could be shut down: an interrupted rank goes on
         without it, and the thread ends with its timeout.
@@ -267,10 +263,10 @@ class Connections:
                 self.cut_at, self.error = time.monotonic(), error
             for each in self._communicators:
                 each.revoke()
-            for inode, descriptor in _sockets().items():
+            for inode, descriptor in open_sockets().items():
                 # while they form nobody can tell which are theirs; later the program may have opened others
                 if inode in self._own if self._own is not None else inode not in self._older:
-                    _shut(descriptor)
+                    shut_down(descriptor)
             return True
 
     def finish(self, work: Work, keep: Any) -> None:
@@ -299,7 +295,7 @@ class Connections:
         except RuntimeError:
             if work.is_completed():
                 work.wait()  # it may have ended just after the time-out: this raises only what really went wrong
-            elif not self._overdue():
+            elif not self._is_overdue():
                 return False
             else:
                 raise
@@ -323,13 +319,13 @@ class Connections:
 
         threading.Thread(target=wait, name="unicron-transfer", daemon=True).start()
         while not ended.wait(POLL.total_seconds()):
-            if self._overdue():
+            if self._is_overdue():
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(keep))
                 raise GroupBrokenError("a transfer between two ranks was interrupted")
         if failed:
             raise GroupBrokenError(str(failed[0])) from failed[0]
 
-    def _overdue(self) -> bool:
+    def _is_overdue(self) -> bool:
         return self.cut_at is not None and time.monotonic() - self.cut_at >= GIVE_UP_S
 
 
@@ -342,69 +338,3 @@ def backend(store: Store, rank: int, size: int) -> ProcessGroupGloo:
     group = ProcessGroupGloo(store, rank, size, timeout=CONNECT)
     group._set_default_timeout(nccl.FOREVER)  # noqa: SLF001 torch has no other name for it
     return group
-
-
-def _sockets() -> dict[str, int]:
-    """Return this process's sockets: inode text -> file descriptor."""
-    found: dict[str, int] = {}
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            target = str(entry.readlink())
-            if target.startswith("socket:"):
-                found[target] = int(entry.name)
-    return found
-
-
-def _wait_for_end(connections: dict[int, str], changed: int, seconds: float | None) -> bool:
-    """Wait until the other end of some connection was closed, or gloo has done away with it; return whether it is so.
-
-    Args:
-        connections: by descriptor, which socket it was: it may have become another's meanwhile.
-        changed: descriptor of an event that ends the wait.
-        seconds: after which it ends, too; None: never.
-    """
-    looking = select.poll()
-    looking.register(changed, select.POLLIN)
-    for descriptor, inode in connections.items():
-        try:
-            is_same = f"socket:[{os.fstat(descriptor).st_ino}]" == inode
-        except OSError:
-            is_same = False
-        if not is_same:
-            return True
-        looking.register(descriptor, select.POLLRDHUP)
-    ready = {descriptor for descriptor, _ in looking.poll(None if seconds is None else 1e3 * seconds)}
-    if changed in ready:
-        os.eventfd_read(changed)
-        return False
-    return bool(ready)
-
-
-def _keep_alive(descriptor: int) -> None:
-    """Have a TCP connection end when the peer's machine is gone without a word, also where nobody says so."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-        if connection.family not in TCP:
-            return
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, QUIET_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * (QUIET_S + PROBE_S * PROBES))
-
-
-def _is_tcp(descriptor: int) -> bool:
-    """Return whether this is a socket of TCP's, as those to peers are, and that to the agent is not."""
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            return connection.family in TCP
-    except OSError:
-        return False
-
-
-def _shut(descriptor: int) -> None:
-    """Shut a TCP connection down; leave listeners and sockets of other families alone."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-        if connection.family not in TCP:
-            return
-        if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            connection.shutdown(socket.SHUT_RDWR)

@@ -1,6 +1,6 @@
 """The process groups of the current membership, over which replicas sum their gradients.
 
-What ranks tell each other goes by way of their processors: nothing on a GPU has to be waited for to know it.
+Ranks exchange small values over gloo, from host memory, so that no GPU has to be waited for.
 """
 
 import atexit
@@ -65,7 +65,7 @@ class Group:
         rank = membership.rank
         self._layout, self._size = membership.shape, membership.world_size
         with self._connections.forming(membership.epoch):
-            store = self._meet(membership)
+            store = self._rendezvous(membership)
             store.set(f"here-{rank}", "")
             store.wait([f"here-{other}" for other in range(membership.world_size)])
             connect = self._connections.connect
@@ -73,16 +73,16 @@ class Group:
             seat = membership.seat
             place = (rank, membership.world_size) if seat is None else (seat.replica, self._layout.replicas)
             if self._layout.replica_workers > 1 and seat is not None:
-                store = self._meet(membership, f"-place-{seat.place}")
+                store = self._rendezvous(membership, f"-place-{seat.place}")
                 self._peers = connect(store, *place)
             self._replicas = self._peers
             if self.on_streams:
-                with self._connections.met():
+                with self._connections.freeing_older():
                     if seat is not None and self._layout.replicas > 1:
                         streams = PrefixStore("streams", store)
                         self._replicas = self._connections.connect_streams(self._device, streams, *place)
 
-    def _meet(self, membership: Membership, part: str = "") -> Rendezvous:
+    def _rendezvous(self, membership: Membership, part: str = "") -> Rendezvous:
         store = Rendezvous(membership, part)
         self._stores.append(store)
         return store
@@ -126,24 +126,24 @@ class Group:
             self._finish(work, self._replicas)
             return
         try:
-            nccl.enqueued(work)
+            nccl.wait_on_stream(work)
         finally:
-            self._traffic.ends()
+            self._traffic.end()
 
     def confirm(self) -> None:
-        """Wait until all ranks with this rank's place say that what they have enqueued came to its end.
+        """Wait until all ranks with this rank's place have seen their enqueued collectives end.
 
-        Only then is what collectives on streams gave what it should be, here and there.
+        Only then are the results of collectives on streams right, on all of them.
 
         Raises:
-            GroupBrokenError: the group broke, and it may not be.
+            GroupBrokenError: the group broke, and results may be noise.
         """
         if self.on_streams:
-            self._connections.settle()
-            self.meet()
+            self._connections.synchronize()
+            self.barrier()
 
-    def meet(self) -> None:
-        """Wait until all ranks with this rank's place are here.
+    def barrier(self) -> None:
+        """Wait until all ranks with this rank's place have come to this barrier.
 
         Raises:
             GroupBrokenError: the group broke.
@@ -160,7 +160,7 @@ class Group:
         if self._layout.replicas > 1:
             self.finish(self._begin(self._replicas, lambda group: group.broadcast(tensor, replica)))
 
-    def tally(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
+    def gather_across_replicas(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
         """Return the numbers of every replica's rank with this rank's place, 64 bits each.
 
         Raises:
@@ -187,23 +187,23 @@ class Group:
         return rows
 
     def _wait(self, group: Any, begin: Callable[[Any], Work]) -> None:
-        """Do a collective."""
+        """Run a collective of a group and wait for its end."""
         self._finish(self._begin(group, begin), group)
 
     def _finish(self, work: Work, group: Any) -> None:
         try:
             self._connections.finish(work, group)
         finally:
-            self._traffic.ends()
+            self._traffic.end()
 
     def _begin(self, group: Any, begin: Callable[[Any], Work]) -> Work:
         if group is None:
             raise GroupBrokenError("there is no process group")
-        self._traffic.begins()
+        self._traffic.begin()
         try:
             return begin(group)
         except RuntimeError as error:
-            self._traffic.ends()
+            self._traffic.end()
             if self.on_streams and not isinstance(error, dist.DistError | GroupBrokenError):
                 raise  # of the GPU
             raise GroupBrokenError(str(error)) from error

@@ -1,8 +1,8 @@
 """The process groups inside of a replica: what the model's tensor, pipeline and shard parallelism runs on.
 
 torch, and whatever builds on it, keeps groups in many places (meshes, sharded parameters, pipeline stages). So the
-objects that it holds stay, and what is inside of them is formed anew when a rank of the replica has been replaced.
-The objects are a Python subclass of torch's ProcessGroup around a real one.
+objects that it holds stay (`unicron.train.groups.switched`), and what is inside of them is formed anew when a rank of
+the replica has been replaced.
 
 Before a worker is in a membership its groups are ghosts: a collective returns at once with whatever is in its
 tensors. So are groups that broke. A forward or backward pass runs to its end on them, no exception has to find its
@@ -16,198 +16,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import BarrierOptions, FakeProcessGroup, HashStore, PrefixStore, ProcessGroup, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, ProcessGroup, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from unicron.contracts.tasks import ParallelLayout
-from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.errors import GroupBrokenError
 from unicron.train.groups import nccl
 from unicron.train.groups.connections import Connections, backend
+from unicron.train.groups.switched import GLOBAL, NAME, TRANSFERS, Switched, Work
 from unicron.train.worker.traffic import Traffic
 
-NAME = "unicron"
 DIMENSIONS = ("pipeline", "shard", "tensor")
 """Of a replica's mesh; places count the last one fastest."""
-
-COLLECTIVES = [
-    "_allgather_base",
-    "_reduce_scatter_base",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "allreduce",
-    "allreduce_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "barrier",
-    "broadcast",
-    "gather",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-]
-TRANSFERS = ["send", "recv", "recv_anysource"]
-OF_ALL = frozenset({*COLLECTIVES, "scatter"})
-"""Collectives that each rank of a group comes to."""
-OTHERS = [
-    "_start_coalescing",
-    "_get_backend",
-    "_set_sequence_number_for_group",
-    "_get_sequence_number_for_group",
-    "set_timeout",
-    "_has_hooks",
-    "_wait_for_pending_works",
-]
-
-
-class Work(dist.Work):
-    """A collective that is under way; on a ghost it has ended."""
-
-    def __init__(self, finish: Callable[[], None] = lambda: None) -> None:
-        super().__init__()
-        self._finish: Callable[[], None] | None = finish
-
-    def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 torch's signature
-        """Wait for its end; it does not raise, the replica's groups know that they broke."""
-        if self._finish is not None:
-            self._finish()
-            self._finish = None
-        return True
-
-    def get_future(self) -> Any:
-        """Wait for its end, and return a future that has ended."""
-        self.wait()
-        future: torch.futures.Future[Any] = torch.futures.Future()
-        future.set_result([])
-        return future
-
-    def is_completed(self) -> bool:
-        """Return whether it was waited for."""
-        return self._finish is None
-
-    def is_success(self) -> bool:
-        """Return True, as `wait` does."""
-        return True
-
-    def synchronize(self) -> None:
-        """Wait for its end."""
-        self.wait()
-
-
-class Switched(ProcessGroup):
-    """A group whose inside is exchanged. The methods of `COLLECTIVES`, `TRANSFERS` and `OTHERS` are added below."""
-
-    def __init__(self, groups: "InnerGroups", places: tuple[int, ...], rank: int, size: int) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]
-        self.groups, self.places = groups, places
-        self.inside = _ghost(groups.device, rank, size)
-        self.ghost = True
-        self._name = self._desc = ""
-        # torch >= 2.15 asks the class above for its name, which that has only with a backend; nothing comes to this one
-        fake = FakeProcessGroup._create_internal(rank, size)  # noqa: SLF001
-        self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
-        self._register_backend(groups.device, ProcessGroup.BackendType.CUSTOM, fake)
-
-    def fill(self, inside: ProcessGroup) -> None:
-        """Put a real group inside."""
-        self.inside, self.ghost = inside, False
-
-    def empty(self) -> None:
-        """Put a ghost inside."""
-        self.inside, self.ghost = _ghost(self.groups.device, self.rank(), self.size()), True
-
-    def _end_coalescing(self, *arguments: Any) -> Any:
-        """Begin what was said since `_start_coalescing`."""
-        return self.groups.begin(self, "_end_coalescing", arguments, {})
-
-    def scatter(self, outputs: Any, inputs: Any, *more: Any, **named: Any) -> Any:  # type: ignore[override]
-        """Hand out; a ghost can't, where the tensors are another rank's."""
-        if self.ghost and not (self.groups.broken or inputs):
-            raise InvalidInputError(
-                "the model is built before the ranks of a replica have met, so none can send another its part of it: "
-                "give src_data_rank=None to parallelize_module and distribute_tensor; every rank then takes its part "
-                "of the parameters that it made itself, which are the same on all from the same seed"
-            )
-        if self.ghost and inputs:
-            for output, own in zip(outputs, inputs, strict=True):
-                output.copy_(own[self.rank()])
-            return Work()
-        return self.groups.begin(self, "scatter", (outputs, inputs, *more), named)
-
-    def monitored_barrier(self, *_: Any, **__: Any) -> None:
-        """Wait for all ranks."""
-        options = BarrierOptions()
-        options.device = self.groups.device
-        self.barrier(options).wait()
-
-    def shutdown(self) -> None:
-        """Give up what is inside, unless another group has it, too; what is NCCL's, as the process ends."""
-        inside = self.inside
-        self.empty()
-        if not (self.groups.on_streams or self.groups.has(inside)):
-            inside.shutdown()
-
-    def abort(self) -> None:
-        """Likewise, and wait for nothing."""
-        if self.groups.on_streams:
-            self.shutdown()
-        else:
-            self.inside.abort()
-
-    @property
-    def _device_types(self) -> Any:
-        return self.inside._device_types  # noqa: SLF001 torch's own protocol, as are those below
-
-    def getBackendName(self) -> str:  # noqa: N802
-        """Return the name by which torch knows this kind."""
-        return NAME
-
-    def name(self) -> str:
-        """Likewise."""
-        return NAME
-
-    def _set_group_name(self, name: str) -> None:
-        super()._set_group_name(name)  # type: ignore[arg-type]
-        self._name = name
-
-    @property
-    def group_name(self) -> str:  # type: ignore[override]
-        """By which torch finds it."""
-        return self._name
-
-    def _set_group_desc(self, desc: str) -> None:
-        super()._set_group_desc(desc)
-        self._desc = desc
-
-    @property
-    def group_desc(self) -> str:
-        """For people."""
-        return self._desc
-
-
-def _collective(name: str) -> Callable[..., Any]:
-    def call(self: Switched, *arguments: Any, **named: Any) -> Any:
-        return self.groups.begin(self, name, arguments, named)
-
-    return call
-
-
-def _passed_on(name: str) -> Callable[..., Any]:
-    def call(self: Switched, *arguments: Any, **named: Any) -> Any:
-        return getattr(self.inside, name)(*arguments, **named)
-
-    return call
-
-
-for _name in (*COLLECTIVES, *TRANSFERS):
-    setattr(Switched, _name, _collective(_name))
-for _name in OTHERS:
-    setattr(Switched, _name, _passed_on(_name))
 
 
 class InnerGroups:
@@ -231,14 +51,14 @@ class InnerGroups:
         self.place, self._size = place, layout.replica_workers
         self.on_streams = nccl.on_streams(device)
         self._connections = Connections()
-        self._processors: dict[tuple[int, ...], Any] = {}
+        self._host_groups: dict[tuple[int, ...], Any] = {}
         self._groups: list[Switched] = []
         self._stores: list[Store] = []  # torch does not keep them
         dist.Backend.register_backend(NAME, self._create, extended_api=True, devices=["cpu", "cuda"])
         dist.init_process_group(NAME, rank=place, world_size=self._size, store=HashStore())
         if self.on_streams:
             nccl.prepare()
-            dist.batch_isend_irecv = c10d.batch_isend_irecv = partial(_batch, c10d.batch_isend_irecv)
+            dist.batch_isend_irecv = c10d.batch_isend_irecv = partial(_begin_batch, c10d.batch_isend_irecv)
         shape = (layout.pipeline, layout.shard, layout.tensor)
         self.mesh: DeviceMesh = init_device_mesh(device.type, shape, mesh_dim_names=DIMENSIONS)
 
@@ -248,9 +68,9 @@ class InnerGroups:
         if size == 1:  # nobody can break it
             group.fill(_container(self.device, self._alone(), rank, size))
         elif self.strict and self.epoch >= 0:  # these ranks meet no other time
-            with self._connections.more():
+            with self._connections.extending():
                 twin = next((each.inside for each in self._groups if each.places == group.places), None)
-                group.fill(twin or self._made(group, self._stores[0]))
+                group.fill(twin or self._connect(group, self._stores[0]))
         self._groups.append(group)
         return group
 
@@ -258,15 +78,15 @@ class InnerGroups:
         where = HashStore(), 0, 1
         return nccl.Communicator(*where, self.device).group if self.on_streams else backend(*where)
 
-    def _made(self, group: Switched, store: Store) -> ProcessGroup:
+    def _connect(self, group: Switched, store: Store) -> ProcessGroup:
         where, seat = PrefixStore("-".join(map(str, group.places)), store), (group.rank(), group.size())
-        made = self._processors[group.places] = self._connections.connect(where, *seat)
+        made = self._host_groups[group.places] = self._connections.connect(where, *seat)
         if self.on_streams:
             made = self._connections.connect_streams(self.device, PrefixStore("streams", where), *seat)
         return _container(self.device, made, *seat)
 
-    def has(self, inside: ProcessGroup) -> bool:
-        """Return whether this is inside of a group."""
+    def contains(self, inside: ProcessGroup) -> bool:
+        """Return whether a group has this inside."""
         return any(each.inside is inside for each in self._groups)
 
     @property
@@ -286,7 +106,7 @@ class InnerGroups:
         return self._connections.is_cut
 
     def form(self, epoch: int, meet: Callable[[], Store]) -> None:
-        """Meet the other ranks of the replica.
+        """Form all groups anew, with the other ranks of the replica.
 
         Args:
             epoch: of the membership.
@@ -295,7 +115,7 @@ class InnerGroups:
         Raises:
             GroupBrokenError: interrupted by `interrupt`, or a peer was lost meanwhile.
         """
-        self._ghosts()
+        self._empty_all()
         self.broken = False
         with self._connections.forming(epoch):
             store = meet()
@@ -303,10 +123,10 @@ class InnerGroups:
             store.set(f"here-{self.place}", "")
             store.wait([f"here-{other}" for other in range(self._size)])
             made: dict[tuple[int, ...], ProcessGroup] = {}  # groups of the same ranks share what is inside of them
-            with self._connections.met():
+            with self._connections.freeing_older():
                 for group in (each for each in self._groups if each.size() > 1):
                     if group.places not in made:
-                        made[group.places] = self._made(group, store)
+                        made[group.places] = self._connect(group, store)
                     group.fill(made[group.places])
         # a list of operations that an interrupted batch left behind would swallow later collectives
         c10d._world.pg_coalesce_state.clear()  # noqa: SLF001 torch has no finally there
@@ -316,7 +136,7 @@ class InnerGroups:
         return not self.strict and self.cut(epoch)
 
     def cut(self, epoch: int) -> bool:
-        """Do so in any case."""
+        """Wake whoever is blocked in a group formed before `epoch`, also in strict groups."""
         return self._connections.cut_below(epoch)
 
     def begin(self, group: Switched, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Work:
@@ -325,12 +145,14 @@ class InnerGroups:
         Raises:
             GroupBrokenError: it can't be done, and that is to be told.
         """
-        work = self._begun(group, name, arguments, named)
-        if not self._is_sure(group, name):  # now: ranks may wait for what they begin in different orders, or not at all
+        work = self._begin_inside(group, name, arguments, named)
+        if not self._needs_no_confirm(
+            group, name
+        ):  # now: ranks may wait for what they begin in different orders, or not at all
             work.wait()
         return work
 
-    def _begun(self, group: Switched, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Work:
+    def _begin_inside(self, group: Switched, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Work:
         if self.strict and group.ghost:
             raise GroupBrokenError("a rank of this replica is gone, and with it its part of the model")
         if group.ghost and self._connections.epoch < 0:  # while a model is built; what is gathered is one's own
@@ -338,27 +160,27 @@ class InnerGroups:
         if group.ghost or (self.muted and group.size() > 1):
             return Work()
         inside = group.inside
-        self._traffic.begins()
+        self._traffic.begin()
         try:
             work = getattr(inside, name)(*arguments, **named)
         except RuntimeError as error:
-            self._traffic.ends()
+            self._traffic.end()
             if self.on_streams and not isinstance(error, dist.DistError):
                 raise  # of the GPU, or of what the script has given
             self._break(error)
             return Work()
         finish: Callable[[], None] = partial(self._connections.finish, work, inside)
         if work is None:
-            finish = _nothing
+            finish = _no_wait
         elif self.on_streams:
-            finish = partial(nccl.enqueued, work)
+            finish = partial(nccl.wait_on_stream, work)
         elif name in TRANSFERS:
             finish = partial(self._connections.finish_transfer, work, inside)
         return Work(partial(self._finish, finish, group, name))
 
-    def _is_sure(self, group: Switched, name: str) -> bool:
-        """Return whether a collective needs no word of all ranks that it gave what it should."""
-        return not (self.on_streams and self.strict and group.size() > 1 and name in OF_ALL)
+    def _needs_no_confirm(self, group: Switched, name: str) -> bool:
+        """Return whether the result of a collective is right without all ranks having confirmed its end."""
+        return not (self.on_streams and self.strict and group.size() > 1 and name in GLOBAL)
 
     def _finish(self, finish: Callable[[], None], group: Switched, name: str) -> None:
         try:
@@ -366,25 +188,25 @@ class InnerGroups:
         except GroupBrokenError as error:
             self._break(error)
         finally:
-            self._traffic.ends()
-        if not self._is_sure(group, name):
+            self._traffic.end()
+        if not self._needs_no_confirm(group, name):
             self.confirm(group)
 
     def _break(self, error: RuntimeError) -> None:
-        """Let peers know that this rank takes no part any more, and have ghosts from here on."""
+        """Cut the connections, so that peers notice, and replace the groups by ghosts."""
         self.broken = True
         self._connections.cut_below(self._connections.epoch + 1)
-        self._ghosts()
+        self._empty_all()
         if self.strict:
             raise GroupBrokenError(str(error)) from error
 
-    def _ghosts(self) -> None:
+    def _empty_all(self) -> None:
         for group in self._groups:
             if group.size() > 1:
                 group.empty()
 
     def gather(self, numbers: Sequence[float]) -> list[tuple[float, ...]]:
-        """Return what every rank of the replica gives, by place. Their processors tell each other, no GPU takes part.
+        """Return the numbers of every rank of the replica, by place; they go over gloo, and no GPU takes part.
 
         Raises:
             GroupBrokenError: the replica's groups are not formed, or broke.
@@ -392,38 +214,38 @@ class InnerGroups:
         # one more than given: for an empty tensor gloo waits for nobody, and to have waited is what this is for
         own = torch.tensor([*numbers, 0.0], dtype=torch.float64)
         told = [torch.empty_like(own) for _ in range(self._size)]
-        self._do(lambda: self._tell(self.world, lambda peers: peers.allgather([told], [own])))
+        self._run_or_break(lambda: self._run_on_processors(self.world, lambda peers: peers.allgather([told], [own])))
         return [tuple(row.tolist()[:-1]) for row in (told if self._size > 1 else [own])]
 
-    def settle(self) -> None:
-        """Wait until what was enqueued on a GPU came to its end.
+    def synchronize(self) -> None:
+        """Wait until the GPU has finished all that was enqueued.
 
         Raises:
             GroupBrokenError: groups broke, so that what was computed may be noise.
         """
         if self.on_streams:
-            self._do(self._connections.settle, GroupBrokenError)  # any other error is the GPU's own
+            self._run_or_break(self._connections.synchronize, GroupBrokenError)  # any other error is the GPU's own
 
     def confirm(self, group: Switched) -> None:
-        """Wait until all ranks of a group say that what they enqueued came to its end, so that it gave what it should.
+        """Wait until all ranks of a group have seen their enqueued collectives end, so that the results are right.
 
         Raises:
             GroupBrokenError: it did not, on some rank.
         """
-        self._meet(group)  # a kernel waits for ever for a rank that is gone; this does not
-        self.settle()
-        self._meet(group)
+        self._barrier(group)  # a kernel waits for ever for a rank that is gone; this does not
+        self.synchronize()
+        self._barrier(group)
 
-    def _meet(self, group: Switched) -> None:
-        self._do(lambda: self._tell(group, lambda peers: peers.allreduce([torch.zeros(1)])))
+    def _barrier(self, group: Switched) -> None:
+        self._run_or_break(lambda: self._run_on_processors(group, lambda peers: peers.allreduce([torch.zeros(1)])))
 
-    def _tell(self, group: Switched, begin: Callable[[Any], Any]) -> None:
+    def _run_on_processors(self, group: Switched, begin: Callable[[Any], Any]) -> None:
         if group.size() > 1:
-            peers = self._processors[group.places]
+            peers = self._host_groups[group.places]
             self._connections.finish(begin(peers), peers)
 
-    def _do(self, what: Callable[[], None], broken: type[RuntimeError] = RuntimeError) -> None:
-        """Do what takes other ranks; `broken` is raised where one of them is lost.
+    def _run_or_break(self, what: Callable[[], None], broken: type[RuntimeError] = RuntimeError) -> None:
+        """Run something that needs other ranks; it raises `broken` where one of them is lost.
 
         Raises:
             GroupBrokenError: the groups are not formed, or broke.
@@ -437,7 +259,7 @@ class InnerGroups:
             raise GroupBrokenError("a rank of this replica is gone")
 
 
-def _batch(otherwise: Callable[..., Any], operations: Sequence[dist.P2POp]) -> Any:
+def _begin_batch(otherwise: Callable[..., Any], operations: Sequence[dist.P2POp]) -> Any:
     """Begin sends and receives as one operation, as NCCL needs; torch does so for groups of its own class only."""
     group = operations[0].group or dist.group.WORLD
     if not isinstance(group, Switched) or group.ghost or group.groups.muted:
@@ -449,7 +271,7 @@ def _batch(otherwise: Callable[..., Any], operations: Sequence[dist.P2POp]) -> A
     return together.works
 
 
-def _nothing() -> None:
+def _no_wait() -> None:
     """Wait for a collective whose end torch has waited for."""
 
 
@@ -458,12 +280,4 @@ def _container(device: torch.device, inside: Any, rank: int, size: int) -> Proce
     group = ProcessGroup(HashStore(), rank, size)
     group._set_default_backend(kind)  # noqa: SLF001 torch's own way, see torch.distributed.distributed_c10d
     group._register_backend(device, kind, inside)  # noqa: SLF001
-    return group
-
-
-def _ghost(device: torch.device, rank: int, size: int) -> ProcessGroup:
-    group = ProcessGroup(HashStore(), rank, size)
-    group._set_default_backend(ProcessGroup.BackendType.CUSTOM)  # noqa: SLF001
-    fake = FakeProcessGroup._create_internal(rank, size)  # noqa: SLF001
-    group._register_backend(device, ProcessGroup.BackendType.CUSTOM, fake)  # noqa: SLF001
     return group

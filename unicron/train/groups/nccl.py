@@ -66,8 +66,8 @@ def event() -> Any:
     return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
-def idle() -> None:
-    """Wait until the GPU has nothing more to do for this process."""
+def synchronize() -> None:
+    """Wait until the GPU has finished all work of this process."""
     torch.cuda.synchronize()
 
 
@@ -149,16 +149,16 @@ class Communicator:
             self.group.abort()
 
 
-def aborting(communicators: Sequence[Communicator]) -> list[threading.Thread]:
-    """Begin to abort them all, side by side: one waits for kernels of the other. Return the threads that do."""
+def begin_aborts(communicators: Sequence[Communicator]) -> list[threading.Thread]:
+    """Begin to abort communicators, in a thread each, as one waits for kernels of the other; return the threads."""
     threads = [threading.Thread(target=each.abort, name="unicron-abort", daemon=True) for each in communicators]
     for thread in threads:
         thread.start()
     return threads
 
 
-def all_ended(threads: Sequence[threading.Thread]) -> bool:
-    """Wait for threads, for so long as aborts may take; return whether all have ended."""
+def await_aborts(threads: Sequence[threading.Thread]) -> bool:
+    """Wait for threads that abort, at most `ABORT_S`; return whether all have ended."""
     until = time.monotonic() + ABORT_S
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
@@ -171,8 +171,8 @@ def end_groups() -> None:
         pass
 
 
-def enqueued(work: Any) -> None:
-    """Have what is enqueued later wait for a collective. Whether it went well shows when ranks confirm.
+def wait_on_stream(work: Any) -> None:
+    """Have work that is enqueued later wait for a collective; whether it went well shows when ranks confirm.
 
     Raises:
         GroupBrokenError: it could not be begun.
@@ -183,8 +183,8 @@ def enqueued(work: Any) -> None:
         raise GroupBrokenError(str(error)) from error
 
 
-def mark() -> Any:
-    """Return an event that ends when the GPU is through with what was enqueued on the current stream."""
+def record_event() -> Any:
+    """Record an event on the current stream, and return it."""
     made = event()
     made.record()
     return made

@@ -35,7 +35,7 @@ GONE_S = 2.0
 """How long a rendezvous may be gone, before a program that has ended well is taken to have done so everywhere."""
 
 
-def done_everywhere(meet: Callable[[], object], is_over: Callable[[], bool]) -> bool:
+def await_all_done(meet: Callable[[], object], is_over: Callable[[], bool]) -> bool:
     """Wait until a program has ended well on all ranks; return False where on one it has not.
 
     Else a task would be done whose first rank fails while it saves the model, behind the others' end. Where the
@@ -100,44 +100,44 @@ class Rendezvous(Store):
         self._send(Enter(rendezvous_id=membership.rendezvous_id, epoch=membership.epoch, answers=answers))
 
     def cut(self) -> None:
-        """Have whoever waits here raise, from any thread."""
+        """Make all waits on this connection raise, from any thread."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Go home."""
+        """Close the connection."""
         self._socket.close()
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Leave a value for the others."""
+        """Set a value for the other ranks."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         self._send(Put(rendezvous_id=self._name, key=key, value=data))
 
     def get(self, key: str) -> bytes:
         """Wait for a value and return it."""
-        return self.take([key])[0]
+        return self.read([key])[0]
 
     def wait(self, keys: list[str], _timeout: timedelta | None = None) -> None:
         """Wait until all of `keys` are there. There is no timeout: who has waited enough shuts the socket down."""
-        self.take(keys)
+        self.read(keys)
 
-    def take(self, keys: list[str]) -> list[bytes]:
+    def read(self, keys: list[str]) -> list[bytes]:
         """Wait until all of `keys` are there, and return their values.
 
         Raises:
             GroupBrokenError: the connection broke.
         """
-        return self._asked(Take(rendezvous_id=self._name, keys=keys))
+        return self._ask(Take(rendezvous_id=self._name, keys=keys))
 
-    def look(self, keys: list[str]) -> list[bytes]:
+    def read_present(self, keys: list[str]) -> list[bytes]:
         """Return the values that are there now, empty where there is none.
 
         Raises:
             GroupBrokenError: the connection broke.
         """
-        return self._asked(Take(rendezvous_id=self._name, keys=keys, waits=False))
+        return self._ask(Take(rendezvous_id=self._name, keys=keys, waits=False))
 
-    def _asked(self, question: Take) -> list[bytes]:
+    def _ask(self, question: Take) -> list[bytes]:
         self._send(question)
         data = self._receive(length_of(self._receive(LENGTH.size)))
         try:
@@ -152,7 +152,7 @@ class Rendezvous(Store):
         try:
             self._socket.sendall(frame(message))
         except OSError as error:
-            raise self._broken(error) from error
+            raise self._broken_error(error) from error
 
     def _receive(self, size: int) -> bytes:
         data = b""
@@ -160,13 +160,13 @@ class Rendezvous(Store):
             try:
                 part = self._socket.recv(size - len(data))
             except OSError as error:
-                raise self._broken(error) from error
+                raise self._broken_error(error) from error
             if not part:
-                raise self._broken("its end was closed")
+                raise self._broken_error("its end was closed")
             data += part
         return data
 
-    def _broken(self, why: object) -> GroupBrokenError:
+    def _broken_error(self, why: object) -> GroupBrokenError:
         return GroupBrokenError(
             f"the rendezvous {self._address} was broken off: {why}; the log of its agent says so if it took us for a "
             "stranger"

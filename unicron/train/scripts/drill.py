@@ -19,21 +19,21 @@ ITERATION = 2
 LATEST = 10
 """In which it is given up, where the script could not be had by another process until then, nor since."""
 
-Prints = list[tuple[str, bytes, float]]
+Fingerprints = list[tuple[str, bytes, float]]
 """Of each parameter: name, digest of its gradient, empty where it has none, and the sum of its squares."""
 
 ROUNDING = 1e-3
 """By how much the norms of gradients may differ, in relation, on GPUs: some kernels add up in no certain order."""
 
 
-class Left(Protocol):
-    """What ranks leave for one another."""
+class DrillRecords(Protocol):
+    """The records that ranks publish for one another."""
 
-    refused: str
-    gradient: "tuple[int, Prints] | None"
+    refusal: str
+    gradient: "tuple[int, Fingerprints] | None"
 
-    def leave_gradient(self, iteration: int, prints: "Prints") -> None:
-        """Leave what tells this rank's gradient apart."""
+    def publish_gradient(self, iteration: int, prints: "Fingerprints") -> None:
+        """Publish the fingerprints of this rank's gradient."""
 
 
 class Drill:
@@ -49,11 +49,11 @@ class Drill:
         self._line, self._rank = line, rank
         self._due = os.environ.get(DRILL) == "due" and rank == size - 1 > 0
 
-    def look(self, left: Left, iteration: int, models: Iterable[torch.nn.Module]) -> str:
-        """End this process, if that is due; or see whether it computes what the rank had whose place it has taken.
+    def run(self, left: DrillRecords, iteration: int, models: Iterable[torch.nn.Module]) -> str:
+        """End this process, if that is due; else compare its gradient with that of the rank which it replaces.
 
         Args:
-            left: by ranks for one another.
+            left: records of ranks.
             iteration: whose gradient the models have just now.
             models: wrapped in DistributedDataParallel.
 
@@ -61,27 +61,27 @@ class Drill:
             what differs; empty where nothing does, or there was no drill.
         """
         theirs, left.gradient = left.gradient, None
-        if self._due and iteration >= ITERATION and (not left.refused or iteration >= LATEST):
+        if self._due and iteration >= ITERATION and (not left.refusal or iteration >= LATEST):
             self._due = False
-            if not left.refused:
-                left.leave_gradient(iteration, prints(_named(models)))
+            if not left.refusal:
+                left.publish_gradient(iteration, fingerprints(_named_parameters(models)))
                 _end(self._rank)
-            self._line.send(Drilled(iteration=iteration, rank=self._rank, problem=left.refused))
+            self._line.send(Drilled(iteration=iteration, rank=self._rank, problem=left.refusal))
         if theirs is None or theirs[0] != iteration:
             return ""
-        found = difference(prints(_named(models)), theirs[1], exact=not torch.cuda.is_available())
+        found = difference(fingerprints(_named_parameters(models)), theirs[1], exact=not torch.cuda.is_available())
         problem = f"{found} differs from the one that the rank had whose place it has taken" if found else ""
         self._line.send(Drilled(iteration=iteration, rank=self._rank, problem=problem))
         return problem
 
 
-def _named(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+def _named_parameters(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
     return (each for model in models for each in model.module.named_parameters())  # type: ignore[union-attr]
 
 
-def prints(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> Prints:
-    """Return what tells gradients apart."""
-    found = Prints()
+def fingerprints(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> Fingerprints:
+    """Return the fingerprints of the parameters' gradients."""
+    found = Fingerprints()
     for name, parameter in parameters:
         if parameter.grad is None:
             found.append((name, b"", 0.0))
@@ -92,7 +92,7 @@ def prints(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> Prints:
     return found
 
 
-def difference(ours: Prints, theirs: Prints, *, exact: bool) -> str:
+def difference(ours: Fingerprints, theirs: Fingerprints, *, exact: bool) -> str:
     """Return which gradient differs first; empty where none does.
 
     Args:

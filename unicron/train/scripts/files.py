@@ -1,4 +1,4 @@
-"""Files and folders of a script that a new rank finds as its others have them: it makes nothing of them anew.
+"""Files and folders of a script that a new rank finds as the other ranks have them: it makes none of them anew.
 
 A new rank runs what the script does before its loops once more. What it opens for writing meanwhile it writes to a
 file that nobody sees; the script's own it has at the place where the lost rank was, once it takes that one's place.
@@ -33,13 +33,13 @@ class Files:
         first: this process is one of the first of its task; so nobody is in a loop.
 
     Attributes:
-        apart: what is opened for writing now is written where nobody sees it.
+        diverts_writes: what is opened for writing now is written to a hidden file.
     """
 
     def __init__(self, *, first: bool) -> None:
-        self.apart, self._late = not first, False
+        self.diverts_writes, self._joins_late = not first, False
         self._opened: list[tuple[Any, int | None]] = []
-        self._told = set[str]()
+        self._reported = set[str]()
 
     def install(self) -> None:
         """Have scripts open files, and make and remove folders, by way of this."""
@@ -48,14 +48,16 @@ class Files:
             *((os, name) for name in ("remove", "unlink", "rmdir", "rename", "replace")),
             *((shutil, name) for name in ("rmtree", "move")),
         ):
-            setattr(module, name, self._left_alone(name, getattr(module, name)))
-        os.mkdir = self._made(os.mkdir)
+            setattr(module, name, self._skipped_if_late(name, getattr(module, name)))
+        os.mkdir = self._mkdir_if_late(os.mkdir)
 
     def open(self, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
         """Open a file as Python does, or another in its place."""
         path = os.fspath(file) if isinstance(file, str | bytes | os.PathLike) else None
-        how = set("wax") if self._late else set("wa")  # a file that is to be new is none where nobody else has made it
-        writes = self.apart and path is not None and set(mode) & how
+        how = (
+            set("wax") if self._joins_late else set("wa")
+        )  # a file that is to be new is none where nobody else has made it
+        writes = self.diverts_writes and path is not None and set(mode) & how
         if path is None or not writes or _caller().get("__name__", "").startswith("unicron"):
             return _open(file, mode, *arguments, **named)
         if not Path(os.fsdecode(path)).is_file():  # such as one with this process's number in its name
@@ -68,41 +70,41 @@ class Files:
         self._opened.append((opened, number))
         return opened
 
-    def know(self, *, late: bool) -> None:
-        """Know whether others are in their loops; if not, all is as this process has opened it."""
-        self._late = late
+    def set_joins_late(self, *, late: bool) -> None:
+        """Set whether the others are in their loops; if not, what is in hidden files is written to the script's own."""
+        self._joins_late = late
         if not late:
-            self.apart = False
-            self._settle(_write_out)
+            self.diverts_writes = False
+            self._finish_files(_write_out)
 
-    def arrive(self) -> None:
-        """Be where the others are: what is still open and was not brought to its place is there now."""
-        self.apart = self._late = False
-        self._settle(_end)
+    def write_in_place(self) -> None:
+        """Write what is still open to its own files, as this rank has come to where the others are."""
+        self.diverts_writes = self._joins_late = False
+        self._finish_files(_truncate_at_position)
 
-    def _settle(self, how: Callable[[Any, int | None], None]) -> None:
+    def _finish_files(self, how: Callable[[Any, int | None], None]) -> None:
         for opened, number in self._opened:
             how(opened, number)
             if number is not None:
                 os.close(number)
         self._opened = []
 
-    def _left_alone(self, name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
+    def _skipped_if_late(self, name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
         def unless_late(*arguments: Any, **named: Any) -> Any:
             path = arguments[0] if arguments else None
-            if not self._late or not _by_script() or _is_own(path):
+            if not self._joins_late or not _is_called_by_script() or _is_own(path):
                 return usual(*arguments, **named)
             words = f"{name}({os.fspath(path)!r}) is left out, as the other ranks have it behind them"  # type: ignore[arg-type]
-            if words not in self._told:
-                self._told.add(words)
+            if words not in self._reported:
+                self._reported.add(words)
                 print(f"unicron: {words}", file=sys.stderr)  # noqa: T201 goes to the worker's log
             return None
 
         return unless_late
 
-    def _made(self, usual: Callable[..., None]) -> Callable[..., None]:
+    def _mkdir_if_late(self, usual: Callable[..., None]) -> Callable[..., None]:
         def unless_late(path: Any, *arguments: Any, **named: Any) -> None:
-            with contextlib.suppress(*([FileExistsError] if self._late and _by_script() else [])):
+            with contextlib.suppress(*([FileExistsError] if self._joins_late and _is_called_by_script() else [])):
                 usual(path, *arguments, **named)
 
         return unless_late
@@ -116,7 +118,7 @@ def _caller() -> dict[str, Any]:
     return frame.f_globals
 
 
-def _by_script() -> bool:
+def _is_called_by_script() -> bool:
     return NAME in _caller()
 
 
@@ -142,12 +144,12 @@ def _write_out(opened: Any, number: int | None) -> None:
             os.dup2(real.fileno(), opened.fileno(), inheritable=False)
 
 
-def _end(opened: Any, number: int | None) -> None:
+def _truncate_at_position(opened: Any, number: int | None) -> None:
     """Have a file be where its position is, and end there: what the lost rank wrote later is written once more."""
     if opened.closed:
         return
     if number is not None and os.path.samestat(os.fstat(opened.fileno()), os.fstat(number)):
-        FILE.put(opened, FILE.state(opened))
+        FILE.set_state(opened, FILE.state(opened))
     position = 0 if set(_mode(opened)) & set("a+") else opened.tell()
     if position:  # where it has written nothing, others may have
         os.ftruncate(opened.fileno(), position)
@@ -161,7 +163,7 @@ class _OpenFile(Kind):
     def parts(self, thing: Any) -> Parts:  # noqa: ARG002
         return []
 
-    def look(self, thing: Any) -> tuple[Any, ...]:
+    def fingerprint(self, thing: Any) -> tuple[Any, ...]:
         return thing.closed, None if thing.closed else _position(thing)
 
     def state(self, thing: Any) -> State:
@@ -172,7 +174,7 @@ class _OpenFile(Kind):
             raise NotCarriedError(f"{thing.name}, which is gone over line by line")
         return _path(thing), _mode(thing), position, False
 
-    def put(self, thing: Any, state: State) -> None:
+    def set_state(self, thing: Any, state: State) -> None:
         path, mode, position, closed = state
         if closed:
             thing.close()

@@ -23,20 +23,20 @@ import torch.distributed as dist
 from unicron.contracts.tasks import ParallelLayout, WorkerPhase
 from unicron.contracts.worker import Finished, Membership, Progress, Ready, Unusable
 from unicron.errors import GroupBrokenError, InvalidInputError
-from unicron.train.groups.rendezvous import done_everywhere
+from unicron.train.groups.rendezvous import await_all_done
+from unicron.train.scripts.active_loops import LoopSnapshot
 from unicron.train.scripts.drill import Drill
 from unicron.train.scripts.files import Files
 from unicron.train.scripts.groups import ScriptGroups
 from unicron.train.scripts.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.scripts.loops import Loops
-from unicron.train.scripts.meeting import ScriptMeeting
 from unicron.train.scripts.objects import LARGE_BYTES
 from unicron.train.scripts.parallel import Parallel
 from unicron.train.scripts.peers import Peers, RankPosition, Wait, Waiting, script_line
 from unicron.train.scripts.piggyback import Piggyback
 from unicron.train.scripts.records import Records
+from unicron.train.scripts.script_rendezvous import ScriptRendezvous
 from unicron.train.scripts.shell import ScriptStates, SpreadCore, WholeCore, WholeGradients, WholeRanks
-from unicron.train.scripts.under_way import LoopSnapshot
 from unicron.train.session.gradients import TorchGradients
 from unicron.train.session.ranks import TorchRanks
 from unicron.train.snapshots.shards import local
@@ -66,73 +66,73 @@ class InPlace:
         layout = msgspec.json.decode(os.environ["UNICRON_LAYOUT"], type=ParallelLayout)
         self.rank, self.size = int(os.environ["UNICRON_PLACE"]), layout.replica_workers
         self._channel, self._layout, self._files = channel, layout, files
-        self.loops = Loops(self.rank, self._prepare, self._join, self._leave)
-        self._inner: ScriptGroups | None = None
-        self._meeting, self._records = ScriptMeeting(channel, files), Records()
+        self.loops = Loops(self.rank, self._protect_made, self._join_ranks, self._publish_record)
+        self._groups: ScriptGroups | None = None
+        self._rendezvous, self._records = ScriptRendezvous(channel, files), Records()
         self._models: list[Parallel] = []
         self._piggyback: Piggyback | None = None
-        self._spread: list[torch.nn.Module] = []
+        self._sharded: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._loss: torch.Tensor | None = None
-        self._queued = self._computing = self._empty = False
+        self._reduce_queued = self._computing = self._backward_seen = False
         self._drill = Drill(channel, self.rank, self.size)
-        self._ready, self._given = set[int](), set[int]()
+        self._in_forward, self._with_gradient = set[int](), set[int]()
         self._peers = Peers(channel, self._membership, self._position)
         self._pid = os.getpid()
 
     # --- the script's group ------------------------------------------------------------------------------------------
 
-    def meet(self) -> None:
-        """Form the script's group, where all ranks are new; else have a ghost of it until its loops begin."""
-        if self._inner is not None:
+    def join_group(self) -> None:
+        """Form the script's group, if all ranks are new; else a ghost stands in for it until the loops begin."""
+        if self._groups is not None:
             raise ValueError("trying to initialize the default process group twice!")
         device = (
             torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
         )
         self._channel.send(Ready())
-        self._inner = ScriptGroups(self._layout, self.rank, device, self.loops, self._go_on, self._peers)
-        self._ranks = WholeRanks(self._channel, self._inner, self.loops, self._records)
+        self._groups = ScriptGroups(self._layout, self.rank, device, self.loops, self._rejoin, self._peers)
+        self._ranks = WholeRanks(self._channel, self._groups, self.loops, self._records)
         if spreading := sys.modules.get(SPREADING):  # takes a group, so that all of it comes later
             kind = spreading.FSDPState
-            kind.init = also(kind, lambda state: self.spreads(state._modules), "init")  # noqa: SLF001 it tells nobody
-        self._meeting.meet(self._inner)
+            kind.init = call_after(kind, lambda state: self.add_sharded(state._modules), "init")  # noqa: SLF001 it tells nobody
+        self._rendezvous.join(self._groups)
         self._peers.watch()
 
     @property
-    def is_given(self) -> bool:
-        """Whether this rank comes later, and the others have the script's next two collectives behind them."""
-        return self._inner is not None and self._inner.knows(2)
+    def replays_next(self) -> bool:
+        """Whether this rank came later, and the next two collectives are replayed."""
+        return self._groups is not None and self._groups.can_replay(2)
 
     # --- what the script makes ---------------------------------------------------------------------------------------
 
-    def made(self, model: Parallel, shared: Iterable[torch.Tensor]) -> None:
-        """Note a model, whose gradients are to be reduced; have all ranks have these tensors of the first."""
-        self._in_time("a model is made DistributedDataParallel")
-        if self._inner is not None:  # who comes later gets them with the state
-            self._inner.heeded = False
+    def add_model(self, model: Parallel, shared: Iterable[torch.Tensor]) -> None:
+        """Add a model whose gradients are to be reduced, and broadcast these tensors of the first rank."""
+        self._refuse_after_start("a model is made DistributedDataParallel")
+        if self._groups is not None:  # who comes later gets them with the state
+            self._groups.records_setup = False
             with torch.no_grad():
                 for each in shared:
                     dist.broadcast(each, 0)
-            self._inner.heeded = True
+            self._groups.records_setup = True
         self._models.append(model)
         for parameter in model.module.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(lambda _: self._has_gradient(model))
+                parameter.register_post_accumulate_grad_hook(lambda _: self._on_gradient(model))
 
-    def synchronise(self, model: Parallel) -> None:
-        """Have the buffers that the first rank had, as a forward pass of a model begins that is to have them alike."""
+    def synchronize_buffers(self, model: Parallel) -> None:
+        """Give a model the buffers of the first rank, as a forward pass begins that needs them equal on all ranks."""
         if self._piggyback is not None:
-            self._piggyback.synchronise(model)
+            self._piggyback.synchronize_buffers(model)
 
-    def spreads(self, modules: Iterable[torch.nn.Module]) -> None:
-        """Note modules whose parameters were spread over the ranks; those that are within others come first."""
+    def add_sharded(self, modules: Iterable[torch.nn.Module]) -> None:
+        """Add modules that were sharded over the ranks; those inside of others come first."""
         for module in modules:
             within = {id(each) for each in module.modules()}
-            self._spread = [each for each in self._spread if id(each) not in within] + [module]
-            module.register_forward_pre_hook(lambda made, _: self.forward(made), prepend=True)
+            self._sharded = [each for each in self._sharded if id(each) not in within] + [module]
+            module.register_forward_pre_hook(lambda made, _: self.begin_forward(made), prepend=True)
 
-    def optimizes(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note an optimizer.
+    def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Add an optimizer.
 
         Raises:
             InvalidInputError: each rank has a part of its state, of which a new one would have nothing.
@@ -144,52 +144,52 @@ class InPlace:
             )
         self._optimizers.append(optimizer)
 
-    def extends(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have no optimizer get parameters later than a new rank would give it them."""
+    def check_extension(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse parameters for an optimizer in the loops, as a new rank would not add them."""
         if any(each is optimizer for each in self._optimizers):
-            self._in_time(f"{type(optimizer).__name__} is given parameters")
+            self._refuse_after_start(f"{type(optimizer).__name__} is given parameters")
 
-    def _in_time(self, what: str) -> None:
-        """Have nothing be made that a new rank, which goes to where the others are, would not make.
+    def _refuse_after_start(self, what: str) -> None:
+        """Refuse to make something that a new rank, which begins in the loops, would not make.
 
         Raises:
             InvalidInputError: the first training loop has begun.
         """
-        if self.loops.begun:
+        if self.loops.has_begun:
             raise InvalidInputError(
                 f"{what} after the first training loop has begun, and a rank that is replaced would not have it: do "
                 "that before the loop, or set `heal: restart`"
             )
 
-    def _prepare(self) -> tuple[list[Any], list[Any]]:
-        """See what the script has made, as its first loop begins.
+    def _protect_made(self) -> tuple[list[Any], list[Any]]:
+        """Protect what the script has made, as its first loop begins.
 
         Returns:
-            what of its objects goes to others with the state that all have; and all that is changed by having that.
+            objects whose state is transferred apart from the script's snapshots, and those that loading it changes.
         """
-        kinds = bool(self._models) + bool(self._spread)
-        if not (kinds == 1 and self._optimizers and self._inner is not None):
+        kinds = bool(self._models) + bool(self._sharded)
+        if not (kinds == 1 and self._optimizers and self._groups is not None):
             raise InvalidInputError(
                 "`heal: in-place` needs a script that calls init_process_group, makes its models either "
                 "DistributedDataParallel or spreads them by fully_shard (imported before that), makes an optimizer, "
                 "and then begins its training loop"
             )
         others = {f"other{number}": each for number, each in enumerate(self._optimizers[1:])}
-        models = torch.nn.ModuleList([each.module for each in self._models] or self._spread)
-        own = {"optimizer": self._optimizers[0], "loops": self.loops, "groups": self._inner}
-        self._inner.know([*models.parameters(), *models.buffers()])
-        if self._spread:
-            self._inner.in_parts = True
+        models = torch.nn.ModuleList([each.module for each in self._models] or self._sharded)
+        own = {"optimizer": self._optimizers[0], "loops": self.loops, "groups": self._groups}
+        self._groups.check_large_results([*models.parameters(), *models.buffers()])
+        if self._sharded:
+            self._groups.sharded = True
             own["record"] = self._records
         else:
             self._piggyback = own["piggyback"] = Piggyback(self._models, self._optimizers, first=self.rank == 0)
-            self._inner.share = self._piggyback.share
+            self._groups.on_shared = self._piggyback.invalidate_shared
         trained = {id(each) for model in self._models for each in model.reduced}
         carried: list[torch.Tensor] = [
-            each for each in models.parameters() if self._spread or id(each) in trained or each.nbytes > LARGE_BYTES
+            each for each in models.parameters() if self._sharded or id(each) in trained or each.nbytes > LARGE_BYTES
         ]
         carried += [each for each in models.buffers() if each.nbytes > LARGE_BYTES]
-        self._protect(self._inner, {"model": models, **own, **others}, trained)
+        self._protect(self._groups, {"model": models, **own, **others}, trained)
         return [*carried, *self._optimizers], [
             *self._models,
             *models.modules(),
@@ -198,7 +198,7 @@ class InPlace:
         ]
 
     def _protect(self, groups: ScriptGroups, protected: dict[str, Any], trained: set[int]) -> None:
-        """Have these objects as the state, and the gradients of these parameters summed, though they be frozen now."""
+        """Make the core, with these objects as the state; gradients of `trained` parameters are summed."""
         model, parts = protected["model"], (groups, self.loops, self._records)
         if self._piggyback is None:  # the script's own collectives sum gradients: here goes only what is announced
             self._ranks = TorchRanks(self._channel, self.rank, groups)
@@ -219,57 +219,59 @@ class InPlace:
         core, microbatches = (SpreadCore, 1) if self._piggyback is None else (WholeCore, self.size)
         shell = Shell(self._ranks, states, self._gradients)
         self._core = core(shell, int(os.environ["UNICRON_ITERATIONS"]), microbatches)
-        self._meeting.group = self._ranks.group
+        self._rendezvous.group = self._ranks.group
 
-    def _join(self) -> None:
-        """Meet the others; have the state that they have."""
-        self._channel.interrupt = self._meeting.interrupt
+    def _join_ranks(self) -> None:
+        """Join the other ranks and load their state; take over the replaced rank if there is one."""
+        self._channel.on_membership = self._rendezvous.interrupt
         with self._peers.waiting(Waiting(Wait.LOOP)):
             run(self._core.join_first())
         if self._core.phase is IterationPhase.TAKEN:
             self._core.enter()
-        if self.loops.chains:
-            self._become()
+        if self.loops.candidate_chains:
+            self._take_over_rank()
         else:
-            self._files.know(late=False)
-            self._records.go_on(self._core.membership, ())
-        if self._inner is not None:
-            self._inner.ended.joined = True
+            self._files.set_joins_late(late=False)
+            self._records.move_to(self._core.membership, ())
+        if self._groups is not None:
+            self._groups.ended.in_loops = True
 
-    def _leave(self, record: LoopSnapshot | NotCarriedError) -> None:
-        self._records.leave(record)
-        if isinstance(record, NotCarriedError) and self.loops.chains:
-            self._give_up(record)
+    def _publish_record(self, record: LoopSnapshot | NotCarriedError) -> None:
+        self._records.publish(record)
+        if isinstance(record, NotCarriedError) and self.loops.candidate_chains:
+            self._report_unusable(record)
 
-    def _give_up(self, error: NotCarriedError, *, uncarried: bool = False) -> None:
-        """Say that this process can't come to where its script was; where all have begun again, nor would others."""
-        if uncarried or (self._inner is not None and self._inner.again):
+    def _report_unusable(self, error: NotCarriedError, *, uncarried: bool = False) -> None:
+        """Report the saved states as unusable, if all ranks have restarted from one or no process could use it."""
+        if uncarried or (self._groups is not None and self._groups.restored):
             none = isinstance(error, OwnCheckpointNewerError)  # then no older copy can be used either
             at = {"epoch": self._core.epoch, "iteration": 0 if none else self._core.iteration}
-            self._ranks.say(Unusable(**at, copies="copies", reason=str(error), uncarried=uncarried))
+            self._ranks.send(Unusable(**at, copies="copies", reason=str(error), uncarried=uncarried))
 
-    def _become(self) -> None:
-        """Become the rank that this one replaces.
+    def _take_over_rank(self) -> None:
+        """Take over the rank that this one replaces.
 
         Raises:
-            NotCarriedError: its script is not to be had; the others are told.
+            NotCarriedError: its record can't be used; the others are told.
         """
         try:
-            self.loops.become(self._records.begin(self._core.membership, self.loops.chains), self._files.arrive)
+            self.loops.take_over(
+                self._records.take_over(self._core.membership, self.loops.candidate_chains), self._files.write_in_place
+            )
         except NotCarriedError as error:
-            self._records.refuse(str(error))
-            self._give_up(error)
+            self._records.publish_refusal(str(error))
+            self._report_unusable(error)
             raise
 
     # --- an iteration ------------------------------------------------------------------------------------------------
 
-    def forward(self, model: torch.nn.Module) -> None:
-        """Begin an iteration by way of a model, unless it has begun, or the model is evaluated."""
+    def begin_forward(self, model: torch.nn.Module) -> None:
+        """Begin an iteration with the forward pass of a model, unless one has begun or the model is evaluated."""
         if torch.is_grad_enabled():
-            self._ready |= {id(each) for each in model.parameters()}
+            self._in_forward |= {id(each) for each in model.parameters()}
         if self._computing or not torch.is_grad_enabled():
             return
-        if not self.loops.begun:
+        if not self.loops.has_begun:
             raise InvalidInputError(
                 "`heal: in-place` sees no training loop around this model: it looks for one that calls `backward()` in "
                 "the file that is run and in those beside it (of a package, in all of it, if it is run by `-m`), and "
@@ -277,11 +279,11 @@ class InPlace:
             )
         if self._core.phase is IterationPhase.REDUCED:  # an update that a scaler of the loss left out
             run(self._core.step())
-        self.loops.mark()
-        self._empty = False
+        self.loops.begin_iteration()
+        self._backward_seen = False
         self._channel.injected.begin()
         if self._piggyback is not None:
-            self._piggyback.begin()
+            self._piggyback.begin_iteration()
         while not self._computing:
             self._core.enter()
             self._computing = self._next_microbatch() is not None
@@ -289,115 +291,117 @@ class InPlace:
                 raise GroupBrokenError("this iteration was finished without this rank")
 
     def _next_microbatch(self) -> int | None:
-        """Return what to compute; None once there is the gradient, for which all ranks are waited for."""
+        """Return the microbatch to compute; None once the gradient of all ranks is reduced."""
         self._peers.iteration = self._core.iteration
         with self._peers.waiting(Waiting(Wait.GRADIENT, self._core.iteration)):
             return run(self._core.next_microbatch())
 
     def _parameters(self) -> Iterator[torch.nn.Parameter]:
-        return (each for model in (*self._models, *self._spread) for each in model.parameters())
+        return (each for model in (*self._models, *self._sharded) for each in model.parameters())
 
-    def _has_gradient(self, model: Parallel) -> None:
-        if model.require_backward_grad_sync and id(model.reduced[0]) not in self._given:
-            self._given |= {id(each) for each in model.parameters()}
-        if model.require_backward_grad_sync and not self._queued and (piggyback := self._piggyback) is not None:
-            self._queued = True
+    def _on_gradient(self, model: Parallel) -> None:
+        if model.require_backward_grad_sync and id(model.reduced[0]) not in self._with_gradient:
+            self._with_gradient |= {id(each) for each in model.parameters()}
+        if model.require_backward_grad_sync and not self._reduce_queued and (piggyback := self._piggyback) is not None:
+            self._reduce_queued = True
             engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 as FSDP2 does
             engine.queue_callback(lambda: self._reduce(piggyback))
 
     def _reduce(self, piggyback: Piggyback) -> None:
-        """Finish the backward pass: have the mean gradient of all ranks."""
-        self._queued = self._computing = False
+        """End the backward pass by reducing the gradient of all ranks to its mean."""
+        self._reduce_queued = self._computing = False
         self._channel.injected.end()
-        self.loops.reduced()
-        with self._others_apart():
-            self._find_lacking(each for each in self._parameters() if id(each) in self._given)
-            self.loops.lacking.clear()
-            if problem := self._drill.look(self._records, self._core.iteration, self._models):
+        self.loops.record_reduce()
+        with self._unused_gradients_aside():
+            self._check_missing_gradients(each for each in self._parameters() if id(each) in self._with_gradient)
+            self.loops.missing_gradients.clear()
+            if problem := self._drill.run(self._records, self._core.iteration, self._models):
                 problem = f"in a drill another process has taken the place of rank {self.rank}, and {problem}"
                 self._begin_again(problem, uncarried=True)
-            piggyback.give()
+            piggyback.attach()
             self._gradients.loss = self._loss
             self._core.computed()
             if self._next_microbatch() is not None:
                 raise GroupBrokenError("what this rank computed was dropped, and can't be computed again in place")
-            piggyback.take(self._gradients.summed_of(piggyback.carrier), replaced=self._records.watched > 0)
-            self._records.watched = max(0, self._records.watched - 1)
+            piggyback.apply(self._gradients.sum_of(piggyback.carrier), replaced=self._records.iterations_compared > 0)
+            self._records.iterations_compared = max(0, self._records.iterations_compared - 1)
 
     @contextlib.contextmanager
-    def _others_apart(self) -> Iterator[None]:
-        """Leave alone what models have as gradients that got none in this iteration."""
-        left = [(each, each.grad) for each in self._parameters() if id(each) not in self._given]
+    def _unused_gradients_aside(self) -> Iterator[None]:
+        """Set gradients aside that no backward pass of this iteration has changed, and put them back afterwards."""
+        left = [(each, each.grad) for each in self._parameters() if id(each) not in self._with_gradient]
         for parameter, _ in left:
             parameter.grad = None
         yield
         for parameter, gradient in left:
             parameter.grad = gradient
-        self._ready, self._given = self._ready - self._given, set()
+        self._in_forward, self._with_gradient = self._in_forward - self._with_gradient, set()
 
-    def _go_on(self, error: GroupBrokenError) -> bool:
-        """Go to the next membership from a collective of the script; return whether a new rank comes there, too."""
-        among = self._begun and not self._spread and self._core.phase in {IterationPhase.BETWEEN, IterationPhase.OPEN}
-        if not among or not (self._computing or self.loops.open):
+    def _rejoin(self, error: GroupBrokenError) -> bool:
+        """Join the next membership from a broken collective; return whether a new rank gets to that collective, too."""
+        among = (
+            self._in_loops and not self._sharded and self._core.phase in {IterationPhase.BETWEEN, IterationPhase.OPEN}
+        )
+        if not among or not (self._computing or self.loops.is_resumable):
             return False
         run(self._core.rejoin(error))
         return self._core.phase is IterationPhase.OPEN or not self._computing
 
-    def updates(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have all ranks agree that they go on, before any of them updates its part of a model that is spread."""
-        if self._spread and self._computing and optimizer in self._optimizers:
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have all ranks agree that the iteration is whole, before any of them updates its shard of a model."""
+        if self._sharded and self._computing and optimizer in self._optimizers:
             self._computing = False
             self._channel.injected.end()
-            self.loops.reduced()
+            self.loops.record_reduce()
             self._gradients.loss = self._loss
             self._core.computed()
             self._next_microbatch()
 
-    def computes(self, loss: torch.Tensor) -> None:
-        """Note the loss of a backward pass; gradients to which its iteration's first adds are carried, too."""
-        if self._computing and not self._empty:
-            used = [each for each in self._parameters() if id(each) in self._ready and each.grad is not None]
-            self._find_lacking(used)
-            if used and self.loops.unsure:
+    def before_backward(self, loss: torch.Tensor) -> None:
+        """Record the loss of a backward pass; put gradients that it adds to into snapshots."""
+        if self._computing and not self._backward_seen:
+            used = [each for each in self._parameters() if id(each) in self._in_forward and each.grad is not None]
+            self._check_missing_gradients(used)
+            if used and self.loops.gradients_uncertain:
                 self.loops.zeroed = not any(local(each.grad).any() for each in used)
                 if not self.loops.zeroed:
-                    self.loops.adds()
-            self._empty = True
+                    self.loops.include_gradients()
+            self._backward_seen = True
         self._loss = loss.detach().mean()
 
-    def _find_lacking(self, used: Iterable[torch.nn.Parameter]) -> None:
-        """See whether a gradient is added to one that this rank's snapshot did not have.
+    def _check_missing_gradients(self, used: Iterable[torch.nn.Parameter]) -> None:
+        """Raise if more is added to a gradient that this rank's snapshot did not contain.
 
         Raises:
             NotCarriedError: it is; all are to begin again.
         """
-        lacking = {id(each) for each in self.loops.lacking}
+        lacking = {id(each) for each in self.loops.missing_gradients}
         if any(id(each) in lacking and each.grad is not None and local(each.grad).isnan().any() for each in used):
             self._begin_again("more is added to gradients of an iteration before, which no snapshot has")
 
     def _begin_again(self, why: str, *, uncarried: bool = False) -> NoReturn:
-        """Have all begin again, as this process does not go on as the rank would have whose place it has taken.
+        """Restart all ranks, as this process would not continue as the rank which it replaces.
 
         Args:
             why: that is.
-            uncarried: nor would any other: nothing that ranks have left is to be taken any more.
+            uncarried: no other process would, either: no records are to be used any more.
         """
         error = NotCarriedError(why)
-        self._records.refuse(why)
-        self._give_up(error, uncarried=uncarried)
+        self._records.publish_refusal(why)
+        self._report_unusable(error, uncarried=uncarried)
         raise error
 
-    def updated(self, optimizer: torch.optim.Optimizer) -> None:
+    def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """End the iteration."""
-        if self._begun and self._core.phase is IterationPhase.REDUCED and optimizer in self._optimizers:
+        if self._in_loops and self._core.phase is IterationPhase.REDUCED and optimizer in self._optimizers:
             run(self._core.step())
-            self.loops.updated()
+            self.loops.record_update()
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def to_its_end(self) -> Iterator[None]:
-        """Have a script run inside, whose end is the task's where it ended well: `sys.exit()` is an end like others."""
+    def run_to_end(self) -> Iterator[None]:
+        """Run a script inside, and report the task as finished where it ends well, be it by `sys.exit()`."""
         try:
             yield
         except SystemExit as ending:
@@ -407,10 +411,10 @@ class InPlace:
         self._finish(f"at the end of {Path(sys.argv[0]).name}")
 
     def _finish(self, where: str) -> None:
-        """Say that the script is done, once it is on all ranks: who ends closes connections that others may yet use.
+        """Report that the script is done, once it is on all ranks: one that ends closes connections that others use.
 
         Args:
-            where: it has ended, for people.
+            where: place at which it has ended, for people.
 
         Raises:
             InvalidInputError: the others are in a loop that this rank has not come to.
@@ -418,10 +422,10 @@ class InPlace:
         """
         if os.getpid() != self._pid:  # a process that the script has forked ends
             return
-        if self._inner is None:
-            self.meet()
-        self._files.know(late=False)
-        if self._inner is not None and not self._begun and self._inner.given and not self._inner.again:
+        if self._groups is None:
+            self.join_group()
+        self._files.set_joins_late(late=False)
+        if self._groups is not None and not self._in_loops and self._groups.replays_next and not self._groups.restored:
             raise InvalidInputError(
                 "this script has ended before the loop that the other ranks are in: something is not as it was "
                 "when they began, such as a file of theirs that it found; let it go on from that, or set "
@@ -430,30 +434,30 @@ class InPlace:
         membership = self._membership()
         self._channel.send(Progress(iteration=max(0, self._channel.iteration), phase=WorkerPhase.WAITING, done=0))
         with contextlib.suppress(GroupBrokenError):
-            self._peers.tell(self._position(None, where))
-        if not done_everywhere(
-            lambda: self._meeting.wait_for("-done", membership, b""),
+            self._peers.publish(self._position(None, where))
+        if not await_all_done(
+            lambda: self._rendezvous.exchange("-done", membership, b""),
             lambda: self._channel.newest.epoch > membership.epoch,
         ):
             raise ConnectionAbortedError(
                 "a rank has failed that had not come to the end of this script, as this one had: all begin again"
             )
-        if self._begun:
+        if self._in_loops:
             self._ranks.leave()
         self._channel.send(Finished(iterations=int(os.environ["UNICRON_ITERATIONS"])))
 
     @property
-    def _begun(self) -> bool:
-        """Whether it has come to its first loop."""
-        return self._meeting.group is not None and self._core.epoch >= 0
+    def _in_loops(self) -> bool:
+        """Whether the script has come to its first loop."""
+        return self._rendezvous.group is not None and self._core.epoch >= 0
 
     def _membership(self) -> Membership:
-        return self._core.membership if self._begun else self._meeting.membership
+        return self._core.membership if self._in_loops else self._rendezvous.membership
 
     def _position(self, waits: Waiting | None, where: str) -> RankPosition:
-        """Return what this rank has begun, by now."""
-        setup, collectives = self._inner.began if self._inner is not None else (0, 0)
-        iterations = self._core.iteration + (self._core.phase is IterationPhase.REDUCED) if self._begun else 0
+        """Return what this rank has begun by now, where it is and what it waits for."""
+        setup, collectives = self._groups.begun_counts if self._groups is not None else (0, 0)
+        iterations = self._core.iteration + (self._core.phase is IterationPhase.REDUCED) if self._in_loops else 0
         if waits is not None and waits.wait is Wait.GRADIENT:
             iterations = waits.number + 1
         return RankPosition(
@@ -461,14 +465,14 @@ class InPlace:
             where=where,
             waits=waits,
             setup=setup,
-            begun=self._begun,
+            begun=self._in_loops,
             collectives=collectives,
             iterations=iterations,
         )
 
 
-def also(kind: type, note: Callable[[Any], Any], how: str = "__init__") -> Callable[..., None]:
-    """Return what makes such a thing, and notes it."""
+def call_after(kind: type, note: Callable[[Any], Any], how: str = "__init__") -> Callable[..., None]:
+    """Return a method that calls the one of this name, and then `note` with the object."""
     make = vars(kind)[how]
 
     def made(self: Any, *arguments: Any, **named: Any) -> None:

@@ -39,9 +39,9 @@ class Kind:
 
     def parts(self, thing: Any) -> Parts:
         """Return what the object leads to, in an order that is the same in a process that did the same."""
-        return [*enumerate(self.look(thing))]
+        return [*enumerate(self.fingerprint(thing))]
 
-    def look(self, thing: Any) -> tuple[Any, ...]:
+    def fingerprint(self, thing: Any) -> tuple[Any, ...]:
         """Return what shows whether the object's own state has changed."""
         raise NotImplementedError
 
@@ -51,9 +51,9 @@ class Kind:
 
     def state(self, thing: Any) -> Any:
         """Return the object's own state."""
-        return self.look(thing)
+        return self.fingerprint(thing)
 
-    def put(self, thing: Any, state: Any) -> None:
+    def set_state(self, thing: Any, state: Any) -> None:
         """Have the object be in a state."""
         raise NotImplementedError
 
@@ -65,7 +65,7 @@ class _Attributes(Kind):
         found = [*vars(thing).items()] if hasattr(thing, "__dict__") else []
         return found + [(name, getattr(thing, name)) for name in slots_of(thing) if hasattr(thing, name)]
 
-    def look(self, thing: Any) -> tuple[Any, ...]:
+    def fingerprint(self, thing: Any) -> tuple[Any, ...]:
         attributes = getattr(thing, "__dict__", {})  # the many that there are of these are looked at in each iteration
         return *attributes, *attributes.values(), *(getattr(thing, name, None) for name in slots_of(thing))
 
@@ -76,7 +76,7 @@ class _Attributes(Kind):
     def state(self, thing: Any) -> Any:
         return self.parts(thing)
 
-    def put(self, thing: Any, state: Any) -> None:
+    def set_state(self, thing: Any, state: Any) -> None:
         own = slots_of(thing)
         if hasattr(thing, "__dict__"):
             attributes = {name: value for name, value in state if name not in own}
@@ -95,7 +95,7 @@ class _Module(_Attributes):
         own = own_hooks(thing)
         return [(name, value) for name, value in super().parts(thing) if name in own or not _are_hooks(name, value)]
 
-    def put(self, thing: Any, state: Any) -> None:
+    def set_state(self, thing: Any, state: Any) -> None:
         kept = dict(state)
         for name, value in [*vars(thing).items()]:
             if name not in kept and not _are_hooks(name, value):
@@ -130,7 +130,7 @@ class _Optimizer(_Attributes):
     def parts(self, thing: Any) -> Parts:
         return [(name, value) for name, value in super().parts(thing) if name not in _CARRIED]
 
-    def look(self, thing: Any) -> tuple[Any, ...]:
+    def fingerprint(self, thing: Any) -> tuple[Any, ...]:
         return tuple(itertools.chain.from_iterable(self.parts(thing)))
 
     def views(self, thing: Any) -> tuple[Collection[Any], ...]:  # noqa: ARG002
@@ -140,7 +140,7 @@ class _Optimizer(_Attributes):
         options = [{name: value for name, value in each.items() if name != "params"} for each in thing.param_groups]
         return self.parts(thing), options
 
-    def put(self, thing: Any, state: Any) -> None:
+    def set_state(self, thing: Any, state: Any) -> None:
         own, options = dict(state[0]), state[1]
         for name in vars(thing).keys() - own.keys() - _CARRIED:
             del vars(thing)[name]
@@ -170,9 +170,9 @@ class _Holding(Kind):
     def parts(self, thing: Any) -> Parts:
         return self._items(thing) + (ATTRIBUTES.parts(thing) if type(thing) not in _BUILT_IN else [])
 
-    def look(self, thing: Any) -> tuple[Any, ...]:
+    def fingerprint(self, thing: Any) -> tuple[Any, ...]:
         own = self._look(thing)
-        return own if type(thing) in _BUILT_IN else (*own, *ATTRIBUTES.look(thing))
+        return own if type(thing) in _BUILT_IN else (*own, *ATTRIBUTES.fingerprint(thing))
 
     def views(self, thing: Any) -> tuple[Collection[Any], ...]:
         if type(thing) not in _BUILT_IN:
@@ -182,10 +182,10 @@ class _Holding(Kind):
     def state(self, thing: Any) -> Any:
         return self._items(thing), ATTRIBUTES.parts(thing) if type(thing) not in _BUILT_IN else None
 
-    def put(self, thing: Any, state: Any) -> None:
+    def set_state(self, thing: Any, state: Any) -> None:
         self._refill(thing, state[0])
         if state[1] is not None:
-            ATTRIBUTES.put(thing, state[1])
+            ATTRIBUTES.set_state(thing, state[1])
 
 
 _BUILT_IN = {dict, list, set, collections.deque, collections.defaultdict, collections.OrderedDict, collections.Counter}
@@ -216,10 +216,10 @@ class _Cell(Kind):
         except ValueError:
             return []
 
-    def look(self, thing: Any) -> tuple[Any, ...]:
+    def fingerprint(self, thing: Any) -> tuple[Any, ...]:
         return tuple(value for _, value in self.parts(thing))
 
-    def put(self, thing: Any, state: Any) -> None:
+    def set_state(self, thing: Any, state: Any) -> None:
         if state:
             thing.cell_contents = state[0]
 
@@ -234,13 +234,13 @@ class _Function(Kind):
         found += [*enumerate(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).items()]
         return [*found, *vars(thing).items()]
 
-    def look(self, thing: Any) -> tuple[Any, ...]:
+    def fingerprint(self, thing: Any) -> tuple[Any, ...]:
         return thing.__defaults__, thing.__kwdefaults__, *vars(thing).values()
 
     def state(self, thing: Any) -> Any:
         return thing.__defaults__, thing.__kwdefaults__, dict(vars(thing))
 
-    def put(self, thing: Any, state: Any) -> None:
+    def set_state(self, thing: Any, state: Any) -> None:
         thing.__defaults__, thing.__kwdefaults__ = state[:2]
         vars(thing).update(state[2])
 
@@ -257,13 +257,13 @@ class _Class(Kind):
             if not (name.startswith("__") or isinstance(value, types.FunctionType) or hasattr(type(value), "__get__"))
         ]
 
-    def look(self, thing: Any) -> tuple[Any, ...]:
+    def fingerprint(self, thing: Any) -> tuple[Any, ...]:
         return tuple(itertools.chain.from_iterable(self.parts(thing)))
 
     def state(self, thing: Any) -> Any:
         return self.parts(thing)
 
-    def put(self, thing: Any, state: Any) -> None:
+    def set_state(self, thing: Any, state: Any) -> None:
         for name, value in state:
             type.__setattr__(thing, name, value)
 

@@ -42,7 +42,7 @@ from unicron.contracts.worker import (
     to_agent,
 )
 from unicron.errors import GroupBrokenError, InvalidInputError
-from unicron.train.groups.rendezvous import Rendezvous, done_everywhere
+from unicron.train.groups.rendezvous import Rendezvous, await_all_done
 from unicron.train.scripts import ending
 from unicron.train.scripts.forked import seed_anew
 from unicron.train.worker import channel as channels
@@ -102,7 +102,7 @@ class Launcher:
         self._echo: Raised | None = None
         self._connection: socket.socket | None = None
         self._store: TCPStore | None = None
-        channel.interrupt, channel.asked = self._interrupt, self._on_ping
+        channel.on_membership, channel.on_ping = self._interrupt, self._on_ping
 
     def run(self) -> int:
         """Run the program until it has ended by itself; return its exit code, or end as it did."""
@@ -129,7 +129,7 @@ class Launcher:
                     seconds=time.monotonic() - began,
                 )
             )
-            status = self._attend(child, connection)
+            status = self._forward_and_wait(child, connection)
             if self._channel.newest.epoch > self._epoch:
                 continue
             if self._echo is not None:
@@ -194,7 +194,7 @@ class Launcher:
         """Wait until the program has ended well on all ranks; False: on one it has not, and all begin again."""
         iteration = max(0, self._channel.iteration)
         self._channel.send(Progress(iteration=iteration, phase=WorkerPhase.WAITING, done=0))
-        return done_everywhere(
+        return await_all_done(
             lambda: self._exchange(membership, "done", b""), lambda: self._channel.newest.epoch > membership.epoch
         )
 
@@ -208,7 +208,7 @@ class Launcher:
         try:
             self._interrupt(self._channel.newest)  # one that came before there was anything to cut
             self._rendezvous.set(f"{what}-{membership.rank}", mine)
-            return self._rendezvous.take([f"{what}-{rank}" for rank in range(membership.world_size)])
+            return self._rendezvous.read([f"{what}-{rank}" for rank in range(membership.world_size)])
         finally:
             self._rendezvous.close()
             self._rendezvous = None
@@ -239,7 +239,7 @@ class Launcher:
             os.environ.update(variables)
             os.environ.pop(channels.SOCKET_VARIABLE, None)
             connection.set_inheritable(True)  # programs that are no Python are executed
-            os.environ[channels.TELL] = str(connection.fileno())
+            os.environ[channels.LAUNCHER_VARIABLE] = str(connection.fileno())
             channels.use_launcher(connection)
             code = self._program()
             ending.end()
@@ -247,7 +247,7 @@ class Launcher:
             ending.flush()
             os._exit(code)
 
-    def _attend(self, child: int, connection: socket.socket) -> int:
+    def _forward_and_wait(self, child: int, connection: socket.socket) -> int:
         """Pass on what the program tells until it has ended, which it is to do where there is a newer membership."""
         descriptor = os.pidfd_open(child)
         poll = select.poll()

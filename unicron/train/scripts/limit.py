@@ -30,7 +30,7 @@ class TimeLimit:
         self._lock, self._watches, self._raised = threading.Lock(), False, False
 
     @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
+    def limited(self) -> Iterator[None]:
         """TimeLimit what is done inside."""
         if not self._watches:
             self._watches = True
@@ -39,9 +39,9 @@ class TimeLimit:
         try:
             yield
         finally:
-            self._leave()
+            self._stop()
 
-    def _leave(self) -> None:
+    def _stop(self) -> None:
         while True:
             try:
                 with self._lock:

@@ -40,7 +40,7 @@ class Liveness:
         self._caught = NONE
         self._block(scope.body, self._always, scope)
 
-    def dead(self, loop: Body, count: int) -> Names:
+    def dead_after(self, loop: Body, count: int) -> Names:
         """Return what nobody reads before it is set, once `count` statements of a body have been run."""
         return self.names - self._after.get((id(loop), count - 1), self.names)
 
@@ -67,7 +67,7 @@ class Liveness:
             case ast.Try() | ast.TryStar():
                 ends = self._block(each.finalbody, after)
                 handlers = NONE.union(*(self._block(one.body, ends) | _read_of(one.type) for one in each.handlers))
-                found = self._guarded(each.body, self._block(each.orelse, ends), handlers | ends)
+                found = self._try_block(each.body, self._block(each.orelse, ends), handlers | ends)
             case ast.Break() | ast.Continue() if self._loops:
                 found = self._loops[-1][isinstance(each, ast.Continue)] | self._caught
             case ast.Return() | ast.Raise():
@@ -81,10 +81,10 @@ class Liveness:
     def _with(self, each: ast.With | ast.AsyncWith, after: Names) -> Names:
         read = NONE.union(*(_read(item) for item in each.items))
         swallows = any(getattr(node, "attr", getattr(node, "id", "")) == "suppress" for node in ast.walk(each))
-        inside = self._guarded(each.body, after, after) if swallows else self._block(each.body, after)
+        inside = self._try_block(each.body, after, after) if swallows else self._block(each.body, after)
         return read | (inside - frozenset(_stored(node for item in each.items for node in ast.walk(item))))
 
-    def _guarded(self, body: Sequence[ast.stmt], after: Names, handlers: Names) -> Names:
+    def _try_block(self, body: Sequence[ast.stmt], after: Names, handlers: Names) -> Names:
         before, self._caught = self._caught, self._caught | handlers
         found = self._block(body, after) | handlers
         self._caught = before

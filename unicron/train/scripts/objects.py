@@ -89,7 +89,7 @@ class _ByValue(Kind):
     def parts(self, thing: Any) -> Parts:  # noqa: ARG002
         return []
 
-    def look(self, thing: Any) -> tuple[Any, ...]:
+    def fingerprint(self, thing: Any) -> tuple[Any, ...]:
         """Return its value, or what tells it from others."""
         return ((self._look or self._state)(thing),)
 
@@ -97,22 +97,22 @@ class _ByValue(Kind):
         """Return its value."""
         return self._state(thing)
 
-    def put(self, thing: Any, state: Any) -> None:
+    def set_state(self, thing: Any, state: Any) -> None:
         """Set its value."""
         self._put(thing, state)
 
 
 class Resumable:
-    """What knows how far it is, and can go to where another one is."""
+    """Something that has a position, and can be advanced to that of another one."""
 
     count: int
 
-    def saved(self) -> Any:
-        """Return how far it is."""
+    def position(self) -> Any:
+        """Return the position."""
         raise NotImplementedError
 
-    def go_to(self, saved: Any) -> Any:
-        """Go there."""
+    def advance_to(self, saved: Any) -> Any:
+        """Advance to a position."""
         raise NotImplementedError
 
 
@@ -138,7 +138,7 @@ class _Tensor(Kind):
     def parts(self, thing: torch.Tensor) -> Parts:
         return [("grad", thing.grad)] if thing.is_leaf and thing.grad is not None else []
 
-    def look(self, thing: torch.Tensor) -> tuple[Any, ...]:
+    def fingerprint(self, thing: torch.Tensor) -> tuple[Any, ...]:
         # a fused optimizer, or BatchNorm, leaves the version as it is
         value = (thing._version, thing.data_ptr()) if thing.nbytes > COMPARED_BYTES else raw(thing)  # noqa: SLF001
         return value, thing.requires_grad, id(thing.grad) if thing.is_leaf else 0, thing.shape, thing.dtype
@@ -147,7 +147,7 @@ class _Tensor(Kind):
         return raw(thing), thing.dtype, tuple(thing.shape), thing.requires_grad, thing.grad if thing.is_leaf else None
 
     @torch.no_grad()
-    def put(self, thing: torch.Tensor, state: Any) -> None:
+    def set_state(self, thing: torch.Tensor, state: Any) -> None:
         new = unraw(*state[:3])
         if (thing.shape, thing.dtype) == (new.shape, new.dtype):
             thing.detach().copy_(new)
@@ -187,7 +187,7 @@ class Opaque(Kind):
         """Return none."""
         return []
 
-    def look(self, thing: Any) -> tuple[Any, ...]:  # noqa: ARG002
+    def fingerprint(self, thing: Any) -> tuple[Any, ...]:  # noqa: ARG002
         """Return nothing."""
         return ()
 
@@ -200,7 +200,7 @@ class Hidden(Opaque):
     def __init__(self, look: Callable[[Any], Any]) -> None:
         self._look = look
 
-    def look(self, thing: Any) -> tuple[Any, ...]:
+    def fingerprint(self, thing: Any) -> tuple[Any, ...]:
         """Return what shows a change."""
         return (self._look(thing),)
 
@@ -228,7 +228,7 @@ class Inline(Kind):
         return [] if isinstance(told, str) else [*enumerate(told[1])]
 
 
-def _load_on(thing: Any, count: int) -> None:
+def _advance_loader(thing: Any, count: int) -> None:
     """Have a loader's iterator be so far, unless what goes over it has brought it there."""
     while thing._num_yielded < count:  # noqa: SLF001
         next(thing._sampler_iter, None)  # noqa: SLF001 what was loaded need not be loaded again
@@ -243,7 +243,7 @@ def _set_state(thing: Any, state: Any) -> None:
     thing.set_state(state)
 
 
-def _pickled(thing: Any) -> bytes:
+def _pickle_small(thing: Any) -> bytes:
     """Return what tells objects apart of whose kind nothing is known."""
     try:
         data = pickle.dumps(thing)
@@ -252,7 +252,7 @@ def _pickled(thing: Any) -> bytes:
     return data if len(data) <= SMALL_BYTES else b""
 
 
-UNKNOWN = Hidden(_pickled)
+UNKNOWN = Hidden(_pickle_small)
 OPAQUE, INLINE = Opaque(), Inline()
 TENSOR = _Tensor()
 TORCH_GENERATOR = _ByValue(lambda thing: thing.get_state(), _set_state, lambda thing: bytes(thing.get_state().numpy()))
@@ -292,7 +292,7 @@ ARRAY = _ByValue(lambda thing: thing.copy(), _put_array, _look_array)
 NUMPY_GENERATOR = _ByValue(_numpy_state, _put_numpy_state, lambda thing: repr(_numpy_state(thing)))
 
 
-def _fill(thing: Any, state: Any) -> None:
+def _set_stream(thing: Any, state: Any) -> None:
     if state is None:
         thing.close()
         return
@@ -302,9 +302,11 @@ def _fill(thing: Any, state: Any) -> None:
     thing.seek(state[1])
 
 
-IN_MEMORY = _ByValue(lambda thing: None if thing.closed else (thing.getvalue(), thing.tell()), _fill)
-POSITION = _ByValue(lambda thing: thing.saved(), lambda thing, saved: thing.go_to(saved), lambda thing: thing.count)
-LOADING = _ByValue(lambda thing: thing._num_yielded, _load_on)  # noqa: SLF001
+IN_MEMORY = _ByValue(lambda thing: None if thing.closed else (thing.getvalue(), thing.tell()), _set_stream)
+POSITION = _ByValue(
+    lambda thing: thing.position(), lambda thing, position: thing.advance_to(position), lambda thing: thing.count
+)
+LOADING = _ByValue(lambda thing: thing._num_yielded, _advance_loader)  # noqa: SLF001
 
 _BY_CLASS: dict[Any, Kind] = {
     Resumable: POSITION,
@@ -373,6 +375,6 @@ def _kind(cls: Any) -> Kind | None:
     return ATTRIBUTES if cls.__dictoffset__ or slots(cls) else UNKNOWN
 
 
-def moves(thing: Any) -> bool:
+def is_moving(thing: Any) -> bool:
     """Return whether something changes where nobody sees it: an iterator, by itself or in a tuple."""
-    return isinstance(thing, ITERATORS) or (isinstance(thing, tuple) and any(map(moves, thing)))
+    return isinstance(thing, ITERATORS) or (isinstance(thing, tuple) and any(map(is_moving, thing)))

@@ -16,10 +16,10 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from unicron.train.scripts.kinds import ATTRIBUTES, OPTIMIZER, Kind, NotCarriedError, is_of_script, own_hooks
-from unicron.train.scripts.objects import INLINE, OPAQUE, POSITION, Opaque, kind_of, moves, raw, unraw
+from unicron.train.scripts.objects import INLINE, OPAQUE, POSITION, Opaque, is_moving, kind_of, raw, unraw
 from unicron.train.scripts.pickling import Key, Pickler, Unpickler
 from unicron.train.scripts.randomness import generators, set_generators
-from unicron.train.scripts.unchanged import Numbered, Unchanged, looked_at
+from unicron.train.scripts.unchanged import Numbered, Unchanged, number_object
 from unicron.train.scripts.variables import Variables
 from unicron.train.snapshots.shards import as_shard_of, local
 from unicron.train.worker.injected import InjectedFault
@@ -59,27 +59,27 @@ class Heap:
         carried: objects that go another way, such as models and optimizers' moments: they are left alone.
 
     Attributes:
-        lacking: parameters that had a gradient, which the snapshot does not have that was restored last. They have none
-            that is a number: whoever adds to it can be found out, and does not where it is made zero or left out.
+        missing_gradients: parameters that had a gradient when the snapshot restored last was taken, which that left
+            out. They have NaN as gradient: if more is added to it that shows, and nothing is where it is made zero.
     """
 
     def __init__(self, carried: Iterable[Any]) -> None:
         self._carried = list(carried)
-        self._left = {id(each) for each in self._carried}
+        self._carried_ids = {id(each) for each in self._carried}
         optimizers = [each for each in self._carried if isinstance(each, torch.optim.Optimizer)]
         self._updated = {id(each) for one in optimizers for group in one.param_groups for each in group["params"]}
         self._parameters = [each for each in self._carried if isinstance(each, torch.nn.Parameter)]
-        self._numbered, self._counted = dict[Key, Numbered](), 0
-        self._each, self._unchanged = dict[Key, Numbered](), list[Unchanged]()
+        self._numbered, self._last_number = dict[Key, Numbered](), 0
+        self._watched, self._unchanged = dict[Key, Numbered](), list[Unchanged]()
         self._keys: dict[int, Key] = {}
-        self._first: dict[str, dict[str, Any]] = {}
-        self._seen: dict[int, Any] = {}
+        self._first_values: dict[str, dict[str, Any]] = {}
+        self._present: dict[int, Any] = {}
         self._unbound: set[tuple[str, str]] = set()
-        self._heads, self._written = 0, set[Key]()
-        self._put = dict[Key, Any]()
+        self._snapshots, self._written = 0, set[Key]()
+        self._kept_states = dict[Key, Any]()
         self._hooks, self._hooked = 0, set[int]()
         self._modules, self._tensors = list[tuple[Key, Any]](), list[tuple[Key, Any]]()
-        self.lacking = list[torch.nn.Parameter]()
+        self.missing_gradients = list[torch.nn.Parameter]()
 
     # --- numbering ---------------------------------------------------------------------------------------------------
 
@@ -93,63 +93,63 @@ class Heap:
         """Bytes of the gradients that there are."""
         return sum(local(each.grad).nbytes for each in self._parameters if each.grad is not None)
 
-    def number(self, spaces: Mapping[str, Variables], level: str = "") -> None:
-        """Number what is there and has no key yet: what the script has made before a loop begins.
+    def number_objects(self, spaces: Mapping[str, Variables], level: str = "") -> None:
+        """Give a key to each object that is reachable and has none: what the script has made before a loop begins.
 
         Args:
             spaces: the variables that lead to it.
             level: which loop that is; empty for the first of all.
         """
         if not level:
-            self._first = {name: each.all() for name, each in spaces.items()}
+            self._first_values = {name: each.values() for name, each in spaces.items()}
         for path, thing, kind in self._walk(spaces):
-            if id(thing) in self._keys or (level and id(thing) in self._seen and not isinstance(kind, Opaque)):
+            if id(thing) in self._keys or (level and id(thing) in self._present and not isinstance(kind, Opaque)):
                 continue
             key = (level, *path)
             if key in self._numbered:  # keys that look alike, in a dictionary
                 key = (*key, len(self._numbered))
             always = level or kind is OPTIMIZER or id(thing) in self._updated
-            self._counted += 1
-            one = (Numbered if always else looked_at)(self._counted, thing, kind)
-            if not one.hidden:
-                self._each[key] = one
+            self._last_number += 1
+            one = (Numbered if always else number_object)(self._last_number, thing, kind)
+            if not one.is_hidden:
+                self._watched[key] = one
             self._numbered[key], self._keys[id(thing)] = one, key
         if not level:
             things = [(key, one.thing) for key, one in self._numbered.items()]
             self._modules = [(key, thing) for key, thing in things if isinstance(thing, torch.nn.Module)]
             self._tensors = [(key, thing) for key, thing in things if isinstance(thing, torch.Tensor)]
             self._hooks, self._hooked = RemovableHandle.next_id, {number for _, number in self._tensor_hooks()}
-            those = iter([*self._each.items()])
+            those = iter([*self._watched.items()])
             while some := dict(islice(those, TOGETHER)):
                 self._unchanged.append(group := Unchanged(some))
                 for key in group.objects:
-                    del self._each[key]
+                    del self._watched[key]
 
-    def keep(self, things: Iterable[Any]) -> None:
-        """Keep what objects are like now: where a snapshot has nothing of them, they are to be so again.
+    def keep_states(self, things: Iterable[Any]) -> None:
+        """Keep the states that objects have now; `restore` gives them back to those that the snapshot says nothing of.
 
         Raises:
             NotCarriedError: there is one that can't be kept.
         """
         for each in things:
             if (key := self._keys.get(id(each))) is not None and not isinstance(self._numbered[key].kind, Opaque):
-                self._put[key] = self._numbered[key].kind.state(each)
+                self._kept_states[key] = self._numbered[key].kind.state(each)
 
-    def note(self, spaces: Mapping[str, Variables]) -> None:
-        """Note what is there: what is numbered later and is there now is no new process's own work."""
-        self._seen = {id(thing): thing for _, thing, _ in self._walk(spaces)}
+    def record_present(self, spaces: Mapping[str, Variables]) -> None:
+        """Record which objects are reachable now: they get no key later, as no new process makes them by itself."""
+        self._present = {id(thing): thing for _, thing, _ in self._walk(spaces)}
 
-    def forget(self, levels: Iterable[str]) -> None:
-        """Forget what was made before loops that are over; their levels begin so."""
+    def forget_levels(self, levels: Iterable[str]) -> None:
+        """Forget the keys of objects made before loops that have ended, by the beginnings of their levels."""
         over = tuple(levels)
         for key in [key for key in self._numbered if key[0].startswith(over)]:
             del self._keys[id(self._numbered.pop(key).thing)]
-            self._each.pop(key, None)
+            self._watched.pop(key, None)
 
     def _walk(self, spaces: Mapping[str, Variables]) -> Iterator[tuple[Key, Any, Kind]]:
         seen, inline = set[int](), list[Any]()
         todo: deque[tuple[Key, Any]] = deque(
-            ((name, each), value) for name, space in spaces.items() for each, value in space.all().items()
+            ((name, each), value) for name, space in spaces.items() for each, value in space.values().items()
         )
         while todo:
             path, thing = todo.popleft()
@@ -157,7 +157,7 @@ class Heap:
             if kind is None or id(thing) in seen or isinstance(thing, Heap):
                 continue
             seen.add(id(thing))
-            if id(thing) in self._left:
+            if id(thing) in self._carried_ids:
                 kind = OPTIMIZER if kind is OPTIMIZER else OPAQUE
             elif kind is OPTIMIZER:  # one that was made later, whose moments go with nothing else
                 kind = ATTRIBUTES
@@ -171,28 +171,28 @@ class Heap:
 
     # --- a snapshot --------------------------------------------------------------------------------------------------
 
-    def _changed(self) -> list[Key]:
-        found, thorough = [], self._heads & (self._heads - 1) == 0
+    def _find_changed(self) -> list[Key]:
+        found, thorough = [], self._snapshots & (self._snapshots - 1) == 0
         for place, group in enumerate(self._unchanged):
             if not group.are_same():
                 left = Unchanged(group.objects)
-                self._each |= left.others  # from now on; whatever is raised in between, none is lost
+                self._watched |= left.others  # from now on; whatever is raised in between, none is lost
                 self._unchanged[place] = left
-        for key, one in self._each.items():
+        for key, one in self._watched.items():
             if one.kind.slow and not (thorough or key in self._written):
                 continue
-            if one.look is None or one.moves or not one.is_same():
+            if one.fingerprint is None or one.is_moving or not one.is_same():
                 if isinstance(one.kind, Opaque):
                     self._written.add(key)
                     raise NotCarriedError(
-                        f"{_named(key)} ({type(one.thing).__qualname__}) has changed, which nobody sees into"
+                        f"{_describe_key(key)} ({type(one.thing).__qualname__}) has changed, which nobody sees into"
                     )
                 found.append(key)
         if self._hooks != RemovableHandle.next_id:
-            found = [*{*found, *self._with_hooks()}]
+            found = [*{*found, *self._find_hooked()}]
         return sorted(found, key=lambda key: self._numbered[key].number)
 
-    def _with_hooks(self) -> Iterator[Key]:
+    def _find_hooked(self) -> Iterator[Key]:
         """Find modules that have got hooks since they were numbered, which shows in none of their attributes.
 
         Raises:
@@ -200,7 +200,7 @@ class Heap:
         """
         for key, number in self._tensor_hooks():
             if number not in self._hooked:
-                raise NotCarriedError(f"{_named(key)} has got a hook, which no other process would have")
+                raise NotCarriedError(f"{_describe_key(key)} has got a hook, which no other process would have")
         for key, module in self._modules:
             if any(id(hooks) not in self._keys for hooks in own_hooks(module).values()):
                 yield key
@@ -219,7 +219,7 @@ class Heap:
         gradients: bool = False,
         zeroed: bool = False,
     ) -> bytes:
-        """Return what has changed.
+        """Return the variables, and the states of the objects that have changed since they were numbered, pickled.
 
         Args:
             spaces: the variables there are.
@@ -230,79 +230,80 @@ class Heap:
         Raises:
             NotCarriedError: it can't be had by another process; the text names it.
         """
-        self._heads += 1
-        changed = [(key, self._numbered[key]) for key in self._changed()]
+        self._snapshots += 1
+        changed = [(key, self._numbered[key]) for key in self._find_changed()]
         entries = [(key, one.kind.state(one.thing)) for key, one in changed]
         variables = []
         for name, space in spaces.items():
-            values, first = space.all(), self._first.get(name, {})
+            values, first = space.values(), self._first_values.get(name, {})
             live = {each: value for each, value in values.items() if each not in dead.get(name, ())}
             known = {
                 each: value
                 for each, value in live.items()
-                if (name, each) not in self._unbound and (each not in first or value is not first[each] or moves(value))
+                if (name, each) not in self._unbound
+                and (each not in first or value is not first[each] or is_moving(value))
             }
             names = [each for each in values if (name, each) not in self._unbound or each not in live]
             variables.append((name, known, names))
         there = [each.grad for each in self._parameters]
         if gradients:
-            summed: Any = [each if each is None else _apart(local(each)) for each in there]
+            summed: Any = [each if each is None else _raw_parts(local(each)) for each in there]
         else:
             summed = bytes(each is not None and (not zeroed or bool(local(each).any())) for each in there)
         hooks = RemovableHandle.next_id if self._hooks != RemovableHandle.next_id else 0
         whole = variables, entries, generators(), gradients, summed, hooks
         try:
-            return self.packed(whole)
+            return self.pack(whole)
         except InjectedFault:
             raise
         except TooLargeError as error:
             raise NotCarriedError(str(error)) from None
         except Exception as error:
-            if self._leave_out(variables):
+            if self._exclude_unpicklable(variables):
                 return self.snapshot(spaces, dead, gradients=gradients, zeroed=zeroed)
-            raise NotCarriedError(self._blamed(entries) or str(error)) from error
+            raise NotCarriedError(self._blame(entries) or str(error)) from error
 
-    def packed(self, value: Any) -> bytes:
+    def pack(self, value: Any) -> bytes:
         """Return a value as another process can have it, with references to what is numbered."""
         stream = _Stream()
         Pickler(stream, self._keys).dump(value)
         return stream.getvalue()
 
-    def _fails(self, value: Any) -> str:
+    def _packing_error(self, value: Any) -> str:
         try:
-            self.packed(value)
+            self.pack(value)
         except Exception as error:  # noqa: BLE001 whatever a script's objects raise
             return str(error) or type(error).__name__
         return ""
 
-    def _leave_out(self, variables: Sequence[tuple[str, dict[str, Any], Any]]) -> bool:
+    def _exclude_unpicklable(self, variables: Sequence[tuple[str, dict[str, Any], Any]]) -> bool:
         """Leave out variables that can't be carried: a script that reads one before it sets it is told so by Python."""
         before = len(self._unbound)
         for name, values, _ in variables:
-            self._unbound |= {(name, each) for each, value in values.items() if self._fails(value)}
+            self._unbound |= {(name, each) for each, value in values.items() if self._packing_error(value)}
         return len(self._unbound) > before
 
-    def _blamed(self, entries: Iterable[tuple[Key, Any]]) -> str:
+    def _blame(self, entries: Iterable[tuple[Key, Any]]) -> str:
         for key, state in entries:
-            if why := self._fails(state):
+            if why := self._packing_error(state):
                 parts = self._numbered[key].kind.parts(self._numbered[key].thing)
-                worst = next(((name,) for name, each in parts if self._fails(each)), ())
-                return f"{_named((*key, *worst))}: {why}"
+                worst = next(((name,) for name, each in parts if self._packing_error(each)), ())
+                return f"{_describe_key((*key, *worst))}: {why}"
         return ""
 
     # --- becoming another rank ---------------------------------------------------------------------------------------
 
-    def unpacked(self, data: bytes) -> Any:
+    def unpack(self, data: bytes) -> Any:
         """Return what another process has packed."""
-        return Unpickler(io.BytesIO(data), self._found).load()
+        return Unpickler(io.BytesIO(data), self._object_of).load()
 
-    def _found(self, key: Key) -> Any:
+    def _object_of(self, key: Key) -> Any:
         if key not in self._numbered:
-            raise NotCarriedError(f"{_named(key)} is not here")
+            raise NotCarriedError(f"{_describe_key(key)} is not here")
         return self._numbered[key].thing
 
     def restore(self, spaces: Mapping[str, Variables], data: bytes) -> bool:
-        """Have all be as it was when the snapshot was taken, on another process that has numbered the same.
+        """Set variables and objects to a snapshot of another process, which has numbered the same objects.
 
         Returns:
             whether that has gradients, to which more is added before an update.
@@ -311,60 +312,60 @@ class Heap:
             NotCarriedError: this process has made something else before the loop.
         """
         try:
-            variables, entries, states, gradients, summed, hooks = Unpickler(io.BytesIO(data), self._found).load()
+            variables, entries, states, gradients, summed, hooks = Unpickler(io.BytesIO(data), self._object_of).load()
         except NotCarriedError:
             raise
         except Exception as error:
             raise NotCarriedError(f"a snapshot can't be read here: {error!r}") from error
         known = {key for key, _ in entries}
-        entries = [*((key, state) for key, state in self._put.items() if key not in known), *entries]
+        entries = [*((key, state) for key, state in self._kept_states.items() if key not in known), *entries]
         known |= {key for key, _ in entries}
-        made_before = [key for key in self._changed() if not (key[0] or self._numbered[key].moves)]
+        made_before = [key for key in self._find_changed() if not (key[0] or self._numbered[key].is_moving)]
         if more := [key for key in made_before if key not in known]:
             raise NotCarriedError(
-                f"{_named(more[0])} has changed here on the way to the loop, and not on the other rank"
+                f"{_describe_key(more[0])} has changed here on the way to the loop, and not on the other rank"
             )
         if missing := [key for key, _ in entries if key not in self._numbered]:
-            raise NotCarriedError(f"{_named(missing[0])} is not here")
-        self._put_all(entries)
+            raise NotCarriedError(f"{_describe_key(missing[0])} is not here")
+        self._restore_objects(entries)
         for name, values, names in variables:
             if name not in spaces:
                 raise NotCarriedError(f"the variables of {name} are not here")
-            spaces[name].put(values, names)
+            spaces[name].assign(values, names)
         set_generators(states)
         if hooks:  # those that are registered from now on get other numbers
             self._hooks, RemovableHandle.next_id = -1, max(hooks, RemovableHandle.next_id)
-        self._put_gradients(summed, whole=gradients)
+        self._restore_gradients(summed, whole=gradients)
         return bool(gradients)
 
-    def _put_gradients(self, summed: Iterable[Any], *, whole: bool) -> None:
-        self.lacking = []
+    def _restore_gradients(self, summed: Iterable[Any], *, whole: bool) -> None:
+        self.missing_gradients = []
         for parameter, one in zip(self._parameters, summed, strict=False):
             if whole:
                 gradient = None if one is None else unraw(*one).to(parameter.device)
                 parameter.grad = None if gradient is None else as_shard_of(gradient, parameter)
             elif one:
-                self.lacking.append(parameter)
+                self.missing_gradients.append(parameter)
                 parameter.grad = torch.full_like(parameter, torch.nan)
             else:
                 parameter.grad = None
 
-    def _put_all(self, entries: Iterable[tuple[Key, Any]]) -> None:
+    def _restore_objects(self, entries: Iterable[tuple[Key, Any]]) -> None:
         # what is gone over first: that changes what it is made of, which then is put right
         for key, state in sorted(entries, key=lambda entry: self._numbered[entry[0]].kind is not POSITION):
             _, thing, kind, *_ = self._numbered[key]
             try:
-                if key not in self._put and kind is not POSITION:
-                    self._put[key] = kind.state(thing)
-                kind.put(thing, state)
+                if key not in self._kept_states and kind is not POSITION:
+                    self._kept_states[key] = kind.state(thing)
+                kind.set_state(thing, state)
             except Exception as error:
-                raise NotCarriedError(f"{_named(key)} can't be made what it was: {error!r}") from error
+                raise NotCarriedError(f"{_describe_key(key)} can't be made what it was: {error!r}") from error
 
 
-def _apart(tensor: torch.Tensor) -> tuple[bytes, torch.dtype, tuple[int, ...]]:
+def _raw_parts(tensor: torch.Tensor) -> tuple[bytes, torch.dtype, tuple[int, ...]]:
     return raw(tensor), tensor.dtype, tuple(tensor.shape)
 
 
-def _named(key: Key) -> str:
+def _describe_key(key: Key) -> str:
     _, space, *way = key
     return f"`{'.'.join(map(str, way))}` of {space}"

@@ -41,13 +41,13 @@ class ScriptRank(Protocol):
 
     size: int
 
-    def made(self, model: "Parallel", shared: Iterable[torch.Tensor]) -> None:
+    def add_model(self, model: "Parallel", shared: Iterable[torch.Tensor]) -> None:
         """Note a model, and have all ranks have these tensors of the first."""
 
-    def synchronise(self, model: "Parallel") -> None:
+    def synchronize_buffers(self, model: "Parallel") -> None:
         """Have the buffers of the first rank."""
 
-    def forward(self, model: "Parallel") -> None:
+    def begin_forward(self, model: "Parallel") -> None:
         """Begin an iteration, or go on with it by way of this model."""
 
 
@@ -90,14 +90,14 @@ class Parallel(DistributedDataParallel):
         self.device_ids = list(given.get("device_ids") or ()) if self.device_type != "cpu" else []
         buffers = module.buffers() if synced is not None or older is not False else ()
         shared = given.get("init_sync", True)
-        self.rank.made(self, [*module.parameters(), *buffers] if shared else [])
+        self.rank.add_model(self, [*module.parameters(), *buffers] if shared else [])
         self.buffers_digest = digest_of_buffers(module) if shared else None
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the model."""
         if self.require_forward_param_sync and self.forward_sync_buffers:
-            self.rank.synchronise(self)
-        self.rank.forward(self)
+            self.rank.synchronize_buffers(self)
+        self.rank.begin_forward(self)
         if self.device_ids:
             (inputs,), (named,) = _to_kwargs(inputs, named, self.device, use_side_stream_for_tensor_copies=False)
         output = self.module(*inputs, **named)

@@ -78,8 +78,8 @@ class RankPosition(msgspec.Struct, frozen=True, kw_only=True):
     collectives: int
     iterations: int
 
-    def lacks(self, waiting: Waiting) -> bool:
-        """Return whether it has not begun what another rank waits for."""
+    def has_not_begun(self, waiting: Waiting) -> bool:
+        """Return whether this rank has not begun what another one waits for."""
         match waiting.wait:
             case Wait.SETUP:
                 return self.setup < waiting.number
@@ -89,14 +89,14 @@ class RankPosition(msgspec.Struct, frozen=True, kw_only=True):
                 return self.collectives < waiting.number
         return self.iterations <= waiting.number
 
-    def is_in_vain(self, other: "RankPosition") -> bool:
-        """Return whether it waits for another rank that never comes.
+    def never_meets(self, other: "RankPosition") -> bool:
+        """Return whether this rank waits for another one that never comes.
 
         The position of one that waits may be out of date: then its wait is over, which took this rank, too.
         """
-        if self.waits is None or not other.lacks(self.waits):
+        if self.waits is None or not other.has_not_begun(self.waits):
             return False
-        return other.waits is None or self.lacks(other.waits)
+        return other.waits is None or self.has_not_begun(other.waits)
 
 
 class Peers:
@@ -135,17 +135,17 @@ class Peers:
             if not stays:
                 self._waiting = before
 
-    def tell(self, position: RankPosition) -> None:
-        """Tell the others where this rank is.
+    def publish(self, position: RankPosition) -> None:
+        """Publish this rank's position.
 
         Raises:
             GroupBrokenError: the rendezvous can't be reached.
         """
-        with self._meeting(self._membership()) as store:
+        with self._rendezvous(self._membership()) as store:
             store.set(f"{position.rank}", msgspec.json.encode(position))
 
     @contextlib.contextmanager
-    def _meeting(self, membership: Membership) -> Iterator[Rendezvous]:
+    def _rendezvous(self, membership: Membership) -> Iterator[Rendezvous]:
         store = Rendezvous(membership, "-positions")
         try:
             yield store
@@ -161,23 +161,23 @@ class Peers:
                 continue
             pause_s = min(2 * pause_s, RARELY_S)
             with contextlib.suppress(GroupBrokenError, msgspec.MsgspecError):  # it is looked at again
-                self._look(seen)
+                self._compare_positions(seen)
 
-    def _look(self, waiting: Waiting) -> None:
-        """Tell the others in what this rank waits, and see whether one of them never comes."""
+    def _compare_positions(self, waiting: Waiting) -> None:
+        """Publish in what this rank waits, and end the process if another rank never comes there."""
         membership = self._membership()
         stack = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident or 0])  # noqa: SLF001 as faulthandler
         own = self._position(waiting, script_line(stack))
-        with self._meeting(membership) as store:
+        with self._rendezvous(membership) as store:
             store.set(f"{own.rank}", msgspec.json.encode(own))
-            found = store.look([f"{rank}" for rank in range(membership.world_size) if rank != own.rank])
+            found = store.read_present([f"{rank}" for rank in range(membership.world_size) if rank != own.rank])
         others = [msgspec.json.decode(each, type=RankPosition) for each in found if each]
-        other = next((each for each in others if own.is_in_vain(each)), None)
+        other = next((each for each in others if own.never_meets(each)), None)
         if other is not None and self._waiting is waiting and self._membership().epoch == membership.epoch:
-            self._end(own, other, stack)
+            self._end_process(own, other, stack)
 
-    def _end(self, own: RankPosition, other: RankPosition, stack: traceback.StackSummary) -> None:
-        """Say who waits for whom, and end: the script's own thread can't."""
+    def _end_process(self, own: RankPosition, other: RankPosition, stack: traceback.StackSummary) -> None:
+        """Report who waits for whom and end the process, as the script's own thread can't."""
         does = f"waits at {other.where} for {other.waits}" if other.waits else f"has ended its script {other.where}"
         text = (
             f"rank {own.rank} waits at {own.where} for {own.waits}, and rank {other.rank} never comes there: it "

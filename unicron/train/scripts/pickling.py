@@ -34,7 +34,7 @@ def _reference(thing: Any) -> Any:
     return weakref.ref(thing if thing is not None else type("Gone", (), {})())
 
 
-def _left_of(thing: Any) -> dict[str, Any]:
+def _remaining_of(thing: Any) -> dict[str, Any]:
     """Return what a loader's iterator is that is through.
 
     Raises:
@@ -95,7 +95,7 @@ class Pickler(pickle.Pickler):
         if isinstance(thing, weakref.ref):
             return _reference, (thing(),)
         if isinstance(thing, _SingleProcessDataLoaderIter):
-            return _exhausted, (type(thing), _left_of(thing))
+            return _exhausted, (type(thing), _remaining_of(thing))
         if isinstance(thing, ModuleType):
             return _module, (thing.__name__,)
         if isinstance(kind_of(thing), Opaque):

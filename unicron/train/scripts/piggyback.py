@@ -1,4 +1,4 @@
-"""What ranks tell each other with the gradient: which parameters had one, and what the buffers of the first rank are.
+"""What ranks send along with the gradient: which parameters had one, and the buffers of the first rank.
 
 It is the gradient of one more parameter, so that it is whole on all ranks wherever the gradient is.
 """
@@ -46,16 +46,16 @@ class Buffers:
         self.reduced: torch.Tensor | None = None
 
     @property
-    def moved(self) -> bool:
-        """Whether they have changed since gradients were reduced, so that what went along with these is old."""
+    def has_changed(self) -> bool:
+        """Whether they have changed since gradients were reduced, so that those sent along are outdated."""
         return self.model.buffers_digest != digest_of_buffers(self.model.module)
 
-    def note(self) -> None:
-        """Note what they are on this rank: this goes with the script's snapshot."""
+    def record_digest(self) -> None:
+        """Record their digest; it is part of the script's snapshot."""
         self.model.buffers_digest = digest_of_buffers(self.model.module)
 
     def broadcast(self) -> None:
-        """Have those that the first rank has now, as torch does in each forward pass.
+        """Broadcast those that the first rank has now, as torch does in each forward pass.
 
         Raises:
             InvalidInputError: there is a large one, which no snapshot has, and a new rank would have it change twice.
@@ -73,7 +73,7 @@ class Buffers:
         self.reduced = data
 
     def read(self) -> torch.Tensor:
-        """Return what they are.
+        """Return them as bytes.
 
         Raises:
             InvalidInputError: there are others than there were, or they have another shape.
@@ -89,7 +89,7 @@ class Buffers:
 
     @torch.no_grad()
     def write(self, data: torch.Tensor) -> None:
-        """Have them be so."""
+        """Set them to these bytes, unless they have them already."""
         if torch.equal(self.read(), data):
             return
         buffers = list(self.model.module.buffers())
@@ -115,7 +115,7 @@ class Piggyback:
         self, models: Sequence[Parallel], optimizers: Sequence[torch.optim.Optimizer] = (), *, first: bool
     ) -> None:
         self._models, self._first, self._optimizers = models, first, optimizers
-        self._own, self._alike = 0, False
+        self._own_digest, self._options_equal = 0, False
         self._reduced, self._units = dict[int, torch.nn.Parameter](), list[list[tuple[str, torch.nn.Parameter]]]()
         for model in models:
             own = {id(each) for each in model.reduced} - self._reduced.keys()
@@ -126,55 +126,55 @@ class Piggyback:
         small = sum(each.nbytes for each in still) <= FOLLOWERS * sum(each.nbytes for each in self._reduced.values())
         self._followers = still if small else []  # as a key encoder, that follows in the forward pass
         self._buffers = [Buffers(each) for each in models if any(True for _ in each.module.buffers())]
-        self._synced = [each for each in self._buffers if each.model.forward_sync_buffers]
-        self._within = False
-        self._base = self._now()
+        self._synchronized = [each for each in self._buffers if each.model.forward_sync_buffers]
+        self._in_iteration = False
+        self._base = self._current()
         kinds = [each.dtype for each in self._reduced.values()]
         dtype = functools.reduce(torch.promote_types, kinds)
         self._word = WORDS.get(dtype, torch.int8)
         self._bits = max(0, EXACT_BITS.get(dtype, 0) - math.ceil(math.log2(models[0].rank.size)))
-        words = [-(-each.size // self._word.itemsize) for each in self._synced]
+        words = [-(-each.size // self._word.itemsize) for each in self._synchronized]
         self._sizes = [1, len(self._units), *words]
         self.carrier = torch.nn.Parameter(torch.zeros(sum(self._sizes), dtype=dtype, device=models[0].device))
 
-    def share(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Note tensors that a collective of the script leaves alike: of buffers, some ranks have changed theirs."""
+    def invalidate_shared(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Take buffers for changed that a collective of the script has set: on some ranks they have."""
         shared = {each.data_ptr() for each in tensors}
-        for buffers in self._synced:
+        for buffers in self._synchronized:
             if any(each.data_ptr() in shared for each in buffers.model.module.buffers()):
                 buffers.model.buffers_digest = None
 
-    def begin(self) -> None:
-        """Keep what all is as an iteration begins: who comes later begins it, too."""
-        self._base, self._within = self._now(), True
+    def begin_iteration(self) -> None:
+        """Keep the present values, as a rank that comes later begins this iteration, too."""
+        self._base, self._in_iteration = self._current(), True
 
-    def synchronise(self, model: Parallel) -> None:
-        """Have the buffers of the first rank: those that came with the gradient, unless they have changed since."""
-        for buffers in self._synced:
+    def synchronize_buffers(self, model: Parallel) -> None:
+        """Set a model's buffers to those of the first rank: those sent along, unless they have changed since."""
+        for buffers in self._synchronized:
             if buffers.model is not model:
                 continue
-            if buffers.moved:
+            if buffers.has_changed:
                 buffers.broadcast()
             elif buffers.reduced is not None and not self._first:
                 buffers.write(buffers.reduced)
-            buffers.note()
+            buffers.record_digest()
 
     @torch.no_grad()
-    def give(self) -> None:
-        """Send on its way with the gradient what this rank has to say.
+    def attach(self) -> None:
+        """Put what this rank sends along into the carrier's gradient.
 
         Raises:
             InvalidInputError: a gradient is there that is reduced with no other, or one is missing.
         """
         self._check()
-        self._own = zlib.crc32(self._options().encode()) % (1 << self._bits)
+        self._own_digest = zlib.crc32(self._options().encode()) % (1 << self._bits)
         parts = [
-            torch.tensor([self._own]),
+            torch.tensor([self._own_digest]),
             torch.tensor([any(each.grad is not None for _, each in unit) for unit in self._units]),
         ]
-        for buffers in self._synced:
+        for buffers in self._synchronized:
             parts.append(self._words(buffers))
-            buffers.note()
+            buffers.record_digest()
         self.carrier.grad = torch.cat([each.to(self.carrier) for each in parts])
 
     def _check(self) -> None:
@@ -204,33 +204,33 @@ class Piggyback:
         return repr([{name: each[name] for name in sorted(each) if name != "params"} for each in kept])
 
     @torch.no_grad()
-    def take(self, summed: torch.Tensor, *, replaced: bool = False) -> None:
-        """Have what came with the gradient.
+    def apply(self, summed: torch.Tensor, *, replaced: bool = False) -> None:
+        """Apply what came along with the reduced gradient.
 
         Args:
-            summed: what all ranks have said.
+            summed: the carrier's gradient, summed over the ranks.
             replaced: a rank was, not long ago.
 
         Raises:
             DrillFailedError: a rank that was replaced has other options of its optimizers than the others.
         """
-        self._within, self.carrier.grad = False, None
+        self._in_iteration, self.carrier.grad = False, None
         parts = iter(torch.split(summed, self._sizes))
-        alike = int(next(parts)) == self._own * self._models[0].rank.size
-        if replaced and self._alike and not alike:
+        alike = int(next(parts)) == self._own_digest * self._models[0].rank.size
+        if replaced and self._options_equal and not alike:
             raise DrillFailedError(
                 "since a rank was replaced the options of optimizers, such as learning rates, differ between ranks, "
                 f"and did not before; here they are {self._options():.300}: keep what they depend on in variables of "
                 f"the script, {CURE}"
             )
-        self._alike = alike
+        self._options_equal = alike
         for unit, count in zip(self._units, next(parts).tolist(), strict=True):
             for _, parameter in unit if not count else ():
                 parameter.grad = None
-        for buffers in self._synced:
+        for buffers in self._synchronized:
             buffers.reduced = next(parts).to(self._word).view(torch.uint8)[: buffers.size].clone()
 
-    def _now(self) -> dict[str, Any]:
+    def _current(self) -> dict[str, Any]:
         modules = [each for model in self._models for each in model.module.modules()]
         return {
             "buffers": [each.read() for each in self._buffers],
@@ -241,17 +241,17 @@ class Piggyback:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what all was as the iteration began."""
-        return self._base if self._within else self._now()
+        """Return the values at the beginning of the iteration; between iterations, the present ones."""
+        return self._base if self._in_iteration else self._current()
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Have it be so. What is to come to the other ranks from the first, the first has already."""
+        """Restore these values; the first rank takes the buffers that it is to send to the others."""
         for buffers, data, reduced in zip(self._buffers, state["buffers"], state["reduced"], strict=True):
             first = self._first and reduced is not None
             buffers.reduced = None if reduced is None else reduced.to(buffers.model.device)
             buffers.write((reduced if first else data).to(buffers.model.device))
-            buffers.note()
+            buffers.record_digest()
         for follower, value in zip(self._followers, state["followers"], strict=True):
             follower.copy_(value)
         parameters = [each for model in self._models for each in model.module.parameters()]
@@ -260,7 +260,7 @@ class Piggyback:
         modules = [each for model in self._models for each in model.module.modules()]
         for module, training in zip(modules, state["training"], strict=True):
             module.training = training
-        self._base = self._now()
+        self._base = self._current()
 
 
 def _layout(model: Parallel) -> dict[str, Any]:

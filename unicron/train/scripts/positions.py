@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
-from unicron.train.scripts.heard import KnownResults
+from unicron.train.scripts.collective_results import KnownResults
 from unicron.train.scripts.kinds import ATTRIBUTES, LIST, NotCarriedError
 from unicron.train.scripts.objects import (
     BARE_ITERATORS,
@@ -40,50 +40,50 @@ RUNNING: "list[Counted]" = []
 
 
 class Counted(Resumable, Iterator[Any]):
-    """An iterator that knows how far it is.
+    """An iterator that counts its items, and can be brought to where another one is.
 
     Args:
         over: what it goes over.
         running: where it is noted while it is finding its next item; `RUNNING` by default.
 
     Attributes:
-        within: what it goes over.
+        iterable: what it iterates over.
         count: items that were asked for.
-        over: there are no more.
-        heard: what collectives have given in finding them.
-        goes: it is just going to where another one is.
+        exhausted: there are no more.
+        results: of collectives that were run to find them.
+        is_replaying: it is just being brought to where another one is.
     """
 
     def __init__(self, over: Iterable[Any], running: "list[Counted] | None" = None) -> None:
         before = generators()
-        self._first = self._last = _own(over)
-        self.within, self._iterator, self._running = over, iter(over), RUNNING if running is None else running
-        self.count, self.over, self.heard, self.goes = 0, False, KnownResults(), False
-        self._drawn: dict[int, bytes] | None = {}
-        self._note(before)
+        self._first = self._last = _parts_fingerprint(over)
+        self.iterable, self._iterator, self._running = over, iter(over), RUNNING if running is None else running
+        self.count, self.exhausted, self.results, self.is_replaying = 0, False, KnownResults(), False
+        self._generator_states: dict[int, bytes] | None = {}
+        self._record_draw(before)
 
     def __reduce__(self) -> Any:
-        """Be made anew on another process, and go as far there."""
-        return _made_again, (self.within, self.saved())
+        """Pickle the iterable and the position."""
+        return _restore_counted, (self.iterable, self.position())
 
     def __next__(self) -> Any:
         """Return the next item."""
         draws = type(self._iterator) not in BARE_ITERATORS
         before = generators() if draws else b""
-        self._last = _own(self.within)
+        self._last = _parts_fingerprint(self.iterable)
         self._running.append(self)
         try:
             self.count += 1
             return next(self._iterator)
         except StopIteration:
-            self.over = True
+            self.exhausted = True
             raise
         finally:
             self._running.pop()
-            if self._drawn is not None and self.count > 2 and _skips(self._iterator):
-                self._drawn.pop(self.count - 1, None)  # whoever comes later loads the last item alone
+            if self._generator_states is not None and self.count > 2 and _skips(self._iterator):
+                self._generator_states.pop(self.count - 1, None)  # whoever comes later loads the last item alone
             if draws:
-                self._note(before)
+                self._record_draw(before)
 
     def __getattr__(self, name: str) -> Any:
         """Return what else a generator has, such as `close` and `throw`; what it then hands out is seen by `_seen`."""
@@ -91,39 +91,39 @@ class Counted(Resumable, Iterator[Any]):
             raise AttributeError(name)
         return getattr(self._iterator, name)
 
-    def _note(self, before: bytes) -> None:
-        if self._drawn is not None and generators() != before:
-            self._drawn[self.count] = before
-            if len(self._drawn) > MOST_DRAWN:
-                self._drawn = None
+    def _record_draw(self, before: bytes) -> None:
+        if self._generator_states is not None and generators() != before:
+            self._generator_states[self.count] = before
+            if len(self._generator_states) > MOST_DRAWN:
+                self._generator_states = None
 
-    def saved(self) -> dict[str, Any]:
-        """Return how far it is.
+    def position(self) -> dict[str, Any]:
+        """Return how far it is, and what another process needs to get there.
 
         Raises:
-            NotCarriedError: nobody else could come there.
+            NotCarriedError: no other process could.
         """
-        if self._drawn is None:
+        if self._generator_states is None:
             raise NotCarriedError(
-                f"what draws random numbers for more than {MOST_DRAWN} of its items ({type(self.within).__name__})"
+                f"what draws random numbers for more than {MOST_DRAWN} of its items ({type(self.iterable).__name__})"
             )
-        if isinstance(self._iterator, _BaseDataLoaderIter) and getattr(self.within, "persistent_workers", False):
+        if isinstance(self._iterator, _BaseDataLoaderIter) and getattr(self.iterable, "persistent_workers", False):
             raise NotCarriedError("a DataLoader with persistent_workers, whose processes have a state of their own")
         return {
             "count": self.count,
-            "over": self.over,
-            "drawn": dict(self._drawn),
-            "heard": self.heard.saved(),
+            "over": self.exhausted,
+            "drawn": dict(self._generator_states),
+            "heard": self.results.to_list(),
             "first": self._first,
             "last": self._last,
-            "seen": _seen(self._iterator),
+            "seen": _handed_out(self._iterator),
         }
 
-    def go_to(self, saved: dict[str, Any]) -> Any:
-        """Be as far as another one is; return the last item that it has handed out, None where there is none."""
+    def advance_to(self, saved: dict[str, Any]) -> Any:
+        """Advance to the position of another one; return the last item that it has yielded, None if there is none."""
         if saved["over"]:
-            self._iterator, self.count, self.over = iter(()), saved["count"], True
-        self.heard, self.goes, item = KnownResults(saved["heard"], self.heard), True, None
+            self._iterator, self.count, self.exhausted = iter(()), saved["count"], True
+        self.results, self.is_replaying, item = KnownResults(saved["heard"], self.results), True, None
         while self.count < saved["count"]:
             left = saved["count"] - self.count
             if (states := saved["drawn"].get(self.count + 1)) is not None:
@@ -135,23 +135,23 @@ class Counted(Resumable, Iterator[Any]):
                 self.count += 1
             else:
                 if left == 1 and self.count and _skips(self._iterator):
-                    _put(saved["last"])
+                    _restore_parts(saved["last"])
                 item = next(self, None)
-        if not self.over and _seen(self._iterator) != saved["seen"]:
+        if not self.exhausted and _handed_out(self._iterator) != saved["seen"]:
             raise NotCarriedError(
                 f"the generator {getattr(self._iterator, '__qualname__', '')} hands out something else when begun anew"
             )
-        self._drawn, self.goes = dict(saved["drawn"]), False
+        self._generator_states, self.is_replaying = dict(saved["drawn"]), False
         self._first = saved["first"]
         return item
 
 
-def _made_again(within: Iterable[Any], saved: dict[str, Any]) -> Counted:
+def _restore_counted(within: Iterable[Any], saved: dict[str, Any]) -> Counted:
     if (states := saved["drawn"].get(0)) is not None:
         set_generators(states)
-    _put(saved["first"])
+    _restore_parts(saved["first"])
     made = Counted(within)
-    made.go_to(saved)
+    made.advance_to(saved)
     return made
 
 
@@ -160,7 +160,7 @@ def _skips(iterator: Any) -> bool:
     return isinstance(iterator, _SingleProcessDataLoaderIter) and not isinstance(iterator._dataset, IterableDataset)  # noqa: SLF001
 
 
-def _seen(iterator: Any) -> bytes:
+def _handed_out(iterator: Any) -> bytes:
     """Return what tells apart where a generator is, as far as that can be seen; nothing of others."""
     if not isinstance(iterator, GeneratorType) or iterator.gi_frame is None:
         return b""
@@ -181,7 +181,7 @@ def _digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=16).digest()
 
 
-def _own(over: Any) -> list[tuple[Any, Any]]:
+def _parts_fingerprint(over: Any) -> list[tuple[Any, Any]]:
     """Return the state of what an iterator's items depend on: numbers, generators of random ones, short lists."""
     found, todo, seen = list[tuple[Any, Any]](), [over], set[int]()
     while todo and len(seen) < MOST_OWN:
@@ -200,7 +200,7 @@ def _own(over: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-def _put(states: list[tuple[Any, Any]]) -> None:
+def _restore_parts(states: list[tuple[Any, Any]]) -> None:
     for each, state in states:
         kind = kind_of(each)
         if kind is ATTRIBUTES:
@@ -208,4 +208,4 @@ def _put(states: list[tuple[Any, Any]]) -> None:
         elif kind is LIST:
             each[:] = state
         elif kind is not None:
-            kind.put(each, state)
+            kind.set_state(each, state)

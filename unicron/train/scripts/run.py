@@ -12,13 +12,13 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from unicron.contracts.worker import CAUSE
-from unicron.train.groups.inner import NAME
+from unicron.train.groups.switched import NAME
 from unicron.train.scripts.files import Files
-from unicron.train.scripts.inplace import InPlace, also
+from unicron.train.scripts.inplace import InPlace, call_after
 from unicron.train.scripts.instrument import NAME as LOOPS
-from unicron.train.scripts.instrument import Importing, ScriptProgram, found
 from unicron.train.scripts.launcher import Place, variables_of
 from unicron.train.scripts.parallel import parallel
+from unicron.train.scripts.program import InstrumentingFinder, ScriptProgram, locate_module
 from unicron.train.worker.channel import AgentChannel
 
 BESIDE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
@@ -28,7 +28,7 @@ BESIDE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "C
 def install(channel: AgentChannel) -> InPlace:
     """Exchange what scripts call; return what is behind it."""
     files = Files(first=not os.environ.get(CAUSE))
-    if files.apart:
+    if files.diverts_writes:
         files.install()
     mine = InPlace(channel, files)
     places = [Place("", "", host="127.0.0.1")] * mine.size  # nobody is to be met there
@@ -41,7 +41,7 @@ def install(channel: AgentChannel) -> InPlace:
         if NAME in arguments:
             begin(*arguments, **named)
         else:
-            mine.meet()
+            mine.join_group()
 
     def get_backend(*arguments: Any, **named: Any) -> str:
         """Say what is inside: scripts ask for what it can do."""
@@ -54,11 +54,13 @@ def install(channel: AgentChannel) -> InPlace:
         return make(ranks, timeout, None, **named)
 
     def noting(tensors: Any, *arguments: Any, **named: Any) -> None:
-        mine.computes(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)))
+        mine.before_backward(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)))
         backward(tensors, *arguments, **named)
 
     def broadcast_object_list(objects: list[Any], src: int | None = None, *arguments: Any, **named: Any) -> None:
-        if mine.is_given:  # whose objects these are never looks at what it gets: it gave something else than it has now
+        if (
+            mine.replays_next
+        ):  # whose objects these are never looks at what it gets: it gave something else than it has now
             named.pop("group_src", None)
             src = (mine.rank + 1) % mine.size
         hand_out(objects, src, *arguments, **named)
@@ -75,12 +77,16 @@ def install(channel: AgentChannel) -> InPlace:
         (torch.autograd, "backward", noting),
         (torch.nn.parallel, "DistributedDataParallel", model),
         (torch.nn.parallel.distributed, "DistributedDataParallel", model),
-        (torch.optim.Optimizer, "__init__", also(torch.optim.Optimizer, mine.optimizes)),
-        (torch.optim.Optimizer, "add_param_group", also(torch.optim.Optimizer, mine.extends, "add_param_group")),
+        (torch.optim.Optimizer, "__init__", call_after(torch.optim.Optimizer, mine.add_optimizer)),
+        (
+            torch.optim.Optimizer,
+            "add_param_group",
+            call_after(torch.optim.Optimizer, mine.check_extension, "add_param_group"),
+        ),
     ):
         setattr(place, name, mended)
-    register_optimizer_step_pre_hook(lambda optimizer, *_: mine.updates(optimizer))
-    register_optimizer_step_post_hook(lambda optimizer, *_: mine.updated(optimizer))
+    register_optimizer_step_pre_hook(lambda optimizer, *_: mine.before_update(optimizer))
+    register_optimizer_step_post_hook(lambda optimizer, *_: mine.after_update(optimizer))
     return mine
 
 
@@ -88,18 +94,18 @@ def execute(channel: AgentChannel, script: str) -> dict[str, Any]:
     """Run a script as `python script.py` would, in place; return its variables."""
     path = Path(script)
     mine, program = install(channel), ScriptProgram(path.parent, path)
-    sys.meta_path.insert(0, Importing(program, mine.loops))
+    sys.meta_path.insert(0, InstrumentingFinder(program, mine.loops))
     main = ModuleType("__main__")
     main.__dict__.update({"__file__": str(path), LOOPS: mine.loops})
     sys.modules["__main__"] = main
-    with mine.to_its_end():
-        exec(program.compiled(path.read_bytes(), path), main.__dict__)  # noqa: S102 the user's own script
+    with mine.run_to_end():
+        exec(program.compile_file(path.read_bytes(), path), main.__dict__)  # noqa: S102 the user's own script
     return main.__dict__
 
 
 def execute_module(channel: AgentChannel, name: str) -> dict[str, Any]:
     """Run a module as `python -m` would, likewise."""
     mine = install(channel)
-    sys.meta_path.insert(0, Importing(ScriptProgram(*found(name)), mine.loops))
-    with mine.to_its_end():
+    sys.meta_path.insert(0, InstrumentingFinder(ScriptProgram(*locate_module(name)), mine.loops))
+    with mine.run_to_end():
         return runpy.run_module(name, {LOOPS: mine.loops}, run_name="__main__", alter_sys=True)

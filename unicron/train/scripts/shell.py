@@ -17,10 +17,10 @@ from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import Joined, Membership
 from unicron.errors import InvalidInputError
 from unicron.train.groups.rendezvous import Rendezvous
-from unicron.train.scripts.groups import ScriptGroups, packed, unpacked
+from unicron.train.scripts.groups import ScriptGroups, pack_results, unpack_results
 from unicron.train.scripts.loops import Loops
-from unicron.train.scripts.meeting import GOES_ON, STANDS
 from unicron.train.scripts.records import Records
+from unicron.train.scripts.script_rendezvous import CONTINUES, SCRIPT_PART
 from unicron.train.session.gradients import TorchGradients
 from unicron.train.session.ranks import TorchRanks
 from unicron.train.session.states import TorchStates
@@ -31,10 +31,10 @@ from unicron.train.worker.phases import Due, IterationPhase
 from unicron.train.worker.redistribute import Resumption, Standing
 from unicron.train.worker.timing import PlannedCollection
 
-WATCHED = 3
+COMPARED_ITERATIONS = 3
 """Iterations; what a scheduler does behind an update shows in the next but one."""
 
-GONE = "a rank is gone, and with it its part of the model: all begin again, from what was saved last in memory"
+RANK_LOST = "a rank is gone, and with it its part of the model: all begin again, from what was saved last in memory"
 
 
 class WholeCore(WorkerCore):
@@ -52,11 +52,11 @@ class WholeCore(WorkerCore):
         plan = super()._plan(standings)
         missing = {microbatch for each in plan.todo for microbatch in each}
         todo = tuple((rank,) if rank in missing else () for rank in range(len(standings)))
-        return replace(plan, todo=todo, sources=tuple(map(self._best, plan.sources)))
+        return replace(plan, todo=todo, sources=tuple(map(self._prefer_in_loops, plan.sources)))
 
-    def _best(self, sources: tuple[int, ...]) -> tuple[int, ...]:
-        """Return those that are in their loops: what others have taken and not begun with says less of collectives."""
-        return tuple(each for each in sources if each in self._ranks.joined) or sources
+    def _prefer_in_loops(self, sources: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the sources that are in their loops, if any: those know more results of collectives."""
+        return tuple(each for each in sources if each in self._ranks.in_loops) or sources
 
 
 class SpreadCore(WorkerCore):
@@ -64,12 +64,12 @@ class SpreadCore(WorkerCore):
 
     async def _regroup(self, broke: float) -> None:
         if self.phase is not IterationPhase.NEW:
-            raise ConnectionAbortedError(GONE)
+            raise ConnectionAbortedError(RANK_LOST)
         await super()._regroup(broke)
 
     async def _join(self) -> Joined:
         if self._ranks.formed != self.epoch:  # somebody was lost since the script's group was formed
-            raise ConnectionAbortedError(GONE)
+            raise ConnectionAbortedError(RANK_LOST)
         return await super()._join()
 
 
@@ -83,15 +83,15 @@ class WholeRanks(TorchRanks):
         records: of the ranks.
 
     Attributes:
-        joined: ranks of the membership that were in their loops before it.
+        in_loops: ranks of the membership that were in their loops before it.
     """
 
     def __init__(self, channel: AgentChannel, groups: ScriptGroups, loops: Loops, records: Records) -> None:
         super().__init__(channel, 0)
-        self.joined = frozenset[int]()
+        self.in_loops = frozenset[int]()
         self._script_groups, self._loops, self._records = groups, loops, records
         self._fetcher = Fetcher(channel)
-        self._in_vain = ""
+        self._takeover_refusal = ""
 
     async def await_membership(self, above: int) -> Membership:
         """Block until there is a membership newer than epoch `above`."""
@@ -99,52 +99,54 @@ class WholeRanks(TorchRanks):
         return msgspec.structs.replace(membership, layout=ParallelLayout(replicas=membership.world_size))
 
     async def form(self, membership: Membership) -> None:
-        """Meet the others, and form the group of the script's own collectives anew.
+        """Form the gradient group and the group of the script's own collectives anew.
 
         Raises:
-            ConnectionAbortedError: a new rank could not be given what collectives gave, so that all are to begin again.
+            ConnectionAbortedError: results of collectives are not known that a new rank needs, so all ranks restart.
         """
         setup = self._script_groups.setup
-        if setup is None or not self._loops.reachable:
+        if setup is None or not self._loops.is_reachable:
             raise ConnectionAbortedError(
                 "what a collective of this script gave before its loop, or since its last snapshot, can't be given to "
                 "a new rank: it was more than 1 MiB, or not the same on all ranks"
             )
-        Rendezvous(membership, STANDS).set(f"{membership.rank}", GOES_ON + setup)
+        Rendezvous(membership, SCRIPT_PART).set(f"{membership.rank}", CONTINUES + setup)
         await super().form(membership)
         if self._script_groups.epoch != membership.epoch:
             self._script_groups.form(membership.epoch, lambda: Rendezvous(membership, "-script"))
             self._script_groups.strict = True
-        await self._even_out(membership)
+        await self._reconcile_collectives(membership)
 
-    async def _even_out(self, membership: Membership) -> None:
-        """Have ranks know what those collectives gave that have ended on others, and broke or never began here.
+    async def _reconcile_collectives(self, membership: Membership) -> None:
+        """Exchange results of collectives that have ended on some ranks, and broke or never began on others.
 
         Raises:
-            ConnectionAbortedError: a new rank could not become the one that it replaces.
+            ConnectionAbortedError: a new rank could not take over the one that it replaces, so all ranks restart.
         """
         ended = self._script_groups.ended
-        told = await self.tally(ended.count, ended.joined)
-        self.joined = frozenset(rank for rank, (_, joined) in enumerate(told) if joined)
-        if ended.joined:
+        told = await self.gather_across_replicas(ended.count, ended.in_loops)
+        self.in_loops = frozenset(rank for rank, (_, joined) in enumerate(told) if joined)
+        if ended.in_loops:
             new = [rank for rank, (_, joined) in enumerate(told) if not joined]
-            refused, closed = self._records.go_on(membership, new), self._loops.closed if new else ""
-            self._in_vain = self._in_vain or refused or closed
+            refused, closed = self._records.move_to(membership, new), self._loops.closed_reason if new else ""
+            self._takeover_refusal = self._takeover_refusal or refused or closed
             if new:
-                self._records.watched = WATCHED
-        if in_vain := next(filter(None, await self.gather(self._in_vain.encode())), b""):
-            self._in_vain = in_vain.decode()  # where others do not hear of it any more, they are told next time
+                self._records.iterations_compared = COMPARED_ITERATIONS
+        if in_vain := next(filter(None, await self.gather(self._takeover_refusal.encode())), b""):
+            self._takeover_refusal = (
+                in_vain.decode()
+            )  # where others do not hear of it any more, they are told next time
             raise ConnectionAbortedError(
-                f"all ranks begin again, as a new one could not take a lost one's place: {self._in_vain}"
+                f"all ranks begin again, as a new one could not take a lost one's place: {self._takeover_refusal}"
             )
-        if not ended.joined and membership.shelf is not None and not any(joined for _, joined in told):
-            self._records.hand_out(membership, self._saved_records(membership, membership.shelf))
+        if not ended.in_loops and membership.shelf is not None and not any(joined for _, joined in told):
+            self._records.distribute(membership, self._saved_records(membership, membership.shelf))
         counts = [count for count, joined in told if joined]
         fewest, most = min(counts, default=0), max(counts, default=0)
-        ended.know(fewest, [])
+        ended.set_ahead(fewest, [])
         if fewest < most:
-            given = await self.gather(packed(ended.since(fewest)) if ended.joined else b"")
-            ended.know(fewest, max(map(unpacked, filter(None, given)), key=len))
+            given = await self.gather(pack_results(ended.results_after(fewest)) if ended.in_loops else b"")
+            ended.set_ahead(fewest, max(map(unpack_results, filter(None, given)), key=len))
 
     def _saved_records(self, membership: Membership, shelf: ParkedSnapshot) -> Iterator[dict[str, Any]]:
         for place in range(membership.world_size):
@@ -152,11 +154,11 @@ class WholeRanks(TorchRanks):
             try:
                 yield self._fetcher.fetch(refs, membership.epoch)["objects"]["record"]
             finally:
-                self._fetcher.let_go()
+                self._fetcher.remove_files()
 
 
 class ScriptStates(TorchStates):
-    """The state of a rank, to be saved where somebody could come to where its script is.
+    """The state of a rank, saved only where another process could take over its script.
 
     Args:
         channel: to the agent.
@@ -174,13 +176,13 @@ class ScriptStates(TorchStates):
 
     def save(self, iteration: int) -> None:
         """Have a thread save the state, if it is one to go on from."""
-        carried = not self._records.refused and self._script_groups.state_dict()["setup"] is not None
-        if carried and self._loops.reachable:
+        carried = not self._records.refusal and self._script_groups.state_dict()["setup"] is not None
+        if carried and self._loops.is_reachable:
             super().save(iteration)
 
-    def described(self, iteration: int) -> StateRef:
+    def describe(self, iteration: int) -> StateRef:
         """Return what a state is to all others, to whom this rank is a place of the only replica."""
-        ref = super().described(iteration)
+        ref = super().describe(iteration)
         layout = ParallelLayout(replicas=0, shard=self._ranks.membership.world_size)
         return msgspec.structs.replace(ref, place=int(os.environ["UNICRON_PLACE"]), layout=layout)
 

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from unicron.train.scripts.kinds import Kind, NotCarriedError
-from unicron.train.scripts.objects import OPAQUE, Opaque, moves
+from unicron.train.scripts.objects import OPAQUE, Opaque, is_moving
 from unicron.train.scripts.pickling import Key
 
 _attributes = operator.attrgetter("__dict__")
@@ -22,34 +22,38 @@ class Numbered(NamedTuple):
     number: int
     thing: Any
     kind: Kind
-    look: tuple[Any, ...] | None = None
-    moves: bool = False
+    fingerprint: tuple[Any, ...] | None = None
+    is_moving: bool = False
 
     @property
-    def hidden(self) -> bool:
+    def is_hidden(self) -> bool:
         """Whether nobody would see that it has changed."""
-        return self.kind is OPAQUE or (self.look is None and isinstance(self.kind, Opaque))
+        return self.kind is OPAQUE or (self.fingerprint is None and isinstance(self.kind, Opaque))
 
     def is_same(self) -> bool:
         """Return whether it has not changed."""
-        look, before = self.kind.look(self.thing), self.look
+        look, before = self.kind.fingerprint(self.thing), self.fingerprint
         if before is None or not self.kind.exact:
             return look == before
         return len(look) == len(before) and all(map(operator.is_, look, before))
 
     def views(self) -> tuple[Collection[Any], ...]:
         """Return what shows whether it changes from now on; nothing where it has, or is to be looked at by itself."""
-        if self.look is None or self.moves or not self.kind.exact:
+        if self.fingerprint is None or self.is_moving or not self.kind.exact:
             return ()
         found = self.kind.views(self.thing)
-        same = sum(map(len, found)) == len(self.look) and all(map(operator.is_, chain.from_iterable(found), self.look))
+        same = sum(map(len, found)) == len(self.fingerprint) and all(
+            map(operator.is_, chain.from_iterable(found), self.fingerprint)
+        )
         return found if same else ()
 
 
-def looked_at(number: int, thing: Any, kind: Kind) -> Numbered:
-    """Return an object as it is now."""
+def number_object(number: int, thing: Any, kind: Kind) -> Numbered:
+    """Return an object under a number, with its present fingerprint."""
     try:
-        return Numbered(number, thing, kind, kind.look(thing), any(moves(each) for _, each in kind.parts(thing)))
+        return Numbered(
+            number, thing, kind, kind.fingerprint(thing), any(is_moving(each) for _, each in kind.parts(thing))
+        )
     except NotCarriedError:  # data
         return Numbered(number, thing, OPAQUE, (), False)
 
@@ -77,9 +81,9 @@ class Unchanged:
             self.objects[key] = each
             self._whole.append(views[0])
             self._sizes.append(len(views[0]))
-            if each.look:  # of an empty one the size says all
+            if each.fingerprint:  # of an empty one the size says all
                 self._views += views
-                self._held += each.look
+                self._held += each.fingerprint
             if views[0] is not each.thing:
                 self._owners.append(each.thing)
                 self._attributes.append(views[0])

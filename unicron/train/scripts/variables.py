@@ -20,20 +20,20 @@ class Variables:
     def __init__(self, scope: FrameType | dict[str, Any]) -> None:
         self.scope = scope
 
-    def runs(self, frame: FrameType) -> bool:
+    def belongs_to(self, frame: FrameType) -> bool:
         """Return whether they are what a frame's code reads and sets."""
         return self.scope is frame or self.scope is frame.f_locals
 
-    def all(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         """Return their values by name."""
         variables = self.scope if isinstance(self.scope, dict) else self.scope.f_locals
         return {name: value for name, value in variables.items() if not name.startswith("__")}
 
-    def put(self, values: Mapping[str, Any], names: Iterable[str]) -> None:
+    def assign(self, values: Mapping[str, Any], names: Iterable[str]) -> None:
         """Have these values, and no variables but `names`."""
         kept = set(names)
         if isinstance(self.scope, dict):
-            for name in self.all().keys() - kept:
+            for name in self.values().keys() - kept:
                 del self.scope[name]
             self.scope.update(values)
             return

@@ -23,7 +23,7 @@ from unicron.errors import GroupBrokenError
 from unicron.train.groups import nccl
 from unicron.train.session.overlap import Overlap
 from unicron.train.session.ranks import TorchRanks
-from unicron.train.snapshots.shards import as_shard_of, is_spread, local, spread_as
+from unicron.train.snapshots.shards import as_shard_of, is_sharded, local, redistribute_like
 from unicron.train.worker.phases import ANNOUNCED, Due, ReducedValues
 from unicron.train.worker.timing import GC, OPTIMIZER, REDUCE, PlannedCollection
 
@@ -64,9 +64,9 @@ class TorchGradients:
         self._ranks, self._dtype = ranks, dtype
         self._microbatches, self._collection = microbatches, collection
         self._optimizer: torch.optim.Optimizer | None = None
-        self._begun: dict[int, Work] = {}
-        self._under_way: deque[Any] = deque()
-        self._midway = False
+        self._active: dict[int, Work] = {}
+        self._enqueued: deque[Any] = deque()
+        self._in_backward = False
 
     def prepare(self, parameters: Iterable[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None = None) -> None:
         """Take the parameters whose gradients they are.
@@ -94,7 +94,7 @@ class TorchGradients:
         each = self._accumulated.element_size()
         step = max(1, min(max(size * each // BUCKETS, LEAST_BYTES), BUCKET_BYTES) // each)
         self._slices = [slice(start, min(start + step, size)) for start in range(0, size, step)]
-        self._spread = [is_spread(parameter) for parameter in self._parameters]
+        self._spread = [is_sharded(parameter) for parameter in self._parameters]
         self._ends = list(accumulate(sizes))
         shapes = [local(parameter).shape for parameter in self._parameters]
         places = list(zip([0, *self._ends], self._ends, shapes, strict=False))
@@ -105,7 +105,7 @@ class TorchGradients:
         self._direct = [
             (parameter, view)
             for parameter, view in zip(self._parameters, self._views, strict=True)
-            if not is_spread(parameter) and _buffer(parameter) is None and parameter.dtype == dtype
+            if not is_sharded(parameter) and _buffer(parameter) is None and parameter.dtype == dtype
         ]
         whole = [part for part in self._slices if part.stop <= self._ends[-1] and not self._buffered]
         counts = [bisect_left(self._ends, part.stop) + 1 for part in whole]
@@ -127,7 +127,7 @@ class TorchGradients:
     def clear(self) -> None:
         """Forget what was accumulated."""
         self._accumulated.zero_()
-        self._midway = False
+        self._in_backward = False
 
     @contextlib.contextmanager
     def directly(self) -> Iterator[None]:
@@ -139,17 +139,17 @@ class TorchGradients:
         Raises:
             RuntimeError: the one before did not.
         """
-        if self._midway:
+        if self._in_backward:
             raise RuntimeError(
                 "the backward pass before ended midway, so that the sum of the gradients is not whole: let the "
                 "exception end this process, and another one computes the iteration again"
             )
-        self._midway = True
+        self._in_backward = True
         for parameter, view in self._direct:
             if parameter.grad is None:
                 parameter.grad = view
         yield
-        self._midway = False
+        self._in_backward = False
 
     @contextlib.contextmanager
     def backward(self, *, begins: bool) -> Iterator[None]:
@@ -169,7 +169,7 @@ class TorchGradients:
         What is accumulated stays as it is: if what this pass makes turns out to be noise it is discarded, and so are
         the buckets.
         """
-        with self._overlap.during(self._begin_within):
+        with self._overlap.during(self._begin_in_backward):
             yield
 
     @torch.no_grad()
@@ -177,25 +177,25 @@ class TorchGradients:
         """Add the gradients that a backward pass has left in `p.grad`, and its loss."""
         sums, parts = list[torch.Tensor](), list[torch.Tensor]()
         for number, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
-            gradient = _made(parameter) if self._buffered else parameter.grad
+            gradient = _gradient_of(parameter) if self._buffered else parameter.grad
             if gradient is not None:
                 if gradient is not view:
                     sums.append(view)
-                    parts.append(self._part(gradient, number))
+                    parts.append(self._local_part(gradient, number))
                 parameter.grad = None
         if parts:
             torch._foreach_add_(sums, parts)  # one call: of a small layer it costs more than the sum
         if self.loss is not None:
             self._accumulated[-LOSS] += self.loss.reshape(())
             self._accumulated[1 - LOSS] += 1
-        if self._ranks.doubtful:
-            self._under_way.append(nccl.mark())
+        if self._ranks.is_asynchronous:
+            self._enqueued.append(nccl.record_event())
 
-    def _part(self, gradient: torch.Tensor, number: int) -> torch.Tensor:
+    def _local_part(self, gradient: torch.Tensor, number: int) -> torch.Tensor:
         """Return what this rank holds of a gradient."""
         if not self._spread[number]:
             return gradient.reshape(self._views[number].shape)
-        return local(spread_as(gradient, self._parameters[number])).reshape(self._views[number].shape)
+        return local(redistribute_like(gradient, self._parameters[number])).reshape(self._views[number].shape)
 
     def discard(self) -> None:
         """Drop the gradients that a backward pass has left in `p.grad`."""
@@ -204,8 +204,8 @@ class TorchGradients:
 
     async def keep_pace(self, behind: int) -> None:
         """Wait for the oldest: a GPU that is far behind would look like a rank that hangs in what comes then."""
-        while len(self._under_way) > behind:
-            nccl.await_event(self._under_way.popleft(), lambda: self._ranks.is_cut)
+        while len(self._enqueued) > behind:
+            nccl.await_event(self._enqueued.popleft(), lambda: self._ranks.is_cut)
 
     def begin(self, iteration: int, buckets: Sequence[int]) -> None:
         """Begin to sum buckets over the replicas, unless a backward pass has; what was accumulated stays.
@@ -217,28 +217,28 @@ class TorchGradients:
             self._collection.collect(iteration)
         self._ranks.recorder.start(REDUCE)
         for bucket in buckets:
-            if bucket not in self._begun:
+            if bucket not in self._active:
                 self._begin(bucket)
 
     async def reduce(self, bucket: int) -> None:
         """Wait for the sum of a bucket; what was accumulated stays."""
-        if work := self._begun.pop(bucket, None):
+        if work := self._active.pop(bucket, None):
             self._ranks.group.finish(work)
 
     def abandon(self) -> None:
         """Give up what was begun and not waited for."""
-        for work in self._begun.values():
+        for work in self._active.values():
             with contextlib.suppress(GroupBrokenError):
                 self._ranks.group.finish(work)
-        self._begun.clear()
+        self._active.clear()
 
     def _begin(self, bucket: int) -> Work | None:
         part = self._slices[bucket]
         self._reduced[part] = self._accumulated[part]
-        return self._sent(bucket)
+        return self._send(bucket)
 
     @torch.no_grad()
-    def _begin_within(self, bucket: int) -> Work | None:
+    def _begin_in_backward(self, bucket: int) -> Work | None:
         """Begin a bucket of which a backward pass has made all; None where that can't be done, or nobody else is."""
         sums, parts = list[torch.Tensor](), list[torch.Tensor]()
         for number, piece, begin in self._pieces[bucket]:
@@ -253,12 +253,12 @@ class TorchGradients:
         self._reduced[part] = self._accumulated[part]
         if parts:
             torch._foreach_add_(sums, parts)
-        return self._sent(bucket)
+        return self._send(bucket)
 
-    def _sent(self, bucket: int) -> Work | None:
+    def _send(self, bucket: int) -> Work | None:
         work = self._ranks.group.begin_all_reduce(self._reduced[self._slices[bucket]])
         if work is not None:
-            self._begun[bucket] = work
+            self._active[bucket] = work
         return work
 
     async def share(self, bucket: int, replica: int) -> None:
@@ -272,7 +272,7 @@ class TorchGradients:
         announced = frozenset(due for due, replicas in zip(ANNOUNCED, said, strict=True) if replicas > 0)
         return ReducedValues(total / count if count else math.nan, announced)
 
-    def summed_of(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+    def sum_of(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         """Return what was reduced of a parameter's gradient: the sum over the microbatches."""
         return next(each for own, each in zip(self._parameters, self._sums, strict=True) if own is parameter)
 
@@ -282,7 +282,7 @@ class TorchGradients:
         return bool(_is_finite(self._reduced))
 
     @property
-    def summed(self) -> torch.Tensor:
+    def is_sum_finite(self) -> torch.Tensor:
         """Whether what was accumulated is finite; only who asks the tensor for its value waits for a GPU."""
         return _is_finite(self._accumulated)
 
@@ -329,6 +329,6 @@ def _buffer(parameter: torch.nn.Parameter) -> torch.Tensor | None:
     return getattr(parameter, "main_grad", None)
 
 
-def _made(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+def _gradient_of(parameter: torch.nn.Parameter) -> torch.Tensor | None:
     buffer = _buffer(parameter)
     return parameter.grad if buffer is None else buffer

@@ -30,7 +30,7 @@ class Overlap:
         self._begin: Callable[[int], object] | None = None
         self._order: list[int] | None = []
         self._before: list[Mark] = []
-        self._sent: list[Mark] = []
+        self._begun_marks: list[Mark] = []
         self._next = 0
 
     @contextlib.contextmanager
@@ -46,16 +46,16 @@ class Overlap:
             RuntimeError: the pass changed a gradient whose bucket had begun.
         """
         if self._order is not None:
-            with self._looking(self._order):
+            with self._record_order(self._order):
                 yield
             return
         self._before = [_mark(each) for each in self._parameters]
-        self._begin, self._sent, self._next = begin, [], 0
+        self._begin, self._begun_marks, self._next = begin, [], 0
         try:
             yield
         finally:
             self._begin = None
-        for parameter, mark in zip(self._parameters, self._sent, strict=False):
+        for parameter, mark in zip(self._parameters, self._begun_marks, strict=False):
             if _mark(parameter) != mark:
                 raise RuntimeError(
                     f"the backward pass made the gradient of a parameter of shape {tuple(parameter.shape)} twice, or "
@@ -63,9 +63,9 @@ class Overlap:
                 )
 
     @contextlib.contextmanager
-    def _looking(self, order: list[int]) -> Iterator[None]:
+    def _record_order(self, order: list[int]) -> Iterator[None]:
         """Note which gradients the pass inside makes, and watch those that complete a bucket from then on."""
-        handles = [_hooked(each, partial(_note, order, number)) for number, each in enumerate(self._parameters)]
+        handles = [_add_hook(each, partial(_append, order, number)) for number, each in enumerate(self._parameters)]
         yield
         for handle in handles:
             handle.remove()
@@ -80,12 +80,12 @@ class Overlap:
             lasts.append(max(range(count), key=places.__getitem__))
         self._counts = self._counts[: len(lasts)]
         for last in set(lasts):
-            _hooked(self._parameters[last], self._look)
+            _add_hook(self._parameters[last], self._begin_complete)
 
-    def _look(self, _: torch.nn.Parameter) -> None:
+    def _begin_complete(self, _: torch.nn.Parameter) -> None:
         """Begin the buckets of which all gradients are there by now."""
         while self._begin is not None and self._next < len(self._counts):
-            numbers = range(len(self._sent), self._counts[self._next])
+            numbers = range(len(self._begun_marks), self._counts[self._next])
             marks = [_mark(self._parameters[number]) for number in numbers]
             if any(mark == self._before[number] for number, mark in zip(numbers, marks, strict=True)):
                 return
@@ -95,11 +95,11 @@ class Overlap:
             if begun is None:
                 self._begin = None
                 return
-            self._sent += marks
+            self._begun_marks += marks
             self._next += 1
 
 
-def _hooked(parameter: torch.nn.Parameter, hook: Callable[[torch.nn.Parameter], None]) -> Any:
+def _add_hook(parameter: torch.nn.Parameter, hook: Callable[[torch.nn.Parameter], None]) -> Any:
     """Have a hook called whenever the gradient of a parameter was made."""
     required = parameter.requires_grad  # one that is frozen just now takes no hook
     parameter.requires_grad_()
@@ -108,7 +108,7 @@ def _hooked(parameter: torch.nn.Parameter, hook: Callable[[torch.nn.Parameter], 
     return handle
 
 
-def _note(order: list[int], number: int, _: torch.nn.Parameter) -> None:
+def _append(order: list[int], number: int, _: torch.nn.Parameter) -> None:
     order.append(number)
 
 

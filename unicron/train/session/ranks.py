@@ -13,9 +13,9 @@ from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.traffic import forecast_name
 from unicron.contracts.worker import NOWHERE, Iterated, Membership, ToAgent
 from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.snapshots.memory import SnapshotMemory
 from unicron.train.groups.group import Group
 from unicron.train.groups.rendezvous import Rendezvous
-from unicron.train.snapshots import state
 from unicron.train.worker.channel import AgentChannel
 from unicron.train.worker.timing import Recorder
 from unicron.train.worker.traffic import Traffic
@@ -47,15 +47,15 @@ class TorchRanks:
         self.place, self.membership = place, NOWHERE
         self.peer_left: Callable[[int], None] = lambda _: None
         self._channel, self._inner = channel, inner
-        shared = state.directory() / forecast_name(os.environ["UNICRON_SLOT"]) if channel is not None else None
-        self._traffic = Traffic(shared)
+        name = forecast_name(os.environ["UNICRON_SLOT"]) if channel is not None else ""
+        self._traffic = Traffic(SnapshotMemory.of_worker().folder / name if name else None)
 
     def prepare(self, device: torch.device) -> None:
         """Take in where the model is; from here on newer memberships interrupt collectives."""
         self.group = Group(device, self._traffic, self.peer_left)
         self.recorder = Recorder(device)
         if self._channel is not None:
-            self._channel.interrupt, self._channel.reset = self._interrupt, self._reset
+            self._channel.on_membership, self._channel.on_reset = self._interrupt, self._reset
 
     def inner(self, layout: ParallelLayout) -> "InnerGroups":
         """Return the groups inside of the replica, which are made at the first call."""
@@ -104,13 +104,13 @@ class TorchRanks:
         """Return the monotonic seconds."""
         return time.monotonic()
 
-    def say(self, message: ToAgent) -> None:
+    def send(self, message: ToAgent) -> None:
         """Tell the agent; an iteration that was recorded is followed by its record."""
         if self._channel is None:
             return
         self._channel.send(message)
         if isinstance(message, Iterated):
-            self._traffic.iterated()
+            self._traffic.end_iteration()
             if timed := self.recorder.end(message.iteration, message.epoch, message.rank, message.world_size):
                 self._channel.send(timed)
 
@@ -122,7 +122,7 @@ class TorchRanks:
     async def await_membership(self, above: int) -> Membership:
         """Block until there is a membership newer than epoch `above`."""
         self.recorder.drop()
-        self._traffic.rests()
+        self._traffic.reset()
         if self._channel is None:
             raise RuntimeError("a collective failed outside a cluster")
         return self._channel.await_membership(above)
@@ -153,7 +153,7 @@ class TorchRanks:
     def leave(self) -> None:
         """Give up the groups of replicas; those inside of one stay, to put results together, and tell what fails."""
         self.group.leave()
-        self._traffic.rests()
+        self._traffic.reset()
         if self._inner is not None:
             self._inner.strict = True
 
@@ -162,20 +162,20 @@ class TorchRanks:
         rows = self.group.gather(msgspec.msgpack.encode(value))
         return [msgspec.msgpack.decode(row, type=type(value)) for row in rows]
 
-    async def confer(self, *numbers: float) -> list[tuple[float, ...]]:
+    async def gather_in_replica(self, *numbers: float) -> list[tuple[float, ...]]:
         """Return what every rank of the replica says."""
         return self.replica.gather(numbers)
 
-    async def tally(self, *numbers: int) -> list[tuple[int, ...]]:
+    async def gather_across_replicas(self, *numbers: int) -> list[tuple[int, ...]]:
         """Return what this place's rank of every replica says."""
-        return self.group.tally(numbers)
+        return self.group.gather_across_replicas(numbers)
 
-    async def meet(self) -> None:
+    async def barrier(self) -> None:
         """Wait for those with this place."""
-        self.group.meet()
+        self.group.barrier()
 
     @property
-    def doubtful(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """Whether a GPU does them."""
         return self.group.on_streams
 
@@ -185,4 +185,4 @@ class TorchRanks:
 
     async def settle(self) -> None:
         """Wait for the GPU."""
-        self.replica.settle()
+        self.replica.synchronize()

@@ -77,7 +77,7 @@ class Session:
         self.total = int(os.environ.get("UNICRON_ITERATIONS", iterations))
         self.per_iteration = int(os.environ.get("UNICRON_MICROBATCHES", microbatches))
         self._collection = PlannedCollection(os.environ.get("UNICRON_GC_EVERY", gc_every))
-        if os.environ.get(channels.TELL):
+        if os.environ.get(channels.LAUNCHER_VARIABLE):
             raise RuntimeError("this script has a Session: take `heal: restart` out of its task file")
         self._channel = channels.connect()
         self._ranks = TorchRanks(self._channel, int(os.environ.get("UNICRON_PLACE", "0")))
@@ -190,11 +190,11 @@ class Session:
         """
         while (microbatch := run(self._core.next_microbatch())) is not None:
             self._ranks.recorder.start(FORWARD, microbatch)
-            self._draw_for(microbatch)
+            self._seed_for(microbatch)
             self._injected.begin()
             yield microbatch
 
-    def _draw_for(self, microbatch: int) -> None:
+    def _seed_for(self, microbatch: int) -> None:
         """Have all that is random in a microbatch the same whoever computes it, and however often."""
         text = f"{self.seed}:{self.iteration}:{microbatch}".encode()
         number = int.from_bytes(blake2b(text, digest_size=7).digest())
@@ -210,7 +210,7 @@ class Session:
         self._ranks.recorder.start(BACKWARD, self._core.todo[0])
         with self._gradients.backward(begins=self._core.overlaps):
             loss.backward()  # type: ignore[no-untyped-call]
-        self._computed(loss)
+        self._end_microbatch(loss)
 
     def run(self, schedule: Any, *inputs: Any, **more: Any) -> None:
         """Run a pipeline's schedule on the current microbatch, forward and backward, and add its gradients.
@@ -230,9 +230,9 @@ class Session:
             if self._ranks.formed >= 0:
                 raise
             # what a broken replica hands on is noise, which may be refused somewhere inside; it is dropped anyway
-        self._computed(torch.stack(losses).mean() if losses else None)
+        self._end_microbatch(torch.stack(losses).mean() if losses else None)
 
-    def _computed(self, loss: torch.Tensor | None) -> None:
+    def _end_microbatch(self, loss: torch.Tensor | None) -> None:
         self._injected.end()
         self._gradients.loss = loss
         self._ranks.recorder.stop()

@@ -13,10 +13,11 @@ import msgspec
 from unicron.contracts.states import StateRef
 from unicron.contracts.storage import StoredState
 from unicron.contracts.worker import Saved, Unprotected
+from unicron.snapshots.memory import SnapshotMemory
 from unicron.train.session.ranks import TorchRanks
 from unicron.train.snapshots import saving, state, whole
-from unicron.train.snapshots.digest import digest, of_state
-from unicron.train.snapshots.gathering import Gathering, assembled, laid_out, loaded
+from unicron.train.snapshots.digest import digest, named_tensors
+from unicron.train.snapshots.gathering import Gathering, assemble, collect_state, load_state
 from unicron.train.worker.channel import AgentChannel
 
 
@@ -36,10 +37,10 @@ class TorchStates:
         self.protected: Mapping[str, Any] = {}
         self.model_file: Path | None = None
         self._channel, self._ranks = channel, ranks
-        self._own: Mapping[str, Any] = {}
-        self._taken: dict[str, Any] | None = None
+        self._own_protected: Mapping[str, Any] = {}
+        self._fetched: dict[str, Any] | None = None
         self._fetcher = state.Fetcher(channel)
-        self._remembered: dict[str, Any] = {}
+        self._kept_others: dict[str, Any] = {}
         self._rates: list[dict[str, Any]] = []
         self._saver: saving.StateSaver | None = None
         self._unsecured: tuple[str, int] | None = None
@@ -48,7 +49,7 @@ class TorchStates:
 
     def protect(self, protected: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
         """Take the objects that make up the state, and those of them that this worker is to save: as a rule, all."""
-        self.protected, self._own = protected, protected if own is None else own
+        self.protected, self._own_protected = protected, protected if own is None else own
 
     # --- saved in memory, and written to storage ---------------------------------------------------------------------
 
@@ -79,17 +80,17 @@ class TorchStates:
         """Which order to store the next state was the last."""
         return self._channel.store_asked if self._channel is not None else 0
 
-    def described(self, iteration: int) -> StateRef:
+    def describe(self, iteration: int) -> StateRef:
         """Return what a state is that this worker saves."""
-        return state.described(self._ranks.membership, self._ranks.place, iteration)
+        return state.describe(self._ranks.membership, self._ranks.place, iteration)
 
     def save(self, iteration: int) -> None:
         """Have a thread save the state."""
         began = time.thread_time()
         if self._saver is None:
-            self._saver = saving.StateSaver(state.directory(), self._report_unprotected)
-        found = saving.set_aside(laid_out(iteration, self._own), self._own)
-        ref = self.described(iteration)
+            self._saver = saving.StateSaver(SnapshotMemory.of_worker(), self._report_unprotected)
+        found = saving.copy_mutable(collect_state(iteration, self._own_protected), self._own_protected)
+        ref = self.describe(iteration)
         if self._channel is not None:
             self._channel.secured = ("", -1)
         saved = partial(self._report_saved, self._ranks.membership.epoch)
@@ -97,15 +98,15 @@ class TorchStates:
 
     def _report_saved(self, epoch: int, ref: StateRef) -> None:
         self._unprotected, self._saved = "", Saved(state=ref, epoch=epoch)
-        self._ranks.say(self._saved)
+        self._ranks.send(self._saved)
 
     def _report_unprotected(self, reason: str) -> None:
         """Say so once, and try again in the next iteration."""
         if reason != self._unprotected:
             self._unprotected = reason
-            self._ranks.say(Unprotected(reason=reason))
+            self._ranks.send(Unprotected(reason=reason))
 
-    async def saved(self) -> None:
+    async def await_saved(self) -> None:
         """Wait for the thread."""
         if self._saver is not None:
             self._saver.wait()
@@ -113,7 +114,7 @@ class TorchStates:
     def store(self) -> None:
         """Tell the agent once more what was saved last, unless that failed."""
         if self._saver is not None and self._saved is not None and not self._saver.failed:
-            self._ranks.say(msgspec.structs.replace(self._saved, store=True))
+            self._ranks.send(msgspec.structs.replace(self._saved, store=True))
 
     @property
     def saves_model(self) -> bool:
@@ -122,66 +123,66 @@ class TorchStates:
 
     async def save_model(self) -> None:
         """Put the model together at the first place of the replica, and write it there."""
-        part = laid_out(0, {"model": self.protected["model"]})["objects"]
+        part = collect_state(0, {"model": self.protected["model"]})["objects"]
         in_parts = self._ranks.membership.shape.replica_workers > 1
-        found = assembled(whole.collected(part, self._ranks.replica) if in_parts else [part])
+        found = assemble(whole.gather_parts(part, self._ranks.replica) if in_parts else [part])
         if self.model_file is not None and self._ranks.place == 0:
-            whole.write(found["model"], self.model_file)
+            whole.save_file(found["model"], self.model_file)
         if in_parts:
-            await self._ranks.confer()
+            await self._ranks.gather_in_replica()
 
     # --- to other workers, and from them -----------------------------------------------------------------------------
 
     def digest(self) -> int:
         """Return a digest of parameters and the optimizer's state."""
-        return digest(of_state(self.protected))
+        return digest(named_tensors(self.protected))
 
     async def export(self, place: int, iteration: int, *, taken: bool = False, kept: bool = False) -> StateRef:
         """Write the state to the node's memory."""
-        found = self._taken if taken else None
-        return state.export(self._ranks.membership, place, found or laid_out(iteration, self.protected), kept=kept)
+        found = self._fetched if taken else None
+        return state.export(self._ranks.membership, place, found or collect_state(iteration, self.protected), kept=kept)
 
-    def withdraw(self, ref: StateRef) -> None:
+    def remove_export(self, ref: StateRef) -> None:
         """Remove the file of a state."""
-        state.path_of(ref.location).unlink(missing_ok=True)
+        SnapshotMemory.of_worker().remove(ref.location.name)
 
-    async def take(self, sources: Sequence[Sequence[StateRef]]) -> None:
+    async def fetch(self, sources: Sequence[Sequence[StateRef]]) -> None:
         """Fetch a state by the agent, one part after the other."""
-        self._fetcher.let_go()
+        self._fetcher.remove_files()
         gathering = Gathering(self.protected)
         for copies in sources:
-            if gathering.lacking:
+            if gathering.missing:
                 gathering.add(self._fetcher.fetch(copies, self._ranks.membership.epoch))
-        self._taken = gathering.result(sources[0][0].iteration)
+        self._fetched = gathering.result(sources[0][0].iteration)
         self._ranks.mute()
 
-    def take_stored(self, stored: StoredState) -> None:
+    def read_stored(self, stored: StoredState) -> None:
         """Read a state from storage."""
-        from unicron.train.snapshots.stored.reading import restored  # noqa: PLC0415 hardly any worker needs it
+        from unicron.train.snapshots.stored.reading import restore  # noqa: PLC0415 hardly any worker needs it
 
         task, ranks = os.environ["UNICRON_TASK"], self._ranks
-        self._taken = restored(stored, task, ranks.membership.shape, ranks.place, self.protected)
+        self._fetched = restore(stored, task, ranks.membership.shape, ranks.place, self.protected)
         ranks.mute()
 
     def load(self) -> None:
         """Load the state that was taken."""
-        if self._taken is not None:
-            loaded(self._taken, self.protected)
-            self._taken = None
-            self._fetcher.let_go()
+        if self._fetched is not None:
+            load_state(self._fetched, self.protected)
+            self._fetched = None
+            self._fetcher.remove_files()
         self._ranks.mute(muted=False)
 
-    def remember(self) -> None:
+    def keep_others(self) -> None:
         """Keep what else is protected."""
         others = {name: each for name, each in self.protected.items() if name not in {"model", "optimizer"}}
-        self._remembered = {name: copy.deepcopy(each.state_dict()) for name, each in others.items()}
+        self._kept_others = {name: copy.deepcopy(each.state_dict()) for name, each in others.items()}
         groups = self.protected["optimizer"].param_groups  # what schedulers change there
         self._rates = [{key: copy.deepcopy(group[key]) for key in group.keys() - {"params"}} for group in groups]
         self._ranks.mute()
 
-    def restore(self) -> None:
+    def restore_others(self) -> None:
         """Have what was remembered again."""
-        for name, found in self._remembered.items():
+        for name, found in self._kept_others.items():
             self.protected[name].load_state_dict(found)
         for group, rates in zip(self.protected["optimizer"].param_groups, self._rates, strict=True):
             group.update(rates)

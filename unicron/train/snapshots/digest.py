@@ -31,11 +31,11 @@ def digest(named: Iterable[tuple[str, torch.Tensor]]) -> int:
         seed = int.from_bytes(blake2b(text, digest_size=8).digest())
         found += seed
         if mine.numel():
-            sums[mine.device] = _mixed(mine) * _signed(seed | 1) + sums.get(mine.device, 0)
+            sums[mine.device] = _mix(mine) * _signed(seed | 1) + sums.get(mine.device, 0)
     return _signed(found + sum(int(each) for each in sums.values()))
 
 
-def of_state(protected: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(protected: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """Return the parameters and the optimizer's state of what is protected, by name.
 
     Buffers are left out: those of a batch norm depend on the microbatches that a replica happened to compute.
@@ -63,7 +63,7 @@ def _factors(device: torch.device) -> torch.Tensor:
     return (torch.arange(CHUNK, device=device) * 2 + 1) * _signed(ODD)
 
 
-def _mixed(tensor: torch.Tensor) -> torch.Tensor:
+def _mix(tensor: torch.Tensor) -> torch.Tensor:
     words, factors = _words(tensor), _factors(tensor.device)
     mixed, folded = torch.empty_like(factors[: len(words)]), torch.empty_like(factors[: len(words)])
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)

@@ -1,4 +1,4 @@
-"""A rank's state, put together from what ranks of any layout have laid out of theirs.
+"""A rank's state, put together from states that ranks of any layout have collected.
 
 All that belongs to a parameter goes by its name, and all that is spread by where in the whole tensor it lies. A state
 from a rank of the same place is only the case in which one is enough.
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from unicron.errors import StateTransferError
-from unicron.train.snapshots.shards import MARK, Box, as_shard_of, is_spread, read, written
+from unicron.train.snapshots.shards import MARK, Box, as_shard_of, decode_shard, encode_shard, is_sharded
 
 Protected = Mapping[str, Any]
 """What makes up the state, by the name that its script gave it."""
@@ -19,27 +19,27 @@ EXTRA = "_extra_state"
 """How the names of what `torch.nn.Module.get_extra_state` gives end: modules may keep what they are given of it."""
 
 
-def laid_out(iteration: int, protected: Protected) -> dict[str, Any]:
-    """Return what this rank has of the state from before the update of `iteration`: plain values and tensors."""
-    names = _names(protected)
+def collect_state(iteration: int, protected: Protected) -> dict[str, Any]:
+    """Return this rank's state from before the update of `iteration`, as plain values and tensors: it is *laid out*."""
+    names = _names_of_parameters(protected)
     objects = {name: _named_state(each, names) for name, each in protected.items()}
-    if any(is_spread(parameter) for _, parameter in names.values()):
-        objects = {name: _mapped(each) for name, each in objects.items()}
+    if any(is_sharded(parameter) for _, parameter in names.values()):
+        objects = {name: _encode_shards(each) for name, each in objects.items()}
     return {"iteration": iteration, "objects": objects}
 
 
-def loaded(found: dict[str, Any], protected: Protected) -> None:
+def load_state(found: dict[str, Any], protected: Protected) -> None:
     """Load a state that `Gathering` has put together.
 
     Raises:
         KeyError: it lacks one of the protected objects: not all workers run the same script.
     """
-    names = _names(protected)
+    names = _names_of_parameters(protected)
     for name, thing in protected.items():
         like = _named_state(thing, names)
-        whole = _joined(found["objects"][name], _as_parameters(thing, like, names))
+        whole = _as_sharded_like(found["objects"][name], _parameter_like(thing, like, names))
         if isinstance(thing, torch.optim.Optimizer):
-            _load_optimizer(thing, _by_number(thing, whole))
+            _load_optimizer(thing, _state_by_number(thing, whole))
         else:
             thing.load_state_dict(whole)
 
@@ -52,7 +52,7 @@ class Gathering:
     """
 
     def __init__(self, protected: Protected) -> None:
-        self._protected, self._names = protected, _names(protected)
+        self._protected, self._names = protected, _names_of_parameters(protected)
         self._like = {name: _named_state(each, self._names) for name, each in protected.items()}
         self._found: dict[str, Any] = {}
         self._unlisted: dict[str, set[str]] = {}
@@ -70,23 +70,25 @@ class Gathering:
                 raise StateTransferError(f"the state has no {name!r}: not all workers run the same script")
             value, like, in_place = state["objects"][name], self._like[name], isinstance(thing, torch.nn.Module)
             if in_place:
-                value = {key: _own(each) if key.endswith(EXTRA) else each for key, each in value.items() if key in like}
+                value = {
+                    key: _cloned(each) if key.endswith(EXTRA) else each for key, each in value.items() if key in like
+                }
                 _check_shapes(name, value, like)
             elif isinstance(thing, torch.optim.Optimizer):
-                value = self._of_mine(name, value, like)
+                value = self._select_own(name, value, like)
             # whole moments, and all else that is not spread, are as the holder has them
-            like = _as_parameters(thing, like, self._names)
-            self._found[name] = _merged(self._found.get(name), like, value, borrow=in_place)
+            like = _parameter_like(thing, like, self._names)
+            self._found[name] = _merge(self._found.get(name), like, value, borrow=in_place)
 
-    def _of_mine(self, name: str, value: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
-        """Return what an optimizer has of this rank's parameters."""
+    def _select_own(self, name: str, value: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
+        """Return the part of an optimizer's state that belongs to this rank's parameters."""
         if len(value["param_groups"]) != len(like["param_groups"]):
             raise StateTransferError(
                 f"{name} has {len(like['param_groups'])} groups of parameters here and {len(value['param_groups'])} in "
                 "the state: make as many on every rank, in the same order"
             )
-        wanted = _listed(like)
-        self._unlisted[name] = self._unlisted.get(name, set(wanted)).difference(_listed(value))
+        wanted = _parameter_names(like)
+        self._unlisted[name] = self._unlisted.get(name, set(wanted)).difference(_parameter_names(value))
         groups = zip(value["param_groups"], like["param_groups"], strict=True)
         return {
             "state": {each: value["state"][each] for each in wanted if each in value["state"]},
@@ -94,8 +96,8 @@ class Gathering:
         }
 
     @property
-    def lacking(self) -> str:
-        """The name of something that is still missing, empty when the state is whole."""
+    def missing(self) -> str:
+        """The name of a value that is still missing, empty when the state is whole."""
         for name, thing in self._protected.items():
             found = self._found.get(name)
             if found is None:
@@ -104,7 +106,7 @@ class Gathering:
                 missing = self._like[name].keys() - found.keys()
             else:
                 missing = self._unlisted.get(name, set())
-            if where := min(missing, default="") or _unfilled(found):
+            if where := min(missing, default="") or _first_missing(found):
                 return f"{name} {where}"
         return ""
 
@@ -114,15 +116,15 @@ class Gathering:
         Raises:
             StateTransferError: it is not whole.
         """
-        if self.lacking:
+        if self.missing:
             raise StateTransferError(
-                f"the states that are there lack {self.lacking}: parameters have the same names in all layouts, "
+                f"the states that are there lack {self.missing}: parameters have the same names in all layouts, "
                 "as a stage that keeps its layers' numbers gives them"
             )
-        return {"iteration": iteration, "objects": {name: _taken(each) for name, each in self._found.items()}}
+        return {"iteration": iteration, "objects": {name: _encode_parts(each) for name, each in self._found.items()}}
 
 
-def assembled(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def assemble(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the objects that all places of a replica together have, with whole tensors under their full names.
 
     Args:
@@ -134,14 +136,14 @@ def assembled(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     listed: dict[tuple[str, int], dict[str, None]] = {}
     for part in parts:
-        found = _merged(found, None, part)
+        found = _merge(found, None, part)
         for name, each in part.items():
             groups = each.get("param_groups", ()) if isinstance(each, Mapping) else ()
             for number, group in enumerate(groups):  # a stage of a pipeline has parameters of its own
                 listed.setdefault((name, number), {}).update(dict.fromkeys(group["params"]))
-    if lacking := _unfilled(found):
+    if lacking := _first_missing(found):
         raise StateTransferError(f"the places of a replica together lack {lacking}")
-    whole: dict[str, Any] = _taken(found)
+    whole: dict[str, Any] = _encode_parts(found)
     for (name, number), names in listed.items():
         whole[name]["param_groups"][number]["params"] = list(names)
     return whole
@@ -161,7 +163,7 @@ class Needs:
             if isinstance(thing, torch.nn.Module)
         }
         self._optimizers = {name for name, thing in protected.items() if isinstance(thing, torch.optim.Optimizer)}
-        self._parameters = {name: Box.of(each.detach()) for name, each in _names(protected).values()}
+        self._parameters = {name: Box.of(each.detach()) for name, each in _names_of_parameters(protected).values()}
         self._names = set(protected)
 
     def has(self, path: Sequence[str | int], box: Box) -> bool:
@@ -206,7 +208,7 @@ class _Part:
         self._held[both.within(self._box)] = shard[both.within(box)]
         self.missing = 0 if both == self._box else self.missing - self._held[both.within(self._box)].numel()
 
-    def written(self) -> Any:
+    def encode(self) -> Any:
         """Return it as it is laid out."""
         if not self._spread:
             return self._held
@@ -216,7 +218,7 @@ class _Part:
 # --- what is protected, by name --------------------------------------------------------------------------------------
 
 
-def _names(protected: Protected) -> dict[int, tuple[str, torch.Tensor]]:
+def _names_of_parameters(protected: Protected) -> dict[int, tuple[str, torch.Tensor]]:
     """Return the name of each parameter, and the parameter, by its identity."""
     found: dict[int, tuple[str, torch.Tensor]] = {}
     for name, thing in protected.items():
@@ -242,9 +244,9 @@ def _named_state(thing: Any, names: Mapping[int, tuple[str, torch.Tensor]]) -> A
     }
 
 
-def _by_number(optimizer: torch.optim.Optimizer, named: dict[str, Any]) -> dict[str, Any]:
+def _state_by_number(optimizer: torch.optim.Optimizer, named: dict[str, Any]) -> dict[str, Any]:
     """Undo `_named_state` for an optimizer."""
-    numbers = {name: number for number, name in enumerate(_listed(named))}
+    numbers = {name: number for number, name in enumerate(_parameter_names(named))}
     packed = optimizer.state_dict()["param_groups"]
     return {
         "state": {numbers.get(name, name): each for name, each in named["state"].items()},
@@ -259,25 +261,25 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
     optimizer.load_state_dict(state)
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     for number, parameter in enumerate(parameters):
-        _typed(optimizer.state.get(parameter), state["state"].get(number))
+        _restore_types(optimizer.state.get(parameter), state["state"].get(number))
 
 
-def _typed(own: Any, saved: Any) -> Any:
+def _restore_types(own: Any, saved: Any) -> Any:
     """Return what was loaded; tensors whose type was changed by that are as they were saved."""
     if isinstance(own, torch.Tensor) and isinstance(saved, torch.Tensor):
         return own if own.dtype == saved.dtype else saved.to(own.device)
     if isinstance(own, dict) and isinstance(saved, Mapping):
-        own.update({key: _typed(each, saved.get(key)) for key, each in own.items()})
+        own.update({key: _restore_types(each, saved.get(key)) for key, each in own.items()})
     elif type(own) in {list, tuple} and isinstance(saved, list | tuple):
-        return type(own)(map(_typed, own, saved))
+        return type(own)(map(_restore_types, own, saved))
     return own
 
 
-def _listed(named: Mapping[str, Any]) -> list[str]:
+def _parameter_names(named: Mapping[str, Any]) -> list[str]:
     return [name for group in named["param_groups"] for name in group["params"]]
 
 
-def _as_parameters(thing: Any, like: Any, names: Mapping[int, tuple[str, torch.Tensor]]) -> Any:
+def _parameter_like(thing: Any, like: Any, names: Mapping[int, tuple[str, torch.Tensor]]) -> Any:
     """Return what tells how each tensor is to be spread: what an optimizer has of a parameter, as that is."""
     if not isinstance(thing, torch.optim.Optimizer):
         return like
@@ -298,7 +300,7 @@ class _Everything(dict[str, torch.Tensor]):
 
 def _check_shapes(name: str, value: Mapping[str, Any], like: Mapping[str, Any]) -> None:
     for key, each in value.items():
-        piece = read(each)
+        piece = decode_shard(each)
         if piece is not None and isinstance(like[key], torch.Tensor) and piece[0].whole != tuple(like[key].shape):
             raise StateTransferError(
                 f"{name} {key} has the shape {tuple(like[key].shape)} here and {piece[0].whole} in the state: all "
@@ -317,17 +319,17 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
     return list(value.items()) if isinstance(value, Mapping) else list(enumerate(value))
 
 
-def _within(value: Any, key: Any) -> Any:
+def _item_at(value: Any, key: Any) -> Any:
     if isinstance(value, Mapping):
         return value.get(key)
     return value[key] if isinstance(value, list | tuple) and key < len(value) else None
 
 
-def _own(value: Any) -> Any:
-    """Return a value whose tensors are nobody else's."""
+def _cloned(value: Any) -> Any:
+    """Return a copy of a value, tensors included."""
     if isinstance(value, torch.Tensor):
         return value.clone()
-    return value if _is_leaf(value) else _rebuilt(value, [(key, _own(each)) for key, each in _items(value)])
+    return value if _is_leaf(value) else _rebuilt(value, [(key, _cloned(each)) for key, each in _items(value)])
 
 
 def _rebuilt(value: Any, items: list[tuple[Any, Any]]) -> Any:
@@ -337,27 +339,27 @@ def _rebuilt(value: Any, items: list[tuple[Any, Any]]) -> Any:
     return type(value)(each for _, each in items) if type(value) in {list, tuple} else [each for _, each in items]
 
 
-def _mapped(value: Any) -> Any:
+def _encode_shards(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return written(value)
-    return value if _is_leaf(value) else _rebuilt(value, [(key, _mapped(each)) for key, each in _items(value)])
+        return encode_shard(value)
+    return value if _is_leaf(value) else _rebuilt(value, [(key, _encode_shards(each)) for key, each in _items(value)])
 
 
-def _merged(found: Any, like: Any, value: Any, *, borrow: bool = False) -> Any:
+def _merge(found: Any, like: Any, value: Any, *, borrow: bool = False) -> Any:
     """Return what was found so far, with what `value` has of it."""
     if not _is_leaf(value):
         new = [
-            (key, _merged(_within(found, key), _within(like, key), each, borrow=borrow)) for key, each in _items(value)
+            (key, _merge(_item_at(found, key), _item_at(like, key), each, borrow=borrow)) for key, each in _items(value)
         ]
         if isinstance(value, Mapping) and isinstance(found, Mapping):
             return {**found, **dict(new)}
         return _rebuilt(value, new)
-    named = read(value)
+    named = decode_shard(value)
     if named is None:
         return value if found is None else found
     box, shard = named
     if not isinstance(found, _Part):
-        spread = is_spread(like) and tuple(like.shape) == box.whole
+        spread = is_sharded(like) and tuple(like.shape) == box.whole
         found = _Part(
             Box.of(like) if spread else Box(box.whole, (0,) * len(box.whole), box.whole), shard, spread=spread
         )
@@ -365,24 +367,24 @@ def _merged(found: Any, like: Any, value: Any, *, borrow: bool = False) -> Any:
     return found
 
 
-def _unfilled(found: Any) -> str:
+def _first_missing(found: Any) -> str:
     """Return where a tensor lacks some of its elements, empty where none does."""
     if isinstance(found, _Part) or _is_leaf(found):
         return "elements" if isinstance(found, _Part) and found.missing else ""
     for key, each in _items(found):
-        if where := _unfilled(each):
+        if where := _first_missing(each):
             return f"{key} {where}"
     return ""
 
 
-def _taken(found: Any) -> Any:
+def _encode_parts(found: Any) -> Any:
     if isinstance(found, _Part):
-        return found.written()
-    return found if _is_leaf(found) else _rebuilt(found, [(key, _taken(each)) for key, each in _items(found)])
+        return found.encode()
+    return found if _is_leaf(found) else _rebuilt(found, [(key, _encode_parts(each)) for key, each in _items(found)])
 
 
-def _joined(value: Any, like: Any) -> Any:
+def _as_sharded_like(value: Any, like: Any) -> Any:
     if not _is_leaf(value):
-        return _rebuilt(value, [(key, _joined(each, _within(like, key))) for key, each in _items(value)])
-    named = read(value) if isinstance(value, dict) else None
+        return _rebuilt(value, [(key, _as_sharded_like(each, _item_at(like, key))) for key, each in _items(value)])
+    named = decode_shard(value) if isinstance(value, dict) else None
     return value if named is None else as_shard_of(named[1], like)

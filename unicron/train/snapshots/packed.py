@@ -51,7 +51,7 @@ class Packing:
         self._offsets: list[int] = []
         self._placed: dict[tuple[Any, ...], int] = {}
         self._end = 0
-        held = msgspec.msgpack.encode(self._held(state))
+        held = msgspec.msgpack.encode(self._encode(state))
         self._tail = held + FOOT.pack(MAGIC, len(held))
         self.size = self._end + len(self._tail)
 
@@ -71,18 +71,18 @@ class Packing:
         mapped[self._end : self.size] = self._tail
         return before
 
-    def _held(self, value: Any) -> Any:
+    def _encode(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return {TENSOR: [NAMES[value.dtype], list(value.shape), self._place(value)]}
         if _is_plain(value):
             return value
         if isinstance(value, Mapping) and all(type(key) in {str, int} for key in value) and MARKS.isdisjoint(value):
-            return {key: self._held(each) for key, each in value.items()}
+            return {key: self._encode(each) for key, each in value.items()}
         if type(value) is list:
-            return [self._held(each) for each in value]
+            return [self._encode(each) for each in value]
         if type(value) is tuple:
-            return {TUPLE: [self._held(each) for each in value]}
-        return {OTHER: _saved(value)}
+            return {TUPLE: [self._encode(each) for each in value]}
+        return {OTHER: _torch_saved(value)}
 
     def _place(self, tensor: torch.Tensor) -> int:
         """Return where a tensor begins; one that is there twice, as tied weights are, is written once."""
@@ -114,14 +114,14 @@ def _is_plain(value: Any) -> bool:
     return type(value) in PLAIN or (type(value) is int and -(2**63) <= value < 2**63)
 
 
-def _saved(value: Any) -> bytes:
+def _torch_saved(value: Any) -> bytes:
     """Return what is neither a tensor nor plain, as torch saves it."""
     stream = io.BytesIO()
     torch.save(value, stream)
     return stream.getvalue()
 
 
-def mapped(path: Path, size: int) -> mmap.mmap:
+def map_file(path: Path, size: int) -> mmap.mmap:
     """Return a file of this size to write a state to; one that is there is written over.
 
     Raises:
@@ -155,23 +155,23 @@ def unpack(path: Path, size: int) -> Any:
         raise StateTransferError(f"{path.name} is no state: it does not end as one")
     flat = torch.frombuffer(mapped, dtype=torch.uint8)
     try:
-        return _filled(msgspec.msgpack.decode(mapped[end : end + length]), flat[:end])
+        return _decode(msgspec.msgpack.decode(mapped[end : end + length]), flat[:end])
     except (KeyError, TypeError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise StateTransferError(f"{path.name} is no state: {error!r}") from error
 
 
-def _filled(value: Any, flat: torch.Tensor) -> Any:
+def _decode(value: Any, flat: torch.Tensor) -> Any:
     if isinstance(value, list):
-        return [_filled(each, flat) for each in value]
+        return [_decode(each, flat) for each in value]
     if not isinstance(value, dict):
         return value
     if TENSOR in value:
         return _tensor(value[TENSOR], flat)
     if TUPLE in value:
-        return tuple(_filled(each, flat) for each in value[TUPLE])
+        return tuple(_decode(each, flat) for each in value[TUPLE])
     if OTHER in value:
         return torch.load(io.BytesIO(value[OTHER]), weights_only=True)
-    return {key: _filled(each, flat) for key, each in value.items()}
+    return {key: _decode(each, flat) for key, each in value.items()}
 
 
 def _tensor(told: Any, flat: torch.Tensor) -> torch.Tensor:

@@ -7,65 +7,61 @@ waits for it. What else there is of a state is small, and is set aside at once.
 """
 
 import mmap
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 from xxhash import xxh3_128
 
-from unicron.contracts.states import SAVED, TURNS, StateRef, label
-from unicron.files import remove_if_possible
-from unicron.train.snapshots.packed import Packing, Targets, mapped
+from unicron.contracts.states import TURNS, StateRef
+from unicron.errors import StateTransferError
+from unicron.snapshots.memory import SnapshotMemory
+from unicron.snapshots.names import saved_name
+from unicron.train.snapshots.packed import Packing, Targets, map_file
 from unicron.train.snapshots.shards import local
 from unicron.train.snapshots.side_stream import SideStream
-
-VARIABLE = "UNICRON_STATE_LIMIT"
-"""Bytes that saved states may take on this node, all together."""
-
 
 COSTS = 4
 """Saves of which the cheapest tells what one costs: what else runs makes some dear."""
 
 
-def set_aside(state: dict[str, Any], protected: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state that was laid out, with copies of what may change before the next update."""
+def copy_mutable(state: dict[str, Any], protected: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a collected state in which whatever may change before the next update is copied."""
     modules = [each for each in protected.values() if isinstance(each, torch.nn.Module)]
     steady = {local(each).untyped_storage().data_ptr() for module in modules for each in module.parameters()}
     objects = {
-        name: each if name == "optimizer" else _set_aside(each, steady) for name, each in state["objects"].items()
+        name: each if name == "optimizer" else _copy_mutable(each, steady) for name, each in state["objects"].items()
     }
     return {**state, "objects": objects}
 
 
-def _set_aside(value: Any, steady: set[int]) -> Any:
+def _copy_mutable(value: Any, steady: set[int]) -> Any:
     if isinstance(value, torch.Tensor):
         return value if value.untyped_storage().data_ptr() in steady else value.detach().clone()
     if isinstance(value, Mapping):
-        return {key: _set_aside(each, steady) for key, each in value.items()}
-    return type(value)(_set_aside(each, steady) for each in value) if type(value) in {list, tuple} else value
+        return {key: _copy_mutable(each, steady) for key, each in value.items()}
+    return type(value)(_copy_mutable(each, steady) for each in value) if type(value) in {list, tuple} else value
 
 
 class StateSaver:
     """Writes states to two files in turn: one is whole while the other is written.
 
     Args:
-        directory: in the node's memory.
-        told: told why a state could not be saved, by the thread.
+        memory: of the node.
+        on_failure: is called with the reason why a state could not be saved, by the thread.
 
     Attributes:
         failed: the last one could not be saved.
     """
 
-    def __init__(self, directory: Path, on_failure: Callable[[str], None]) -> None:
+    def __init__(self, memory: SnapshotMemory, on_failure: Callable[[str], None]) -> None:
         self.failed = False
-        self._directory, self._on_failure = directory, on_failure
-        self._whole = 0
+        self._memory, self._on_failure = memory, on_failure
+        self._last_whole = 0
         self._files: dict[str, mmap.mmap] = {}
         self._targets: dict[str, Targets] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="unicron-saver")
@@ -89,12 +85,12 @@ class StateSaver:
         """
         self.wait()
         self.failed = False
-        turn = (self._whole + 1) % TURNS
-        name = f"{ref.location.worker}.{turn}.{SAVED}"
+        turn = (self._last_whole + 1) % TURNS
+        name = saved_name(ref.location.worker, turn)
         ref = replace(ref, location=replace(ref.location, name=name))
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._side = self._side or SideStream(torch.device("cuda", torch.cuda.current_device()))
-            self._side.follow()
+            self._side.wait_for_training()
         self._saving = self._thread.submit(self._save, state, ref, turn, saved, cost_s)
         return name
 
@@ -109,46 +105,40 @@ class StateSaver:
     ) -> None:
         began = time.thread_time()
         try:
-            ref = self._written(state, ref)
+            ref = self._write(state, ref)
         except Exception as error:  # noqa: BLE001 whatever it is, training goes on, and the last whole state stays
-            remove_if_possible(self._directory / ref.location.name)
+            self._memory.remove(ref.location.name)
             self.failed = True
-            why = f"{error.strerror}; make room there" if isinstance(error, OSError) else repr(error)
-            self._on_failure(f"{ref.location.name} in {self._directory}: {why}")
+            self._on_failure(f"{ref.location.name} in {self._memory.folder}: {_reason(error)}")
         else:
-            self._whole = turn
+            self._last_whole = turn
             self._costs.append(cost_s + time.thread_time() - began)
             saved(ref)
 
-    def _written(self, state: dict[str, Any], ref: StateRef) -> StateRef:
+    def _write(self, state: dict[str, Any], ref: StateRef) -> StateRef:
         copy = self._side.copy if self._side is not None else None
         packing, name = Packing(state, copy), ref.location.name
-        file = self._file(name, packing.size)
+        file = self._file_to_write(name, packing.size)
         self._targets[name] = packing.write(file, self._targets.get(name))
         ref = replace(ref, size=packing.size, checksum=xxh3_128(file).digest())
-        with (self._directory / name).open("ab") as end:
-            end.write(label(ref))  # only now it is a state
+        self._memory.add_label(ref)  # only now it is a state
         return ref
 
-    def _file(self, name: str, size: int) -> mmap.mmap:
+    def _file_to_write(self, name: str, size: int) -> mmap.mmap:
         """Return the file to write to, without its label: from here on it is no state."""
-        path = self._directory / name
         known = self._files.pop(name, None)
-        links = path.stat().st_nlink if path.exists() else 0
-        if known is not None and len(known) == size and links == 1:
-            os.truncate(path, size)
-        else:
+        same = self._memory.begin_overwrite(name, size)
+        if known is None or len(known) != size or not same:
             self._targets.pop(name, None)
-            path.unlink(missing_ok=True)  # somebody may still read it under another name
-            self._make_room(name, size)
-            known = mapped(path, size)
+            self._memory.remove(name)
+            self._memory.check_room(name, size)
+            known = map_file(self._memory.folder / name, size)
         self._files[name] = known
         return known
 
-    def _make_room(self, name: str, size: int) -> None:
-        """Raise if the files of all would take more than they may."""
-        limit = int(os.environ.get(VARIABLE, "0"))
-        others = sum(path.stat().st_size for path in self._directory.glob(f"*.{SAVED}") if path.name != name)
-        if limit and others + size > limit:
-            text = f"{others + size} bytes of saved states are more than the node's limit of {limit} bytes"
-            raise OSError(0, text)
+
+def _reason(error: Exception) -> str:
+    """Return why a state could not be saved, and the cure if there is one."""
+    if isinstance(error, OSError):
+        return f"{error.strerror}; make room there"
+    return str(error) if isinstance(error, StateTransferError) else repr(error)

@@ -33,7 +33,7 @@ class Box(NamedTuple):
         Raises:
             StateTransferError: what it holds is no box.
         """
-        if not is_spread(tensor):
+        if not is_sharded(tensor):
             return cls(tuple(tensor.shape), (0,) * tensor.dim(), tuple(tensor.shape))
         spread: Any = tensor
         box, held = _box(spread.shape, spread.device_mesh, spread.placements), tuple(local(spread).shape)
@@ -72,27 +72,27 @@ def _box(shape: torch.Size, mesh: Any, placements: Any) -> Box:
     return Box(tuple(shape), tuple(offset), tuple(held))
 
 
-def is_spread(tensor: Any) -> bool:
+def is_sharded(tensor: Any) -> bool:
     """Return whether ranks of the replica share this tensor."""
     return isinstance(tensor, torch.Tensor) and hasattr(tensor, "placements")
 
 
 def local(tensor: Any) -> torch.Tensor:
     """Return what this rank holds of a tensor: all of it, where it is not spread."""
-    held: torch.Tensor = tensor._local_tensor if is_spread(tensor) else tensor  # noqa: SLF001 `to_local` may take 20 us
+    held: torch.Tensor = tensor._local_tensor if is_sharded(tensor) else tensor  # noqa: SLF001 `to_local` may take 20 us
     return held
 
 
-def spread_as(tensor: Any, other: Any) -> Any:
+def redistribute_like(tensor: Any, other: Any) -> Any:
     """Return `tensor` spread over the ranks as `other` is; a gradient may be a sum that is still to be made."""
-    if not is_spread(tensor) or tensor.placements == other.placements:
+    if not is_sharded(tensor) or tensor.placements == other.placements:
         return tensor
     return tensor.redistribute(other.device_mesh, other.placements)
 
 
 def as_shard_of(shard: torch.Tensor, other: Any) -> torch.Tensor:
     """Return the tensor whose part on this rank is `shard`, spread as `other` is."""
-    if not is_spread(other):
+    if not is_sharded(other):
         return shard
     from torch.distributed.tensor import DTensor  # noqa: PLC0415 who has such tensors has imported it
 
@@ -101,20 +101,20 @@ def as_shard_of(shard: torch.Tensor, other: Any) -> torch.Tensor:
     return found
 
 
-def written(tensor: torch.Tensor) -> Any:
-    """Return what this rank holds of a tensor and where in it that lies, as plain values and a plain tensor."""
+def encode_shard(tensor: torch.Tensor) -> Any:
+    """Return this rank's shard of a tensor with its box, as plain values and a plain tensor; or the whole tensor."""
     held = tensor.detach()
-    if not is_spread(held):
+    if not is_sharded(held):
         return held
     box = Box.of(held)
     return {MARK: [list(box.whole), list(box.offset)], "shard": local(held)}
 
 
-def read(value: Any) -> tuple[Box, torch.Tensor] | None:
-    """Undo `written`; None where `value` is no tensor.
+def decode_shard(value: Any) -> tuple[Box, torch.Tensor] | None:
+    """Undo `encode_shard`; return None where `value` is no tensor.
 
     Raises:
-        StateTransferError: it is none, though it says so.
+        StateTransferError: it is marked as a shard, and is none.
     """
     if isinstance(value, torch.Tensor):
         return Box.of(value), value

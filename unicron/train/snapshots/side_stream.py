@@ -23,8 +23,8 @@ class SideStream:
         self._updated = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._halves: list[tuple[torch.Tensor, torch.cuda.Event]] = []
 
-    def follow(self) -> None:
-        """Have what is copied next be as it is when all that training has queued by now is done."""
+    def wait_for_training(self) -> None:
+        """Have the next copy wait for all that training has enqueued by now."""
         self._updated.record(torch.cuda.current_stream(self._stream.device))
 
     def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

@@ -12,26 +12,18 @@ from typing import Any
 from msgspec.structs import replace
 from xxhash import xxh3_128
 
-from unicron.contracts.states import KEPT, LENT, StateLocation, StateRef
+from unicron.contracts.states import StateLocation, StateRef
 from unicron.contracts.worker import FetchState, Membership
 from unicron.errors import StateTransferError
 from unicron.files import remove_if_possible
-from unicron.train.snapshots.packed import Packing, mapped, unpack
+from unicron.snapshots.memory import SnapshotMemory, finished_or_removed
+from unicron.snapshots.names import exported_name
+from unicron.train.snapshots.packed import Packing, map_file, unpack
 from unicron.train.worker.channel import AgentChannel
 
 
-def directory() -> Path:
-    """Return where states of this node lie."""
-    return Path(os.environ["UNICRON_STATE_DIR"])
-
-
-def path_of(location: StateLocation) -> Path:
-    """Return where a state of this node lies."""
-    return directory() / location.name
-
-
-def described(membership: Membership, place: int, iteration: int, name: str = "") -> StateRef:
-    """Return what a state of this worker is, before it is written.
+def describe(membership: Membership, place: int, iteration: int, name: str = "") -> StateRef:
+    """Return the reference of a state of this worker, without size and checksum.
 
     Args:
         membership: that the worker is in.
@@ -52,39 +44,37 @@ def described(membership: Membership, place: int, iteration: int, name: str = ""
 
 
 def export(membership: Membership, place: int, found: dict[str, Any], *, kept: bool = False) -> StateRef:
-    """Write a state to the node's memory, for the other members; return what it is.
+    """Write a state to the node's memory, for the other members; return its reference.
 
     Args:
         membership: that takes it; it names who hands it over.
         place: in the replica.
-        found: the state; `gathering.laid_out` makes one, and `Gathering` puts one together.
+        found: the state; `gathering.collect_state` makes one, and `Gathering` puts one together.
         kept: it is to outlive this process.
 
     Raises:
         StateTransferError: it can't be written; nothing of it is left.
     """
     member = membership.member
-    name = f"{member.worker}.{membership.epoch}.{KEPT if kept else LENT}"
-    ref = described(membership, place, found["iteration"], name)
-    path = path_of(ref.location)
-    unfinished = path.with_suffix(".part")
+    name = exported_name(member.worker, membership.epoch, kept=kept)
+    ref = describe(membership, place, found["iteration"], name)
+    folder = SnapshotMemory.of_worker().folder
     try:
         packing = Packing(found)
-        file = mapped(unfinished, packing.size)
-        packing.write(file)
-        checksum = xxh3_128(file).digest()
-        unfinished.rename(path)
+        with finished_or_removed(folder / name) as path:
+            file = map_file(path, packing.size)
+            packing.write(file)
+            checksum = xxh3_128(file).digest()
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise StateTransferError(
-            f"worker {member.worker} can't write its state to {path.parent} on {member.node}: {error}; "
+            f"worker {member.worker} can't write its state to {folder} on {member.node}: {error}; "
             "make room there, the state of every worker of the node must fit once"
         ) from error
     return replace(ref, size=packing.size, checksum=checksum)
 
 
 class Fetcher:
-    """Has the agent fetch states for this worker.
+    """Fetches states for this worker, by its agent.
 
     Args:
         channel: to the agent; None outside a cluster.
@@ -111,8 +101,8 @@ class Fetcher:
                 problems.append(str(error))
         raise StateTransferError("; ".join(problems))
 
-    def let_go(self) -> None:
-        """Remove the files: until then nobody writes over them."""
+    def remove_files(self) -> None:
+        """Remove the fetched files; until then nobody writes over them."""
         while self._files:
             remove_if_possible(self._files.pop())
 

@@ -22,8 +22,10 @@ PIECE = 1 << 26
 """Bytes that are sent at once."""
 
 
-def collected(part: Any, groups: "InnerGroups") -> Iterator[Any]:
-    """Yield at the first place of a replica what all give, one after the other; all have to go through it.
+def gather_parts(part: Any, groups: "InnerGroups") -> Iterator[Any]:
+    """Gather the parts of all places of a replica at its first, and yield them there, one after the other.
+
+    All places have to iterate over it; the others get nothing.
 
     Raises:
         GroupBrokenError: the replica broke.
@@ -53,7 +55,7 @@ def collected(part: Any, groups: "InnerGroups") -> Iterator[Any]:
             yield torch.load(io.BytesIO(data.numpy().data), weights_only=True, map_location="cpu")
 
 
-def write(value: Any, path: Path) -> None:
+def save_file(value: Any, path: Path) -> None:
     """Save a value, so that a file of this name is whole at any time, and outlives a crash of the machine.
 
     Raises:
@@ -72,7 +74,7 @@ def write(value: Any, path: Path) -> None:
         raise OSError(error.errno, f"{path} can't be saved: {error.strerror}") from error
     finally:
         unfinished.unlink(missing_ok=True)
-    _sync(path.parent)
+    _sync_folder(path.parent)
     for left in path.parent.glob(f"{glob.escape(path.name)}.????????.part"):
         left.unlink(missing_ok=True)  # of a writer that died
 
@@ -102,7 +104,7 @@ def _check(path: Path, checksum: bytes) -> None:
         raise OSError(errno.EIO, "what was written is not what can be read there")
 
 
-def _sync(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -45,7 +45,7 @@ from unicron.train.worker.injected import Injected, exception, raise_in_script
 from unicron.train.worker.phases import FORGOTTEN, greeting
 
 SOCKET_VARIABLE = "UNICRON_WORKER_SOCKET"
-TELL = "UNICRON_TELL"
+LAUNCHER_VARIABLE = "UNICRON_TELL"
 """Variable with the descriptor of the socket on which a program sends messages to its launcher."""
 
 
@@ -64,9 +64,9 @@ class AgentChannel:
         self.period = period_of(DEFAULT_SHARE)
         self.saves, self.store_s, self.store_asked = False, 0.0, 0
         self.secured: tuple[str, int] | None = None
-        self.interrupt: Callable[[Membership], bool] = lambda _: False
-        self.reset: Callable[[], None] = lambda: None
-        self.asked: Callable[[Ping], None] = lambda ping: self.send(pong(ping))
+        self.on_membership: Callable[[Membership], bool] = lambda _: False
+        self.on_reset: Callable[[], None] = lambda: None
+        self.on_ping: Callable[[Ping], None] = lambda ping: self.send(pong(ping))
         self.injected = Injected()
         threading.Thread(target=self._run, name="unicron-channel", daemon=True).start()
 
@@ -144,7 +144,7 @@ class AgentChannel:
     def _read(self, connection: socket.socket) -> None:
         while True:
             # a group that was being formed when the interruption came may open further sockets: interrupt again
-            busy = self.interrupt(self._membership)
+            busy = self.on_membership(self._membership)
             if select.select([connection], [], [], 0.05 if busy else None)[0]:
                 length = length_of(receive(connection, LENGTH.size))
                 self._handle(to_worker(receive(connection, length)))
@@ -168,7 +168,7 @@ class AgentChannel:
             case Secured():
                 self.secured = (message.name, message.iteration)
             case Ping():
-                self.asked(message)
+                self.on_ping(message)
             case _:
                 self._inject(message)
 
@@ -184,7 +184,7 @@ class AgentChannel:
             case SlowFault():
                 self.injected.factor = message.factor
             case ResetFault():
-                self.reset()
+                self.on_reset()
 
 
 def receive(connection: socket.socket, size: int) -> bytes:
@@ -255,7 +255,7 @@ def use_launcher(connection: socket.socket) -> LauncherChannel:
 
 def launcher_channel() -> LauncherChannel | None:
     """Return the connection to this process's launcher, None if it has none."""
-    number = os.environ.get(TELL)
+    number = os.environ.get(LAUNCHER_VARIABLE)
     return _launcher_channel or (use_launcher(socket.socket(fileno=int(number))) if number else None)
 
 

@@ -22,7 +22,7 @@ class Vote(NamedTuple):
     """The digest of a replica's state of a place; a state that was taken from another replica is no vote of its own."""
 
     digest: int
-    taken: bool
+    restored: bool
 
 
 class StateComparison(NamedTuple):
@@ -37,15 +37,15 @@ class StateComparison(NamedTuple):
     undecided: bool
 
 
-def judge(votes: Sequence[Vote]) -> StateComparison:
+def compare_votes(votes: Sequence[Vote]) -> StateComparison:
     """Return the replicas whose state differs from the majority's; states that were taken from others don't vote."""
-    heard = [vote.digest for vote in votes if not vote.taken] or [vote.digest for vote in votes]
+    heard = [vote.digest for vote in votes if not vote.restored] or [vote.digest for vote in votes]
     [(right, count)] = Counter(heard).most_common(1)  # of equals the first
     wrong = frozenset(replica for replica, vote in enumerate(votes) if vote.digest != right)
     return StateComparison(wrong, bool(wrong) and 2 * count <= len(heard))
 
 
-def _origin(shelf: ParkedSnapshot) -> str:
+def origin_of(shelf: ParkedSnapshot) -> str:
     """Return where a state was restored from; empty if workers left it behind after they had computed on it."""
     if shelf.stored is not None:
         return f"{shelf.stored.root}/{shelf.stored.folder}"
@@ -66,7 +66,7 @@ class Duties:
     def __init__(self, ranks: Ranks, states: States, gradients: Gradients) -> None:
         self.due: frozenset[Due] = frozenset()
         self._ranks, self._states, self._gradients = ranks, states, gradients
-        self._taken = False
+        self._restored = False
         self._origin = "copies"
         self._saved_at = self._stored_at = 0.0
         self._asked = 0
@@ -74,11 +74,11 @@ class Duties:
     def join(self, plan: Resumption, standings: Sequence[Standing], *, taken: bool = False) -> None:
         """Take on the duties of all members; if any of them took a state, states are to be compared."""
         handed = {Due.COMPARE} if any(plan.sources) or plan.lacking else set[Due]()
-        if plan.shelf and plan.lacking and (source := _origin(plan.shelf)):
+        if plan.shelf and plan.lacking and (source := origin_of(plan.shelf)):
             handed.add(Due.TRY)
             self._origin = source
         self.due = frozenset(handed | {Due.SAVE}).union(*(each.due for each in standings))
-        self._taken, self._saved_at = self._taken or taken, self._ranks.now()
+        self._restored, self._saved_at = self._restored or taken, self._ranks.now()
 
     def announce(self, *, saved: bool) -> None:
         """Announce that the next state is to be saved or stored, if that is due or failed for this one."""
@@ -104,7 +104,7 @@ class Duties:
 
     def reject(self, epoch: int, iteration: int, error: UnusableStateError) -> None:
         """Report that no worker must use this state."""
-        self._ranks.say(Unusable(epoch=epoch, iteration=iteration, copies=self._origin, reason=str(error)))
+        self._ranks.send(Unusable(epoch=epoch, iteration=iteration, copies=self._origin, reason=str(error)))
 
     async def compare(self, membership: Membership, iteration: int) -> None:
         """Compare states, if that is due; report it if this rank's state is wrong.
@@ -116,11 +116,11 @@ class Duties:
         seat = membership.seat
         if Due.COMPARE not in self.due or seat is None or membership.layout.replicas == 1:
             return
-        reports = await self._ranks.tally(self._states.digest(), int(self._taken))
+        reports = await self._ranks.gather_across_replicas(self._states.digest(), int(self._restored))
         votes = [Vote(digest, bool(taken)) for digest, taken in reports]
-        wrong, undecided = judge(votes)
+        wrong, undecided = compare_votes(votes)
         if seat.replica in wrong:
-            self._ranks.say(
+            self._ranks.send(
                 Diverged(
                     epoch=membership.epoch,
                     iteration=iteration,
@@ -137,7 +137,7 @@ class Duties:
             )
             raise StateDivergedError(text, own=seat.replica in wrong)
 
-    def fulfil(self, *, saved: bool, announced: frozenset[Due]) -> None:
+    def carry_out(self, *, saved: bool, announced: frozenset[Due]) -> None:
         """Mark the duties as done, and store the saved state if that is due.
 
         Args:
@@ -146,7 +146,7 @@ class Duties:
         """
         if Due.STORE in self.due and saved and self._states.store_s > 0:
             self._states.store()
-        self.due, self._taken = announced, False
+        self.due, self._restored = announced, False
         if announced:
             self._saved_at = self._ranks.now()
         if Due.STORE in announced:

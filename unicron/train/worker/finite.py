@@ -37,25 +37,25 @@ class Finite:
 
     def __init__(self, ranks: Ranks, gradients: Gradients, rule: Rule | None) -> None:
         self._ranks, self._gradients, self._rule = ranks, gradients, rule
-        self._looks: list[tuple[int, object]] = []
+        self._pending: list[tuple[int, object]] = []
         self._tried = (-1, -1)
         self._suspected: list[int] = []
 
     def clear(self) -> None:
         """Forget what was accumulated."""
-        self._looks = []
+        self._pending = []
 
-    def note(self, microbatch: int) -> None:
+    def record(self, microbatch: int) -> None:
         """Have the sum looked at with the gradient of this microbatch in it. What came of it is asked for in need."""
         if self._rule is not None:
-            self._looks.append((microbatch, self._gradients.summed))
+            self._pending.append((microbatch, self._gradients.is_sum_finite))
 
     def _first_bad(self) -> list[int]:
         """Return the first microbatch with which the sum was not finite, if any; behind it the sum tells no more."""
-        return next(([microbatch] for microbatch, finite in self._looks if not finite), [])
+        return next(([microbatch] for microbatch, finite in self._pending if not finite), [])
 
     @property
-    def holds(self) -> bool:
+    def is_finite(self) -> bool:
         """Whether the gradient of all may be used, as far as this rank's part of it tells."""
         return self._rule is None or self._gradients.finite
 
@@ -83,10 +83,10 @@ class Finite:
                 await self._ranks.gather(mine)  # who ends has the others stopped: not before it is told
             twice = ", nor is it when computed again" if again else ""
             raise NonFiniteGradientError(
-                f"iteration {iteration}: the gradient is not finite{twice}: {_named(accounts)}"
+                f"iteration {iteration}: the gradient is not finite{twice}: {_name_accounts(accounts)}"
             )
         self._suspected = bad
-        return elsewhere(accounts, membership.shape, microbatches)
+        return swap_replicas(accounts, membership.shape, microbatches)
 
     def settle(self, membership: Membership, iteration: int) -> None:
         """Take it that the gradient is finite; whose was not, though others' of the same microbatches is, says so."""
@@ -96,10 +96,10 @@ class Finite:
 
     def _report(self, membership: Membership, iteration: int, bad: list[int], *, suspect: bool = False) -> None:
         told = NotFinite(iteration=iteration, epoch=membership.epoch, rank=membership.rank, microbatches=bad)
-        self._ranks.say(msgspec.structs.replace(told, rule=str(self._rule), suspect=suspect))
+        self._ranks.send(msgspec.structs.replace(told, rule=str(self._rule), suspect=suspect))
 
 
-def elsewhere(accounts: Sequence[Account], layout: ParallelLayout, microbatches: int) -> list[list[int]]:
+def swap_replicas(accounts: Sequence[Account], layout: ParallelLayout, microbatches: int) -> list[list[int]]:
     """Return what each replica is to compute once more: all that is not in a sum which is finite, by other replicas.
 
     A sum can't be taken apart, so one that is spoilt counts for nothing. Where every replica's is, each takes what the
@@ -117,7 +117,7 @@ def elsewhere(accounts: Sequence[Account], layout: ParallelLayout, microbatches:
     return todo
 
 
-def _named(accounts: Sequence[Account]) -> str:
+def _name_accounts(accounts: Sequence[Account]) -> str:
     named = [
         f"that of microbatch {each.bad[0]} on rank {rank} ({each.worker})"
         for rank, each in enumerate(accounts)

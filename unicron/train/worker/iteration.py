@@ -32,9 +32,9 @@ class WorkerCore(RegroupingCore):
         self.loss = float("nan")
         self.stepped = False
         self._saved = -1
-        self._began = self._given = 0.0
+        self._began = self._handed_out = 0.0
         self._computed: list[float] = []
-        self._again = self._void = False
+        self._computes_again = self._void = False
 
     @property
     def overlaps(self) -> bool:
@@ -49,7 +49,7 @@ class WorkerCore(RegroupingCore):
 
     async def start(self) -> None:
         """Tell the agent that the model is built, and join the first membership."""
-        self._ranks.say(Ready())
+        self._ranks.send(Ready())
         await self.join_first()
 
     async def join_first(self) -> None:
@@ -59,10 +59,10 @@ class WorkerCore(RegroupingCore):
 
     def enter(self) -> bool:
         """Go to the next iteration, in the state of those that are ahead; return whether there is one."""
-        if self._again:
+        if self._computes_again:
             self._gradients.discard()  # the next backward pass would add to it
-            self._states.restore()
-            self._again = False
+            self._states.restore_others()
+            self._computes_again = False
         if self.phase is IterationPhase.TAKEN:
             self._states.load()
             self._move(Move.LOAD)
@@ -81,7 +81,7 @@ class WorkerCore(RegroupingCore):
                 await self._regroup(self._ranks.now())
             else:
                 self._save()
-                self._given = self._ranks.now()
+                self._handed_out = self._ranks.now()
                 await self._gradients.keep_pace(AHEAD if self.todo else 0)
                 if self.todo:
                     return self.todo[0]
@@ -94,9 +94,9 @@ class WorkerCore(RegroupingCore):
             self._gradients.discard()
             return
         self._gradients.accumulate()
-        self._finite.note(self.todo[0])
+        self._finite.record(self.todo[0])
         self.done.add(self.todo.pop(0))
-        self._computed.append(self._ranks.now() - self._given)
+        self._computed.append(self._ranks.now() - self._handed_out)
         self._progress(WorkerPhase.COMPUTE)
 
     async def step(self) -> None:
@@ -121,8 +121,8 @@ class WorkerCore(RegroupingCore):
         except GroupBrokenError as error:
             broke = self._ranks.now()
             self._report(error)
-            self._states.remember()  # the script goes on as if this had been the update, and then does it all again
-            self._again = True
+            self._states.keep_others()  # the script goes on as if this had been the update, and then does it all again
+            self._computes_again = True
             self._reduced = [False] * self._gradients.buckets  # the script has had them, and may have clipped them
             await self._regroup(broke)
             return
@@ -130,7 +130,7 @@ class WorkerCore(RegroupingCore):
         self._gradients.update(void=self._void)
         self.iteration += 1
         self._move(Move.UPDATE)
-        self._ranks.say(
+        self._ranks.send(
             Iterated(
                 iteration=self.iteration - 1,
                 epoch=self.epoch,
@@ -181,7 +181,7 @@ class WorkerCore(RegroupingCore):
         with contextlib.suppress(GroupBrokenError):  # then there are no results of the whole to break
             await self._replica.check()
         self._ranks.leave()
-        self._ranks.say(Finished(iterations=self._iterations))
+        self._ranks.send(Finished(iterations=self._iterations))
         return True
 
     # --- within an iteration -----------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class WorkerCore(RegroupingCore):
     def _begin(self) -> None:
         self._drop()
         self._move(Move.BEGIN)
-        microbatches = 0 if self._finished else self._microbatches
+        microbatches = 0 if self._report_finished else self._microbatches
         self.todo = list(range(self.seat.replica, microbatches, self.membership.layout.replicas))
         self._progress(WorkerPhase.COMPUTE)
 
@@ -203,16 +203,16 @@ class WorkerCore(RegroupingCore):
 
     async def _await_saved(self) -> None:
         """Wait until the state is saved, before anybody of the replica updates: then it is whole on all ranks."""
-        await self._states.saved()
+        await self._states.await_saved()
 
     async def _reduce(self) -> None:
         self._progress(WorkerPhase.REDUCE)
         failure, saved, self._void = None, self._saved == self.iteration, False
         self._duties.announce(saved=saved)
         try:
-            await self._sum()
+            await self._reduce_buckets()
             await self._duties.compare(self.membership, self.iteration)
-            if self._finished:
+            if self._report_finished:
                 await self._save_model()
             else:
                 self._duties.check()
@@ -220,7 +220,7 @@ class WorkerCore(RegroupingCore):
             failure = error
         if failure is None:
             await self._await_saved()
-        holds = failure is not None or self._finished or self._finite.holds
+        holds = failure is not None or self._report_finished or self._finite.is_finite
         try:
             agreed = await self._replica.agree(self._gradients.outcome, failure, holds=holds)
             self._void = not agreed.holds
@@ -232,21 +232,21 @@ class WorkerCore(RegroupingCore):
             await self._give_up_wrong_state(failure, error)
             await self._regroup(broke)
             return
-        self._duties.fulfil(saved=saved, announced=agreed.announced)
+        self._duties.carry_out(saved=saved, announced=agreed.announced)
         if agreed.holds:
             self._finite.settle(self.membership, self.iteration)
-        if not self._finished:
+        if not self._report_finished:
             self.loss = agreed.loss
             self._gradients.publish(void=self._void)
         self._move(Move.REDUCE)
 
-    async def _sum(self) -> None:
+    async def _reduce_buckets(self) -> None:
         """Sum the gradient over the replicas, bucket by bucket; those that are known to be whole stay.
 
         Raises:
             GroupBrokenError: some could not be summed, or may be wrong.
         """
-        due = [] if self._finished else [number for number, reduced in enumerate(self._reduced) if not reduced]
+        due = [] if self._report_finished else [number for number, reduced in enumerate(self._reduced) if not reduced]
         try:
             self._gradients.begin(self.iteration, due)
             for bucket in due:
@@ -256,7 +256,7 @@ class WorkerCore(RegroupingCore):
             await self._ranks.confirm()
         except GroupBrokenError:
             # a replica that breaks has sent on its way what it was computing, and ends with none of its last buckets
-            if self._ranks.doubtful or self._replica.in_parts:
+            if self._ranks.is_asynchronous or self._replica.is_sharded:
                 self._reduced = [False] * self._gradients.buckets
             raise
 
@@ -276,10 +276,10 @@ class WorkerCore(RegroupingCore):
         self._progress(WorkerPhase.WAITING)
         if self.seat.replica == 0:
             await self._states.save_model()
-        await self._ranks.meet()
+        await self._ranks.barrier()
 
     @property
-    def _finished(self) -> bool:
+    def _report_finished(self) -> bool:
         """Whether all updates are made: what may be left is to save the model."""
         return self.iteration == self._iterations
 
@@ -292,7 +292,7 @@ class WorkerCore(RegroupingCore):
         if Due.COMPARE in self._duties.due or self._void:
             self._reduced = [False] * self._gradients.buckets
         if isinstance(error, UnusableStateError) or (isinstance(failure, StateDivergedError) and failure.own):
-            await self._states.saved()
+            await self._states.await_saved()
             self._move(Move.GIVE_UP)
             self._drop()
             self._saved = -1

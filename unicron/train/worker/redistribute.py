@@ -197,7 +197,7 @@ def _sources(
     return tuple(found)
 
 
-def shelved(shelf: ParkedSnapshot, layout: ParallelLayout, place: int, node: str) -> list[list[StateRef]]:
+def parked_sources(shelf: ParkedSnapshot, layout: ParallelLayout, place: int, node: str) -> list[list[StateRef]]:
     """Return the parts on a shelf in the order in which a rank should ask for them, each with its copies.
 
     First those that hold nearly the same part of layers, rows and columns: where layouts cut a model evenly, no others
@@ -212,22 +212,22 @@ def shelved(shelf: ParkedSnapshot, layout: ParallelLayout, place: int, node: str
     copies: dict[int, list[StateRef]] = {}
     for ref in sorted(shelf.states, key=lambda ref: ref.location.node != node):
         copies.setdefault(ref.place, []).append(ref)
-    return [copies[other] for other in nearest(layout, place, shelf.layout, copies)]
+    return [copies[other] for other in nearest_places(layout, place, shelf.layout, copies)]
 
 
-def nearest(layout: ParallelLayout, place: int, other: ParallelLayout, places: Iterable[int]) -> list[int]:
+def nearest_places(layout: ParallelLayout, place: int, other: ParallelLayout, places: Iterable[int]) -> list[int]:
     """Return these places of another layout, first those that hold nearly the same part of the model as `place`."""
-    mine = _spans(layout, place)
+    mine = _spans_of(layout, place)
 
     def apart(there: int) -> tuple[int, Fraction]:
-        spans = zip(mine, _spans(other, there), strict=True)
+        spans = zip(mine, _spans_of(other, there), strict=True)
         gaps = [max(a, c) - min(b, d) for (a, b), (c, d) in spans]
         return sum(gap >= 0 for gap in gaps), sum((max(gap, Fraction(0)) for gap in gaps), Fraction(0))
 
     return sorted(places, key=lambda there: (apart(there), there))
 
 
-def _spans(layout: ParallelLayout, place: int) -> list[tuple[Fraction, Fraction]]:
+def _spans_of(layout: ParallelLayout, place: int) -> list[tuple[Fraction, Fraction]]:
     """Return which part of its stages, shards and tensor ranks a place is, each from 0 to 1."""
     rest, tensor = divmod(place, layout.tensor)
     stage, shard = divmod(rest, layout.shard)

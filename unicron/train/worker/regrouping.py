@@ -84,13 +84,13 @@ class RegroupingCore:
     async def _has_newer_membership(self) -> bool:
         """Return whether to leave for a newer membership, as all ranks of a replica do before the same microbatch."""
         try:
-            return await self._replica.newest() > self.epoch
+            return await self._replica.newest_epoch() > self.epoch
         except GroupBrokenError as error:
             self._report(error)
             return True
 
     def _progress(self, phase: WorkerPhase) -> None:
-        self._ranks.say(Progress(iteration=self.iteration, phase=phase, done=len(self.done)))
+        self._ranks.send(Progress(iteration=self.iteration, phase=phase, done=len(self.done)))
 
     def _report(self, error: GroupBrokenError | StateTransferError) -> None:
         """Report to the agent what broke, unless a newer membership, which has interrupted it, is the reason."""
@@ -100,7 +100,7 @@ class RegroupingCore:
             return
         self._reported = self.epoch
         text = str(error).partition("\n")[0][:300]
-        self._ranks.say(Broken(epoch=self.epoch, iteration=self.iteration, error=text, broke=broke))
+        self._ranks.send(Broken(epoch=self.epoch, iteration=self.iteration, error=text, broke=broke))
 
     # --- a new membership --------------------------------------------------------------------------------------------
 
@@ -112,20 +112,20 @@ class RegroupingCore:
             self.membership = msgspec.structs.replace(membership, layout=membership.shape)
             self._replica.size = self.membership.layout.replica_workers
             if self._kept is not None:  # others take it only where this worker does not go on
-                self._states.withdraw(self._kept)
+                self._states.remove_export(self._kept)
                 self._kept = None
             try:
                 joined = await self._join()
             except (GroupBrokenError, StateTransferError) as error:
                 self._report(error)
                 continue
-            self._ranks.say(msgspec.structs.replace(joined, seconds=self._ranks.now() - broke))
+            self._ranks.send(msgspec.structs.replace(joined, seconds=self._ranks.now() - broke))
             self._progress(WorkerPhase.COMPUTE)
             return
 
     async def _join(self) -> Joined:
         """Form the groups, gather what each rank has, work out how to resume, and exchange what ranks lack."""
-        if self._replica.broken and self._ranks.doubtful:
+        if self._replica.broken and self._ranks.is_asynchronous:
             self._drop()  # what this rank computed last may have come of noise, though it took no notice
         self._gradients.abandon()
         await self._ranks.form(self.membership)
@@ -226,13 +226,13 @@ class RegroupingCore:
         try:
             await exchange.carry_out(lambda: self._progress(WorkerPhase.WAITING))
         finally:
-            if exchange.took_from:
-                await self._states.saved()  # what is loaded would get into it
+            if exchange.restored_from:
+                await self._states.await_saved()  # what is loaded would get into it
                 self._move(Move.TAKE)
                 self._drop()
                 self.todo, self.iteration = [], plan.iteration
                 self._duties.join(plan, standings, taken=True)
-        return exchange.took_from
+        return exchange.restored_from
 
     def _refuse_to_begin_anew(self) -> NoReturn:
         """Refuse to begin the task anew when the only state was given up: its copies have not been searched yet."""
@@ -249,7 +249,7 @@ class RegroupingCore:
             if self.seat.replica < COPIES:
                 self._progress(WorkerPhase.WAITING)
                 self._kept = await self._states.export(self._ranks.place, self.iteration, kept=True)
-                self._ranks.say(Kept(epoch=self.epoch, state=self._kept))
+                self._ranks.send(Kept(epoch=self.epoch, state=self._kept))
         except StateTransferError as error:
             self._report(error)
         await self._regroup(self._ranks.now())

@@ -45,14 +45,14 @@ class Replica:
         self._ranks, self._states = ranks, states
 
     @property
-    def in_parts(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether other ranks hold the other parts of the model: then they do together whatever they do."""
         return self.size > 1
 
     @property
     def broken(self) -> bool:
         """Whether a rank of it was lost, so that what is computed is noise."""
-        return self.in_parts and self._ranks.formed < 0
+        return self.is_sharded and self._ranks.formed < 0
 
     @property
     def may_save(self) -> bool:
@@ -60,12 +60,12 @@ class Replica:
 
         Ranks of a replica go on together, so that they always have one iteration in common.
         """
-        return self._states.secured and (self.secured or not self.in_parts)
+        return self._states.secured and (self.secured or not self.is_sharded)
 
     async def form(self, membership: Membership, standings: Sequence[Standing], replica: int) -> None:
         """Meet the others, where the groups inside of the replica are not whole."""
         formed = {each.formed for each in standings[replica * self.size :][: self.size]}
-        if self.in_parts and (-1 in formed or len(formed) > 1):
+        if self.is_sharded and (-1 in formed or len(formed) > 1):
             await self._ranks.form_replica(membership)
 
     async def settle(self) -> None:
@@ -74,7 +74,7 @@ class Replica:
         Raises:
             GroupBrokenError: it may be.
         """
-        if self.in_parts:
+        if self.is_sharded:
             await self._ranks.settle()
 
     async def check(self) -> None:
@@ -84,19 +84,19 @@ class Replica:
             GroupBrokenError: something did.
         """
         await self.settle()
-        if self.in_parts:
-            await self._ranks.confer()
+        if self.is_sharded:
+            await self._ranks.gather_in_replica()
 
-    async def newest(self) -> int:
+    async def newest_epoch(self) -> int:
         """Return the newest epoch that any rank knows of, so that all go there before the same microbatch.
 
         Raises:
             GroupBrokenError: a rank is lost.
         """
         epoch = self._ranks.newest.epoch
-        if not self.in_parts:
+        if not self.is_sharded:
             return epoch
-        return int(max(each for (each,) in await self._ranks.confer(float(epoch))))
+        return int(max(each for (each,) in await self._ranks.gather_in_replica(float(epoch))))
 
     async def agree(self, outcome: ReducedValues, failure: GroupBrokenError | None, *, holds: bool) -> Agreement:
         """Return what all ranks have come to, once the gradient is whole on each.
@@ -110,10 +110,10 @@ class Replica:
             GroupBrokenError: `failure`, or that of another rank.
         """
         loss, announced = outcome
-        if self.in_parts:
+        if self.is_sharded:
             failed = TRIED if isinstance(failure, UnusableStateError) else float(failure is not None)
             mine = (failed, loss, float(holds), float(self._states.secured))
-            told = await self._ranks.confer(*mine, *(float(due in announced) for due in ANNOUNCED))
+            told = await self._ranks.gather_in_replica(*mine, *(float(due in announced) for due in ANNOUNCED))
             failed = max(each for each, *_ in told)
             if failed == TRIED:
                 raise failure or UnusableStateError("the gradient of another place is not finite")

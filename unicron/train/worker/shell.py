@@ -34,13 +34,13 @@ class Ranks(Protocol):
         """The newest membership that the agent has sent; `NOWHERE` before the first."""
 
     @property
-    def doubtful(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """Whether collectives that ended may have given noise, as one of their ranks was interrupted."""
 
     def now(self) -> float:
         """Return the seconds of a clock that only goes forward."""
 
-    def say(self, message: ToAgent) -> None:
+    def send(self, message: ToAgent) -> None:
         """Tell the agent; while it is away, keep what is not `phases.FORGOTTEN`."""
 
     async def await_membership(self, above: int) -> Membership:
@@ -58,20 +58,20 @@ class Ranks(Protocol):
     async def gather(self, value: T) -> list[T]:
         """Return what every rank gives; `value` is one that msgspec can encode."""
 
-    async def confer(self, *numbers: float) -> list[tuple[float, ...]]:
-        """Return what every rank of the replica says, by place."""
+    async def gather_in_replica(self, *numbers: float) -> list[tuple[float, ...]]:
+        """Return the numbers of every rank of the replica, by place."""
 
-    async def tally(self, *numbers: int) -> list[tuple[int, ...]]:
-        """Return what the rank of this place says in every replica, in their order."""
+    async def gather_across_replicas(self, *numbers: int) -> list[tuple[int, ...]]:
+        """Return the numbers of the ranks with this place, in the order of their replicas."""
 
-    async def meet(self) -> None:
-        """Wait until the ranks with this place in all replicas are here."""
+    async def barrier(self) -> None:
+        """Wait until the ranks with this place have come here."""
 
     async def confirm(self) -> None:
-        """Wait until no rank with this place has doubts about what was reduced."""
+        """Wait until all ranks with this place have seen their reduces end."""
 
     async def settle(self) -> None:
-        """Wait until this rank has none about what was computed within its replica."""
+        """Wait until what was computed within the replica has ended on this rank's GPU."""
 
 
 class States(Protocol):
@@ -100,8 +100,8 @@ class States(Protocol):
     def save(self, iteration: int) -> None:
         """Begin to save the state from before the update of `iteration`, and go on meanwhile."""
 
-    async def saved(self) -> None:
-        """Wait until that is done: the update may change what is saved."""
+    async def await_saved(self) -> None:
+        """Wait until the state is saved: the update may change it."""
 
     def store(self) -> None:
         """Have what was saved last written to storage."""
@@ -121,7 +121,7 @@ class States(Protocol):
         """Return 64 bits, as a signed number, of this rank's state: the same where the states are."""
 
     async def export(self, place: int, iteration: int, *, taken: bool = False, kept: bool = False) -> StateRef:
-        """Lay the state from before the update of `iteration` out for others: the one `taken`, or else one's own.
+        """Export the state from before the update of `iteration` to others: the one fetched, if `taken`, or its own.
 
         One that is `kept` outlives this process.
 
@@ -129,10 +129,10 @@ class States(Protocol):
             StateTransferError: it can't be written.
         """
 
-    def withdraw(self, ref: StateRef) -> None:
-        """Remove a state that was laid out."""
+    def remove_export(self, ref: StateRef) -> None:
+        """Remove an exported state."""
 
-    async def take(self, sources: Sequence[Sequence[StateRef]]) -> None:
+    async def fetch(self, sources: Sequence[Sequence[StateRef]]) -> None:
         """Fetch a state and keep it until `load`.
 
         Args:
@@ -143,7 +143,7 @@ class States(Protocol):
             StateTransferError: it can't be had.
         """
 
-    def take_stored(self, stored: StoredState) -> None:
+    def read_stored(self, stored: StoredState) -> None:
         """Read a state from storage, as far as it is needed, and keep it until `load`.
 
         Raises:
@@ -151,13 +151,13 @@ class States(Protocol):
         """
 
     def load(self) -> None:
-        """Put the state that was taken into the parameters."""
+        """Load the fetched state into the protected objects."""
 
-    def remember(self) -> None:
-        """Keep what is protected besides parameters and their moments, as it is now, until `restore`."""
+    def keep_others(self) -> None:
+        """Keep a copy of what is protected besides parameters and their moments, until `restore_others`."""
 
-    def restore(self) -> None:
-        """Have it again as it was."""
+    def restore_others(self) -> None:
+        """Restore that copy."""
 
 
 class Gradients(Protocol):
@@ -165,7 +165,7 @@ class Gradients(Protocol):
 
     @property
     def buckets(self) -> int:
-        """How many there are of it."""
+        """Number of buckets of the gradient."""
 
     @property
     def shapes(self) -> str:
@@ -184,11 +184,11 @@ class Gradients(Protocol):
         """Wait until no more than `behind` of the microbatches that were computed are still under way on a GPU."""
 
     @property
-    def summed(self) -> object:
-        """Whether all that is accumulated is finite: something that is true then, and waits for a GPU when asked."""
+    def is_sum_finite(self) -> object:
+        """Something whose truth value is whether all that is accumulated is finite; evaluating it waits for the GPU."""
 
     def announce(self, due: Due) -> None:
-        """Have all replicas hear with the reduced gradient what is to be done with the next state."""
+        """Announce to all replicas, with the gradient, what is to be done with the next state."""
 
     def begin(self, iteration: int, buckets: Sequence[int]) -> None:
         """Begin to sum these buckets of the accumulated gradient of `iteration` over the replicas, in this order."""

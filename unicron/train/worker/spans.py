@@ -28,16 +28,16 @@ class IdleSpans:
         self._ended = 0
         self._ended_at = 0.0
 
-    def busy(self, now: float) -> None:
-        """Note that communication begins."""
+    def begin_busy(self, now: float) -> None:
+        """Record that communication begins."""
         if self._since is not None and self._number is not None:
             if self._number == len(self._lengths):
                 self._lengths.append(deque(maxlen=REMEMBERED))
             self._lengths[self._number].append(now - self._since)
         self._since = None
 
-    def idle(self, now: float) -> float:
-        """Note that nothing communicates from now on; return until when."""
+    def begin_idle(self, now: float) -> float:
+        """Record that communication has ended; return the time until which none is expected."""
         if self._starts:
             self._starts, self._number = False, 0
         elif self._number is not None:
@@ -47,8 +47,8 @@ class IdleSpans:
             return math.inf
         return now + min(self._lengths[self._number]) if self._number < len(self._lengths) else now
 
-    def iterated(self, now: float) -> None:
-        """Note that an iteration has ended, which nothing that communicates outlasts."""
+    def end_iteration(self, now: float) -> None:
+        """Record that an iteration has ended, and with it all communication."""
         if self._ended:
             self.iteration_s = now - self._ended_at
         self._ended, self._ended_at, self._starts = self._ended + 1, now, True

@@ -24,32 +24,32 @@ class Traffic:
                 path.write_bytes(Forecast().encode())
                 with path.open("r+b") as file:
                     self._shared = mmap.mmap(file.fileno(), 0)
-        self.rests()
+        self.reset()
 
-    def rests(self) -> None:
-        """Note that nothing is under way, and that what comes may be nothing like what was."""
+    def reset(self) -> None:
+        """Forget all transfers and what was learnt: the next iterations may be different."""
         self._spans, self._under_way = IdleSpans(), 0
         self._share(Forecast())
 
-    def begins(self) -> None:
-        """Note that something is sent on its way."""
+    def begin(self) -> None:
+        """Record that a transfer begins."""
         self._under_way += 1
         if self._under_way == 1:
-            self._spans.busy(time.monotonic())
+            self._spans.begin_busy(time.monotonic())
             self._share(Forecast(0.0, self._spans.iteration_s))
 
-    def ends(self) -> None:
-        """Note that something has arrived; what was given up before is forgotten already."""
+    def end(self) -> None:
+        """Record that a transfer has ended; those before a reset do not count."""
         self._under_way = max(0, self._under_way - 1)
         if self._under_way == 0:
-            self._share(Forecast(self._spans.idle(time.monotonic()), self._spans.iteration_s))
+            self._share(Forecast(self._spans.begin_idle(time.monotonic()), self._spans.iteration_s))
 
-    def iterated(self) -> None:
-        """Note that an iteration has ended; what nobody has waited for has arrived as well."""
+    def end_iteration(self) -> None:
+        """Record that an iteration, and with it all of its transfers, has ended."""
         if self._under_way:
             self._under_way = 1
-            self.ends()
-        self._spans.iterated(time.monotonic())
+            self.end()
+        self._spans.end_iteration(time.monotonic())
 
     def _share(self, forecast: Forecast) -> None:
         if self._shared is not None:

@@ -137,17 +137,11 @@ def choose_steps(analysis: Analysis) -> list[int]:
     return sorted({*evenly, int(analysis.step_slowdown.argmax())})
 
 
-def timeline(trace: Trace, analysis: Analysis, step: int | None = None) -> "Figure":
-    """Draw the stages of the slowest data-parallel rank in a step, as traced and as ideal.
-
-    Args:
-        trace: of the job.
-        analysis: of the trace.
-        step: its place in `Analysis.steps`; None for the slowest.
-    """
+def timeline(trace: Trace, analysis: Analysis) -> "Figure":
+    """Draw the stages of the slowest data-parallel rank in the slowest step, as traced and as ideal."""
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    step = int(analysis.step_slowdown.argmax()) if step is None else step
+    step = int(analysis.step_slowdown.argmax())
     dp = int(analysis.step_by_dp[step].argmax())
     rank, number, pp = analysis.dp_ranks[dp], analysis.steps[step], analysis.meta.pp_size
     figure = Figure(figsize=(14, 2.4 + 0.9 * pp), layout="constrained")

@@ -8,7 +8,8 @@ import msgspec
 
 from unicron.contracts.base import Message
 from unicron.contracts.commands import SaveStates
-from unicron.contracts.states import COPIES, SAVED, TURNS, Keeper, Saver
+from unicron.contracts.states import COPIES, SAVED, Keeper, Saver
+from unicron.snapshots.names import saved_names
 from unicron_transition.cluster import KnownNodes
 from unicron_transition.group import WorkerGroup
 from unicron_transition.orders import drop_order
@@ -100,7 +101,7 @@ class Saves(msgspec.Struct, kw_only=True):
 
     def drop_copies(self, cluster: KnownNodes, group: WorkerGroup, worker: str, node: str) -> list[Message]:
         """Return the commands that remove a worker's copies from other nodes; on its own node it saves them anew."""
-        names = _file_names(worker)
+        names = saved_names(worker)
         others = [each for each in self.held.get(worker, ()) if each != node and cluster.is_there(each)]
         return [drop_order(cluster, group.spec.name, each, names) for each in others]
 
@@ -115,7 +116,7 @@ class Saves(msgspec.Struct, kw_only=True):
             for node in [node for node in nodes if node not in current.get(worker, ())]:
                 del nodes[node]
                 if worker in group.workers:
-                    names.setdefault(node, []).extend(_file_names(worker))
+                    names.setdefault(node, []).extend(saved_names(worker))
                 else:
                     ended.setdefault(node, []).append(worker)
         self.held = {worker: nodes for worker, nodes in self.held.items() if nodes}
@@ -164,10 +165,6 @@ def _choose_replicas(group: WorkerGroup) -> list[tuple[str, ...]]:
 
 def _keepers(cluster: KnownNodes, node: str, taken: set[str], count: int) -> list[Keeper]:
     return [each for each in cluster.partners(node) if each.node not in taken][:count]
-
-
-def _file_names(worker: str) -> list[str]:
-    return [f"{worker}.{turn}.{SAVED}" for turn in range(TURNS)]
 
 
 def saver_of(name: str) -> str:

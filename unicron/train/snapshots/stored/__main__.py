@@ -3,7 +3,6 @@
 An error is that line where the exit status is 1.
 """
 
-import mmap
 import sys
 import time
 from collections.abc import Callable
@@ -11,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from xxhash import xxh3_128
 
 from unicron.contracts.storage import Saving, StoredPart, StoredState
 from unicron.errors import CheckpointError, UnicronError
+from unicron.snapshots.memory import checksum
 from unicron.snapshots.storage.catalog import FEWEST, newest, prune, rewind
 from unicron.snapshots.storage.root import Storage, claim
 
@@ -25,9 +24,8 @@ def write(request: dict[str, Any]) -> StoredPart:
     from unicron.train.snapshots.stored.parts import write_part  # noqa: PLC0415
 
     saving, path = msgspec.convert(request["saving"], Saving), Path(request["path"])
-    with path.open("rb") as file, mmap.mmap(file.fileno(), request["size"], access=mmap.ACCESS_READ) as content:
-        if xxh3_128(content).hexdigest() != request["checksum"]:
-            raise CheckpointError(f"{path.name} is not what its checksum says, and is not stored")
+    if checksum(path, request["size"]).hex() != request["checksum"]:
+        raise CheckpointError(f"{path.name} is not what its checksum says, and is not stored")
     claim(Storage(saving.root), saving.task)
     return write_part(saving, request["place"], unpack(path, request["size"]))
 

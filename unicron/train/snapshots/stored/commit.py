@@ -21,7 +21,7 @@ from unicron.snapshots.storage.manifest import (
     sealed,
 )
 from unicron.snapshots.storage.root import Storage
-from unicron.train.snapshots.stored.metadata import METADATA, Lying, written_metadata
+from unicron.train.snapshots.stored.metadata import METADATA, Lying, pickle_metadata
 from unicron.train.snapshots.stored.parts import PieceWriter, working_folder
 from unicron.train.snapshots.stored.pieces import StatePiece
 
@@ -117,7 +117,7 @@ def _for_torch(storage: Storage, folder: tuple[str, str], indexes: Sequence[Inde
             pieces.add(each)
         files[data_name(MERGED)] = stream.getvalue()
         lying = [Lying(piece, data_name(MERGED)) for piece in pieces.written] + lying
-    files[METADATA] = written_metadata(lying)
+    files[METADATA] = pickle_metadata(lying)
     for name, content in files.items():
         storage.write(content, *folder, name)
     return [StoredFile(name=name, size=len(each), checksum=checksum_of(each)) for name, each in files.items()]

@@ -40,7 +40,7 @@ def box_of(piece: Piece) -> Box:
     return Box(tuple(piece.whole), tuple(piece.at), tuple(piece.shape))
 
 
-def written_metadata(pieces: Sequence[Lying]) -> bytes:
+def pickle_metadata(pieces: Sequence[Lying]) -> bytes:
     """Return the content of the file.
 
     What several places have alike is named once, as it lies with the first of them.
@@ -60,7 +60,7 @@ def written_metadata(pieces: Sequence[Lying]) -> bytes:
         if any(bool(each.piece.dtype) != bool(lying[0].piece.dtype) for each in lying):
             raise CheckpointError(f"{key} is a tensor in one place and none in another: run one script everywhere")
         chosen = _distinct(key, lying) if lying[0].piece.dtype else lying[:1]
-        described[key] = _described([each.piece for each in chosen])
+        described[key] = _describe([each.piece for each in chosen])
         for number, each in enumerate(chosen):
             at = MetadataIndex(key, each.piece.at, number) if each.piece.dtype else MetadataIndex(key)
             where[at] = _StorageInfo(each.file, each.piece.offset, each.piece.length)
@@ -68,7 +68,7 @@ def written_metadata(pieces: Sequence[Lying]) -> bytes:
     return pickle.dumps(Metadata(described, paths, where, StorageMeta(), CURRENT_DCP_VERSION))
 
 
-def _described(pieces: Sequence[Piece]) -> TensorStorageMetadata | BytesStorageMetadata:
+def _describe(pieces: Sequence[Piece]) -> TensorStorageMetadata | BytesStorageMetadata:
     first = pieces[0]
     if not first.dtype:
         return BytesStorageMetadata()

@@ -19,7 +19,7 @@ from unicron.snapshots.storage.manifest import (
     joint_checksum,
 )
 from unicron.snapshots.storage.root import UNFINISHED, Storage
-from unicron.train.snapshots.stored.pieces import StatePiece, apart, check_plain, listed
+from unicron.train.snapshots.stored.pieces import StatePiece, check_plain, list_pieces, split
 
 PIECE = 2048
 """What `torch.save` adds to the content of a piece, at most, and what its entry in the index takes, in bytes."""
@@ -36,7 +36,7 @@ def write_part(saving: Saving, place: int, state: Mapping[str, Any]) -> StoredPa
     Args:
         saving: what it is a part of.
         place: in the replica.
-        state: as `gathering.laid_out` makes it.
+        state: as `gathering.collect_state` makes it.
 
     Raises:
         CheckpointError: it can't be written, or is no part of this checkpoint; no other checkpoint was touched.
@@ -46,7 +46,7 @@ def write_part(saving: Saving, place: int, state: Mapping[str, Any]) -> StoredPa
             f"place {place} of iteration {state['iteration']} is no part of iteration {saving.iteration} of "
             f"{saving.task}, whose replica has {saving.layout.replica_workers} places"
         )
-    storage, (taken, rest) = Storage(saving.root), apart(state)
+    storage, (taken, rest) = Storage(saving.root), split(state)
     check_plain(rest)
     held = sum(each.value.nbytes for each in taken if each.box is not None)
     storage.check_room(held + PIECE * (2 * len(taken) + 2))
@@ -101,7 +101,7 @@ class PieceWriter:
                 offset=self._end,
                 length=counted.length,
                 checksum=counted.digest.hexdigest(),
-                listed=listed(taken.path, taken.value),
+                listed=list_pieces(taken.path, taken.value),
                 **_shape(taken),
             )
         )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from unicron.errors import CheckpointError, StateTransferError
-from unicron.train.snapshots.shards import MARK, Box, read
+from unicron.train.snapshots.shards import MARK, Box, decode_shard
 
 HERE = "__stored__"
 """Key of what stands where a tensor was: the number of its piece."""
@@ -33,14 +33,14 @@ class StatePiece(NamedTuple):
     box: Box | None
 
 
-def apart(state: Mapping[str, Any]) -> tuple[list[StatePiece], dict[str, Any]]:
-    """Return the pieces of a laid out state, and what is left of it without its tensors.
+def split(state: Mapping[str, Any]) -> tuple[list[StatePiece], dict[str, Any]]:
+    """Split a collected state into pieces; return them, and what is left of the state without its tensors.
 
     Raises:
         CheckpointError: two of them would have the same name, or a tensor is none.
     """
     taken: list[StatePiece] = []
-    objects = {name: _left(each, (name,), taken) for name, each in state["objects"].items()}
+    objects = {name: _without_pieces(each, (name,), taken) for name, each in state["objects"].items()}
     if "iteration" not in objects:
         taken.append(StatePiece(("iteration",), state["iteration"], None))
     named: set[str] = set()
@@ -80,8 +80,8 @@ def check_plain(rest: Any) -> None:
         raise CheckpointError(f"the state {error}; let state_dict return tensors and plain values alone") from error
 
 
-def together(rest: Any, tensor: Callable[[int], torch.Tensor | None]) -> Any:
-    """Undo `apart`.
+def join(rest: Any, tensor: Callable[[int], torch.Tensor | None]) -> Any:
+    """Undo `split`.
 
     Args:
         rest: what was left.
@@ -90,15 +90,15 @@ def together(rest: Any, tensor: Callable[[int], torch.Tensor | None]) -> Any:
     return _Rebuilding(tensor).of(rest)
 
 
-def listed(path: Path, value: Any) -> list[str]:
+def list_pieces(path: Path, value: Any) -> list[str]:
     """Return the parameters of an optimizer's group, if that is what this value is; else none."""
     is_group = len(path) > 2 and path[-1] == "params" and path[-3] == "param_groups"
     return list(value) if is_group and isinstance(value, list) and all(isinstance(each, str) for each in value) else []
 
 
-def _left(value: Any, path: Path, taken: list[StatePiece]) -> Any:
+def _without_pieces(value: Any, path: Path, taken: list[StatePiece]) -> Any:
     try:
-        told = read(value)
+        told = decode_shard(value)
     except StateTransferError as error:
         raise CheckpointError(f"{'.'.join(map(str, path))}: {error}") from error
     if told is not None:
@@ -107,9 +107,9 @@ def _left(value: Any, path: Path, taken: list[StatePiece]) -> Any:
         here = {HERE: len(taken) - 1}
         return here if isinstance(value, torch.Tensor) else {**value, "shard": here}
     if isinstance(value, Mapping):
-        return {key: _left(each, (*path, str(key)), taken) for key, each in value.items()}
+        return {key: _without_pieces(each, (*path, str(key)), taken) for key, each in value.items()}
     if isinstance(value, list) and not _is_terminal(value):
-        return [_left(each, (*path, number), taken) for number, each in enumerate(value)]
+        return [_without_pieces(each, (*path, number), taken) for number, each in enumerate(value)]
     taken.append(StatePiece(path, value, None))
     return value
 

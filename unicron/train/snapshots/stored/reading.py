@@ -15,10 +15,10 @@ from unicron.snapshots.storage.catalog import Stored, found
 from unicron.snapshots.storage.check import index_of
 from unicron.snapshots.storage.manifest import Index, Manifest, Piece, checksum_of
 from unicron.snapshots.storage.root import Storage
-from unicron.train.snapshots.gathering import Gathering, Needs, Protected, assembled
+from unicron.train.snapshots.gathering import Gathering, Needs, Protected, assemble
 from unicron.train.snapshots.stored.metadata import box_of
-from unicron.train.snapshots.stored.pieces import loads, together
-from unicron.train.worker.redistribute import nearest
+from unicron.train.snapshots.stored.pieces import join, loads
+from unicron.train.worker.redistribute import nearest_places
 
 _GAP = 1 << 20
 """Bytes that nobody wants, which are read where that spares asking once more."""
@@ -31,7 +31,7 @@ _READERS = 4
 
 
 def read(storage: Storage, stored: Stored, place: int, needs: Needs | None = None) -> dict[str, Any]:
-    """Return the laid out state that a place wrote, as `gathering.laid_out` made it.
+    """Return the state that a place wrote, as `gathering.collect_state` made it.
 
     Args:
         storage: where it is.
@@ -45,18 +45,18 @@ def read(storage: Storage, stored: Stored, place: int, needs: Needs | None = Non
     manifest = _manifest(stored)
     folder, part = (manifest.task, stored.folder), manifest.parts[place]
     index = index_of(storage, folder, part)
-    numbers = [number for number, each in enumerate(index.pieces) if each.dtype and _needed(each, needs)]
+    numbers = [number for number, each in enumerate(index.pieces) if each.dtype and _is_needed(each, needs)]
     values: dict[int, Any] = {}
     with ThreadPoolExecutor(_READERS) as readers:
         stretches = _stretches(index.pieces, [*numbers, len(index.pieces) - 1])
         for some in readers.map(partial(_values, storage, folder, part, index), stretches):
             values.update(some)
     rest = values.pop(len(index.pieces) - 1)
-    found: dict[str, Any] = together(rest, values.get)
+    found: dict[str, Any] = join(rest, values.get)
     return found
 
 
-def gathered(
+def gather_state(
     storage: Storage, stored: Stored, layout: ParallelLayout, place: int, protected: Protected
 ) -> dict[str, Any]:
     """Return the state of a rank, for `gathering.loaded`: put together from the parts that it needs, nearest first.
@@ -73,14 +73,14 @@ def gathered(
         StateTransferError: it does not fit this rank.
     """
     manifest, gathering, needs = _manifest(stored), Gathering(protected), Needs(protected)
-    for other in nearest(layout, place, manifest.layout, range(len(manifest.parts))):
+    for other in nearest_places(layout, place, manifest.layout, range(len(manifest.parts))):
         gathering.add(read(storage, stored, other, needs))
-        if not gathering.lacking:
+        if not gathering.missing:
             break
     return gathering.result(manifest.iteration)
 
 
-def whole(storage: Storage, stored: Stored) -> dict[str, Any]:
+def read_whole(storage: Storage, stored: Stored) -> dict[str, Any]:
     """Return all that a checkpoint holds, put together from the parts of all places, and its iteration.
 
     Raises:
@@ -89,12 +89,10 @@ def whole(storage: Storage, stored: Stored) -> dict[str, Any]:
     """
     manifest = _manifest(stored)
     parts = (read(storage, stored, place)["objects"] for place in range(len(manifest.parts)))
-    return {**assembled(parts), "iteration": manifest.iteration}
+    return {**assemble(parts), "iteration": manifest.iteration}
 
 
-def restored(
-    stored: StoredState, task: str, layout: ParallelLayout, place: int, protected: Protected
-) -> dict[str, Any]:
+def restore(stored: StoredState, task: str, layout: ParallelLayout, place: int, protected: Protected) -> dict[str, Any]:
     """Return the state of a rank from a checkpoint that was found by somebody else, as `gathered` does.
 
     Raises:
@@ -105,7 +103,7 @@ def restored(
         known = next((each for each in found(storage, task) if each.folder == stored.folder), None)
         if known is None:
             raise CheckpointError(f"{storage.address(task, stored.folder)} is not there any more")  # noqa: TRY301
-        return gathered(storage, known, layout, place, protected)
+        return gather_state(storage, known, layout, place, protected)
     except CheckpointError as error:
         raise StateTransferError(str(error)) from error
 
@@ -116,7 +114,7 @@ def _manifest(stored: Stored) -> Manifest:
     return stored.manifest
 
 
-def _needed(piece: Piece, needs: Needs | None) -> bool:
+def _is_needed(piece: Piece, needs: Needs | None) -> bool:
     return needs is None or needs.has(piece.path, box_of(piece))
 
 

@@ -1,0 +1,54 @@
+"""What collectives gave, kept for a rank that comes later."""
+
+import torch
+
+from unicron.train.scripts import collective_results
+from unicron.train.scripts.collective_results import EndedCollectives, KnownResults
+
+
+def test_results_are_given_once_each_in_their_order_as_they_were():
+    first, tensor = KnownResults(), torch.ones(2)
+    first.record([tensor])
+    first.record(None)
+    first.record([])
+    tensor.zero_()
+    assert first.exhausted
+    later = KnownResults(first.to_list())
+    assert not later.exhausted
+    [given] = later.next_result()
+    assert given.tolist() == [1.0, 1.0]
+    assert [later.next_result(), later.next_result(), later.exhausted, later.next_result()] == [None, [], True, None]
+    assert KnownResults(first.to_list(), later).exhausted, "this rank has had them"
+
+
+def test_of_too_many_nothing_is_known(monkeypatch):
+    monkeypatch.setattr(collective_results, "MOST_BYTES", 100)
+    found = KnownResults()
+    for _ in range(30):
+        found.record([torch.ones(1)])
+    assert found.to_list() is None
+    assert not KnownResults(found.to_list()).exhausted
+    assert KnownResults(found.to_list()).next_result() is None
+    monkeypatch.setattr(collective_results, "RESULTS_KEPT", 3)
+    found = KnownResults()
+    for _ in range(4):
+        found.record([])
+    assert found.to_list() is None
+
+
+def test_a_rank_is_given_what_ended_elsewhere_from_where_it_is():
+    first, late, new = EndedCollectives(), EndedCollectives(), EndedCollectives()
+    for number in range(20):
+        first.record([torch.tensor([number])])
+        if number < 17:
+            late.record(None)
+    late.in_loops = True
+    told = first.results_after(17)
+    late.set_ahead(17, told)
+    assert [int(each[0]) for each in late.ahead] == [17, 18, 19]
+    new.set_ahead(17, told)
+    assert not new.ahead, "it has no state yet"
+    new.resume_at(19)
+    assert [int(each[0]) for each in new.ahead] == [19]
+    assert first.results_after(2)[:3] == [None] * 2 + [[torch.tensor([4])]], "only the last of them are kept"
+    assert first.results_after(20) == []

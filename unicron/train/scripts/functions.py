@@ -1,0 +1,67 @@
+"""What a program's functions do, by the names that are called in them: whether they train, or may take long."""
+
+import ast
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+TRAINS = "backward"
+COLLECTIVES = {"all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "barrier", "gather", "reduce"}
+COLLECTIVES |= {"broadcast", "broadcast_object_list", "gather_object", "gather_for_metrics", "monitored_barrier"}
+COLLECTIVES |= {"reduce_scatter"}
+LOOK_AT_GRADIENTS = frozenset({"clip_grad_norm_", "clip_grad_value_", "get_total_norm"})
+
+
+class Functions(NamedTuple):
+    """Names of functions: that train, that look at gradients, and that may take long; or that call one which does.
+
+    Attributes:
+        repeated: that are called in loops that train.
+    """
+
+    training: frozenset[str]
+    gradients: frozenset[str]
+    long: frozenset[str]
+    repeated: frozenset[str]
+
+
+def functions_of(trees: Iterable[ast.Module], trains: Iterable[str] = ()) -> Functions:
+    """Return what is known of the functions of a program.
+
+    Args:
+        trees: of its files.
+        trains: names of functions that train, where these files don't show it.
+    """
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    loops = {each.name for each in functions if any(isinstance(one, ast.For | ast.While) for one in ast.walk(each))}
+    looking = {each.name for each in functions if has_gradients(each)} | LOOK_AT_GRADIENTS
+    calls = [(each.name, called_names(each.body)) for each in functions]
+    training = _add_callers(calls, {TRAINS, *trains})
+    repeated = {
+        name
+        for each in nodes
+        if isinstance(each, ast.For | ast.While) and (names := called_names(each.body)) & training
+        for name in names
+    }
+    while more := {name for caller, names in calls if caller in repeated for name in names} - repeated:
+        repeated |= more
+    return Functions(
+        training, _add_callers(calls, looking), _add_callers(calls, loops | COLLECTIVES), frozenset(repeated)
+    )
+
+
+def _add_callers(calls: Sequence[tuple[str, set[str]]], found: set[str]) -> frozenset[str]:
+    while more := {name for name, called in calls if name not in found and called & found}:
+        found |= more
+    return frozenset(found)
+
+
+def called_names(body: Iterable[ast.AST]) -> set[str]:
+    """Return the names of all functions that are called in this code."""
+    calls = (node.func for each in body for node in ast.walk(each) if isinstance(node, ast.Call))
+    return {getattr(each, "attr", getattr(each, "id", "")) for each in calls}
+
+
+def has_gradients(node: ast.AST) -> bool:
+    """Return whether code reads or sets the gradient of something."""
+    return any(isinstance(each, ast.Attribute) and each.attr in {"grad", "main_grad"} for each in ast.walk(node))
