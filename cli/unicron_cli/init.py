@@ -19,7 +19,7 @@ def init(
     nodes: Annotated[str, typer.Option(metavar="HOSTS", help="The hosts that train, such as n[01-16].")],
     as_json: Json = False,
 ) -> None:
-    """Write what a cluster in production needs: keys, certificates, configuration and units of systemd, by host."""
+    """Write what a cluster in production needs: keys, certificates, configuration and units, by host."""
     hosts = checked(expand(servers), expand(nodes))
     write(folder, hosts)
     text = (
