@@ -20,8 +20,8 @@ SHARDED = """
     from unicron.train.session import ranks
 
     class Watched(ranks.Traffic):
-        def begins(self):
-            super().begins()
+        def begin(self):
+            super().begin()
             gate.at(session.iteration, microbatch, "sending")
 
     ranks.Traffic = Watched
