@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 TAKES_S = 5.0
 """Longest that a look at one process may take."""
 
-LAUNCHER = "_attend (launcher.py:"
+LAUNCHER = "_forward_and_wait (launcher.py:"
 
 PROCESSES, THREADS, CALLS = 8, 16, 24
 """Most processes, threads and calls of each thread that are reported: the first ones."""

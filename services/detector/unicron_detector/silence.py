@@ -20,8 +20,8 @@ AWAITS = "await_membership ("
 
 WAITS = (
     AWAITS,
-    "take (rendezvous.py:",  # for what the other ranks are to leave there
-    "take (unicron/train/groups/rendezvous.py:",
+    "read (rendezvous.py:",  # for what the other ranks are to leave there
+    "read (unicron/train/groups/rendezvous.py:",
     "torch/distributed/distributed_c10d.py:",
     "torch/distributed/rendezvous.py:",
     "torch/distributed/_functional_collectives.py:",

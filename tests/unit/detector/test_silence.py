@@ -1,7 +1,10 @@
 """Programs that nobody watches, none of whose ranks shows any sign of life."""
 
 import pytest
+from helpers import ROOT
 from helpers.detector import DetectorHarness, brief
+from unicron_agent.workers.stacks import LAUNCHER
+from unicron_detector.silence import WAITS
 
 from unicron.contracts.events import FailureDetected, TaskSubmitted, WorkerStalled
 from unicron.contracts.tasks import Healing, TaskSpec
@@ -119,3 +122,10 @@ def test_what_hangs_again_and_again_is_given_up_though_each_time_lasts_long():
             out += scene.silent(number, 695.0, epoch=epoch, limit_s=690.0)
     assert brief(out)[-1] == "TaskBroken"
     assert "no progress: 10 memberships in a row failed" in out[-1].reason
+
+
+@pytest.mark.parametrize("call", [LAUNCHER, *(each for each in WAITS if not each.startswith("torch/"))])
+def test_a_call_of_the_training_library_that_is_looked_for_in_stacks_exists(call):
+    name, _, file = call.rstrip(":").partition(" (")
+    texts = [path.read_text() for path in (ROOT / "unicron").rglob("*.py") if path.match(file or "*.py")]
+    assert any(f"def {name}(" in text for text in texts)
