@@ -168,7 +168,7 @@ CHECK = """
     async def confer(*numbers):
         return inner.gather(numbers)
 
-    replica = Replica(SimpleNamespace(settle=settle, confer=confer), None)
+    replica = Replica(SimpleNamespace(settle=settle, gather_in_replica=confer), None)
     replica.size = size
 
     def updated():
@@ -297,7 +297,7 @@ SCRIPT = """
         inner.form(2, lambda: Rendezvous(membership("script", 2, size)))
         return True
 
-    loops = SimpleNamespace(begun=False, within=False)
+    loops = SimpleNamespace(has_begun=False, in_iteration=False)
     peers = SimpleNamespace(waiting=lambda *_, **__: contextlib.nullcontext())
     inner = ScriptGroups(ParallelLayout(shard=3), rank, cpu, loops, go_on, peers)
     inner.form(1, lambda: Rendezvous(membership("script", 1, size)))
