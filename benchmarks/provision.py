@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,8 +62,8 @@ COUNTED: dict[str, type[Message]] = {
 TOLD: tuple[type[Message], ...] = (*COUNTED.values(), MachineRefused, MachineRetired, ReplacementDelayed)
 HEARD: tuple[type[Message], ...] = (*TOLD, NodeAdmitted, NodeGone, Regrouped)
 MOOD_S = 5.0
-SURPLUS = {"late": 1, "twice": 1}
-"""How many nodes join in a mood that nobody needs; they are given back, and so leave."""
+SURPLUS = {"late", "twice"}
+"""Moods in which a machine comes that nobody needs: its node leaves, unless it was given back before it joined."""
 
 IMAGE_USER = 10001
 KEYED = 12
@@ -305,12 +306,18 @@ async def in_moods(way: Way, folder: Path) -> tuple[Figures, dict[str, Any]]:
             strike = await trial.strike(number, comes_back=True)
             calm.cancel()
             mood.write_text("")
-            await until(lambda: len(scene.said(NodeGone, since=at)) >= SURPLUS.get(name, 0), "the surplus is gone")  # noqa: B023
+            if name in SURPLUS:
+                await until(partial(surplus_is_gone, scene, at), "the surplus is gone")
             await trial.settled()
             rows[name] = {**_seconds(strike), **_came(scene, at, folder / "cluster" / "calls.jsonl"), "is": MOODS[name]}
             say(f"{name}: {rows[name]}")
     end_twins(folder / "cluster")
     return trial.counts(), rows
+
+
+def surplus_is_gone(scene: Scene, at: float) -> bool:
+    """Return whether a node has left since, or a machine was given back beside the killed one and the one given up."""
+    return bool(scene.said(NodeGone, since=at)) or len(scene.said(MachineReleased, since=at)) > 2
 
 
 def _seconds(strike: Strike) -> Figures:
