@@ -25,6 +25,7 @@ from unicron.contracts.queries import (
     GetNotifications,
     GetPlan,
     GetPools,
+    GetSettings,
     GetStates,
     GetStatus,
     GetStraggler,
@@ -39,6 +40,7 @@ from unicron.contracts.queries import (
     Reply,
     RevokeToken,
     RewindTask,
+    RunningSettings,
     SaveTask,
     Status,
     StragglerView,
@@ -167,6 +169,10 @@ class Client:
         """Return what `worker` wrote last on `node`, line by line; it may hold what steers a terminal."""
         query = GetLog(worker=subjects.token(worker, "worker"), lines=lines)
         return (await self._ask(node, query)).log
+
+    async def settings(self, node: str) -> RunningSettings:
+        """Return what the agent of `node` runs with."""
+        return (await self._ask(node, GetSettings())).settings or RunningSettings()
 
     async def inject(self, node: str, fault: str, worker: str = "", value: str = "") -> str:
         """Let the agent of `node` break something of its own; return a line for a person."""

@@ -5,6 +5,7 @@ The detector judges by them. Agents have the same ones, to pick out of a log the
 
 import re
 import tomllib
+from hashlib import blake2b
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -117,6 +118,7 @@ class Rules:
     Attributes:
         default: what counts where no rule matches an exception.
         worker: the rules for what workers write, in the order in which they are tried.
+        digest: of all that stands in these rules and those behind them; the same text has the same one.
 
     Raises:
         InvalidInputError: the text is no valid rules file; the message names the entry.
@@ -134,6 +136,8 @@ class Rules:
         else:
             raise InvalidInputError(f"{name}: there is no default: say what it is that no rule matches")
         self._otherwise = otherwise
+        behind: str = otherwise.digest if otherwise else ""
+        self.digest: str = blake2b(f"{behind}{text}".encode(), digest_size=8).hexdigest()
         self._outside = _pattern(file.outside or "(?!)", name, "outside", "", re.IGNORECASE)
         self._rules = [_ruling(rule, name, "rule", re.IGNORECASE) for rule in file.rule]
         self._kernel = [_ruling(rule, name, "kernel", re.MULTILINE) for rule in file.kernel]

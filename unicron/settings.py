@@ -6,6 +6,7 @@ Secrets never stand here, only the paths of the files that hold them.
 import argparse
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
@@ -124,6 +125,12 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
                 f"{PREFIX}METRICS {self.metrics!r}: give a port from 1 to {MOST_PORT}, or HOST:PORT"
             )
         return host.strip("[]") or "127.0.0.1", int(port)
+
+    def texts(self) -> dict[str, str]:
+        """Return all settings as they would stand in an environment; an address without a user's name and password."""
+        texts = {name: str(getattr(self, name)) for name in self.__struct_fields__}
+        texts["nats_url"] = re.sub(r"//[^@/,]*@", "//", self.nats_url)
+        return {PREFIX + name.upper(): text for name, text in texts.items()}
 
     @property
     def log_name(self) -> str:

@@ -27,6 +27,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.stragglers import RecordingSwitched
 from unicron.contracts.timings import period_of
+from unicron.contracts.watchdogs import LogPattern
 from unicron.contracts.worker import (
     Diverged,
     FetchState,
@@ -125,6 +126,11 @@ class AgentCore:
         self._slots = card.slots
         self._now = 0.0
         self.released = False
+
+    @property
+    def watch_log(self) -> dict[str, list[LogPattern]]:
+        """What the workers here are watched for, by task."""
+        return self._watchdogs.patterns
 
     def handle(self, stimulus: Stimulus, now: float) -> Out:
         """Handle a stimulus at `now` (monotonic seconds); return facts and effects, each kind in its order."""

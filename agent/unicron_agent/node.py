@@ -17,7 +17,7 @@ from unicron.bus.protocol import Bus
 from unicron.clock import Clock
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
-from unicron.contracts.queries import GetLog, GetStates, InjectFault, Query, Reply
+from unicron.contracts.queries import GetLog, GetSettings, GetStates, InjectFault, Query, Reply, RunningSettings
 from unicron.contracts.tasks import Slot
 from unicron.contracts.worker import (
     Joined,
@@ -404,6 +404,8 @@ class NodeShell:
         match query:
             case GetStates():
                 return Reply(states=self._agent.core.snapshots.complete)
+            case GetSettings():
+                return Reply(settings=self._running_settings())
             case GetLog(worker=worker, lines=lines):
                 return Reply(log=await asyncio.to_thread(last_lines, self._run_dir / "logs", worker, lines))
             case InjectFault() if self._settings.chaos:
@@ -412,4 +414,8 @@ class NodeShell:
                 return Reply(text=text)
             case InjectFault():
                 raise InvalidInputError(f"{self._name} injects no faults: start its agent with UNICRON_CHAOS=true")
-        raise InvalidInputError(f"an agent answers GetStates, GetLog and InjectFault, not {type(query).__name__}")
+        raise InvalidInputError(f"an agent does not answer {type(query).__name__}")
+
+    def _running_settings(self) -> RunningSettings:
+        watched = self._agent.core.watch_log
+        return RunningSettings(settings=self._settings.texts(), rules=self._rules.digest, watch_log=watched)

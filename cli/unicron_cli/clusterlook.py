@@ -11,18 +11,21 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+from unicron_deploy.production.wanted import read
+
 from unicron import __version__
 from unicron.bus import topology
 from unicron.bus.nats import NatsBus
 from unicron.client import Client
 from unicron.contracts.events import NodeHeartbeat
-from unicron.contracts.queries import Status
+from unicron.contracts.queries import RunningSettings, Status
+from unicron.contracts.tasks import NodeState
 from unicron.errors import CheckpointError, InvalidInputError, UnicronError
 from unicron.files import MB, read_text
 from unicron.service.bootstrap import connected
 from unicron.services import PROVISIONER, SERVICES
 from unicron.settings import Settings
-from unicron_cli.production import FileSeen, Observed, ServerSeen, StreamSeen, TargetSeen
+from unicron_cli.observed import FileSeen, Observed, ServerSeen, StreamSeen, TargetSeen
 
 T = TypeVar("T")
 
@@ -35,24 +38,31 @@ HEARING_S = 1.2
 SCRAPE_S, STORAGE_S = 3.0, 5.0
 """How long a process may take to answer a scrape, and a storage to be listed."""
 
+AT_ONCE = 64
+"""Agents that are asked at the same time."""
+
 DAY_S = 86400.0
 
 _ACTIVE = re.compile(r'^unicron_active\{source="([\w-]+)"\} ([\d.]+)', re.MULTILINE)
 
 
-async def look(settings: Settings, keys: Path, targets: Path | None, *, patient: bool = False) -> Observed:
+async def look(
+    settings: Settings, keys: Path, targets: Path | None, setup: Path | None, *, patient: bool = False
+) -> Observed:
     """Return what is to be seen of the cluster that `settings` lead to.
 
     Args:
         settings: where the bus is, and who we are there.
         keys: folder of the cluster's keys; there need not be one.
         targets: file in which Prometheus finds whom to scrape; None where there is none.
+        setup: folder that `unicron init` wrote; None where there is none.
         patient: whether to wait for a bus that is not there yet.
 
     Raises:
         BusUnavailableError: the bus can't be reached.
-        InvalidInputError: the file of targets, or our key, can't be used.
+        InvalidInputError: the file of targets, the set-up, or our key, can't be used.
     """
+    wanted = None if setup is None else read(setup)
     scraped = None if targets is None else addresses(targets)
     async with connected(settings, "unicron-doctor", patient=patient) as bus:
         client = Client(bus)
@@ -68,6 +78,8 @@ async def look(settings: Settings, keys: Path, targets: Path | None, *, patient:
             files=list(files(keys, time.time())) if keys.is_dir() else None,
             ahead=await heard(client),
             storages=await _storages(status) if status else {},
+            agents=await _agents(client, status) if status else {},
+            wanted=wanted,
             status=status,
             notifications=await _answer(client.notifications()) if active["notifier"] else None,
             pools=pools,
@@ -96,6 +108,18 @@ async def greeting(address: str) -> ServerSeen:
     if not isinstance(told, dict):
         told = {}
     return ServerSeen(address=shown, version=str(told.get("version", "")), tls=told.get("tls_required") is True)
+
+
+async def _agents(client: Client, status: Status) -> dict[str, RunningSettings | None]:
+    """Return what the agent of each node that is up runs with; None where it does not say."""
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def ask(node: str) -> RunningSettings | None:
+        async with turns:
+            return await _answer(client.settings(node))
+
+    up = [each.node for each in status.nodes if each.state in {NodeState.UP, NodeState.DRAINING}]
+    return dict(zip(up, await asyncio.gather(*map(ask, up)), strict=True))
 
 
 async def _streams(bus: NatsBus) -> list[StreamSeen]:

@@ -107,6 +107,7 @@ OWNERS = {
     queries.GetCurve: "planner",
     queries.GetStates: "node-1",
     queries.GetLog: "node-1",
+    queries.GetSettings: "node-1",
     queries.InjectFault: "node-1",
     queries.SwitchRecording: "straggler",
     queries.GetStraggler: "straggler",

@@ -21,8 +21,9 @@ from unicron.service.bootstrap import connected_client
 from unicron.services import SERVICES
 from unicron.settings import Settings
 from unicron_cli.clusterlook import greeting, heard, look
+from unicron_cli.observed import Check
 from unicron_cli.output import FOLDER
-from unicron_cli.production import Check, checks, clocks
+from unicron_cli.production import checks, clocks
 
 MIN_SHM = 512 * 1024**2
 """Bytes of shared memory below which several workers of one machine may run out of it."""
@@ -48,11 +49,11 @@ async def examine(settings: Settings, *, patient: bool = False) -> list[Check]:
 
 
 async def examine_cluster(
-    settings: Settings, keys: Path, targets: Path | None, *, patient: bool = False
+    settings: Settings, keys: Path, targets: Path | None, setup: Path | None, *, patient: bool = False
 ) -> list[Check]:
     """Hold a running cluster against what one in production should be; arguments are as of `clusterlook.look`."""
     try:
-        return checks(await look(settings, keys, targets, patient=patient))
+        return checks(await look(settings, keys, targets, setup, patient=patient))
     except BusUnavailableError as error:
         found, _, cure = str(error).partition("; ")  # as all our errors are
         return [Check(name="NATS", state="missing", found=found, cure=cure)]

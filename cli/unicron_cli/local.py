@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from unicron_deploy.embedded import Cluster
 from unicron_deploy.options import PORT, Options, Value
+from unicron_deploy.production.layout import TARGETS
 from unicron_provisioner.config import load
 
 from unicron_cli.doctor import examine, examine_cluster, table
@@ -206,15 +207,19 @@ def doctor(
             show_default="what `unicron up --metrics` wrote",
         ),
     ] = None,
+    setup: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --cluster: what `unicron init` wrote; it has keys and targets, too."),
+    ] = None,
     folder: Folder = FOLDER,
     nats: Nats = None,
     as_json: Json = False,
 ) -> None:
     """Say what is missing on this machine or in the cluster, and how to mend it."""
     if cluster:
-        known = folder / "prometheus.json"
+        known = folder / "prometheus.json" if setup is None else setup / TARGETS
         scraped = targets or (known if known.exists() else None)
-        looking = examine_cluster(settings(nats), keys or folder / "keys", scraped, patient=patient())
+        looking = examine_cluster(settings(nats), keys or (setup or folder) / "keys", scraped, setup, patient=patient())
     else:
         looking = examine(settings(nats), patient=patient())
     checks = asyncio.run(looking)

@@ -15,7 +15,10 @@ from unicron.errors import UnicronError
 from unicron_cli.output import Nats, say
 
 COMMANDS = {
-    "init": ("init", "Write what a cluster in production needs: keys, certificates, configuration and units, by host."),
+    "init": (
+        "init",
+        "Write what a cluster in production needs: keys, certificates, configuration and what starts it, by host.",
+    ),
     "demo": ("local", "Train two models on an embedded cluster while faults strike it, and report how it healed."),
     "up": ("local", "Start an embedded cluster on this machine, in the background; return when it is ready."),
     "down": ("local", "Stop the embedded cluster; its journal and options stay, so that `up` goes on where it was."),

@@ -1,18 +1,12 @@
 """What of a running cluster is not as it should be in production: each check is a function of what was observed."""
 
-import ipaddress
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from typing import Literal
-from urllib.parse import urlsplit
 
-from unicron.contracts.base import Record
-from unicron.contracts.notices import NotificationsView
-from unicron.contracts.pools import PoolsView
 from unicron.contracts.queries import NodeView, Status, TaskView
 from unicron.contracts.tasks import NodeState, TaskState
-
-State = Literal["ok", "warning", "missing", "fail"]
+from unicron_cli import agentchecks
+from unicron_cli.observed import Check, Observed, State, listed
 
 SERVERS = 3
 """NATS servers of which any may be lost."""
@@ -23,108 +17,8 @@ LATE_DAYS, SOON_DAYS = 14, 60
 FAR_S = 5.0
 """How far clocks may be apart before it is told."""
 
-SECRET, NAMED = 0o077, 5
-"""Rights that nobody but its owner may have on a key; names that a line lists."""
-
-
-class Check(Record, kw_only=True, frozen=True):
-    """One thing that was looked at.
-
-    Attributes:
-        state: "missing" keeps a cluster from working, "fail" from being fit for production, a "warning" only some of
-            it.
-        found: what there is, or what is wrong.
-        cure: how to mend it; empty where nothing is wrong.
-    """
-
-    name: str
-    state: State
-    found: str
-    cure: str = ""
-
-
-class ServerSeen(Record, kw_only=True, frozen=True):
-    """A NATS server, by its greeting.
-
-    Attributes:
-        version: empty where it does not greet.
-        tls: whether it takes TLS only.
-    """
-
-    address: str
-    version: str = ""
-    tls: bool = False
-
-    @property
-    def is_local(self) -> bool:
-        """Whether nothing that is said to it leaves this machine."""
-        host = urlsplit(self.address if "://" in self.address else f"nats://{self.address}").hostname or ""
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
-
-
-class StreamSeen(Record, kw_only=True, frozen=True):
-    """A stream: on how many servers it is to lie, and on which of them it is not up to date."""
-
-    name: str
-    replicas: int
-    behind: list[str] = []
-
-
-class TargetSeen(Record, kw_only=True, frozen=True):
-    """A process, as a scrape of its metrics shows it.
-
-    Attributes:
-        up: whether it answers.
-        service: that it is an instance of; empty for an agent.
-        active: whether it is the instance that works.
-    """
-
-    address: str
-    up: bool
-    service: str = ""
-    active: bool = False
-
-
-class FileSeen(Record, kw_only=True, frozen=True):
-    """A key or a certificate.
-
-    Attributes:
-        mode: of a key, the rights on its file; 0 for a certificate.
-        days: that a certificate has left; None for a key.
-    """
-
-    path: str
-    mode: int = 0
-    days: float | None = None
-
-
-class Observed(Record, kw_only=True, frozen=True):
-    """What was seen of a cluster.
-
-    Attributes:
-        version: of this program.
-        active: by service, whether an instance works.
-        targets: what was scraped; None where nobody said whom to scrape.
-        files: of keys and certificates that lie here; None where no folder of them is known.
-        ahead: of this machine's clock, by node, in seconds.
-        storages: by address, why it can't be read from here; empty where it can.
-        status, notifications, pools: as services answered; None where they did not.
-    """
-
-    version: str
-    servers: list[ServerSeen] = []
-    streams: list[StreamSeen] = []
-    active: dict[str, bool] = {}
-    targets: list[TargetSeen] | None = None
-    files: list[FileSeen] | None = None
-    ahead: dict[str, float] = {}
-    storages: dict[str, str] = {}
-    status: Status | None = None
-    notifications: NotificationsView | None = None
-    pools: PoolsView | None = None
+SECRET = 0o077
+"""Rights that nobody but its owner may have on a key."""
 
 
 def checks(seen: Observed) -> list[Check]:
@@ -138,6 +32,7 @@ def checks(seen: Observed) -> list[Check]:
         *found,
         observing(status),
         *nodes(seen, status),
+        *agentchecks.checks(seen, status),
         spares(seen, status),
         storage(seen, status),
         copies(status),
@@ -150,7 +45,7 @@ def servers(seen: Observed) -> Check:
     silent = [each.address for each in seen.servers if not each.version]
     if silent:
         cure = "start them again, or mend the way to them"
-        return Check(name=name, state="fail", found=f"no answer: {_few(silent)}", cure=cure)
+        return Check(name=name, state="fail", found=f"no answer: {listed(silent)}", cure=cure)
     versions = Counter(each.version for each in there)
     if len(versions) > 1:
         found = ", ".join(f"{count} of {version}" for version, count in versions.items())
@@ -170,7 +65,7 @@ def tls(seen: Observed) -> Check:
     if all(each.is_local for each in plain):
         return Check(name="TLS", state="ok", found="in plain, and reached on this machine only")
     cure = "give them certificates (unicron_deploy.keys --tls) and a tls block, as in deploy/nats.conf"
-    return Check(name="TLS", state="fail", found=f"in plain: {_few([each.address for each in plain])}", cure=cure)
+    return Check(name="TLS", state="fail", found=f"in plain: {listed([each.address for each in plain])}", cure=cure)
 
 
 def streams(seen: Observed) -> Check:
@@ -181,11 +76,11 @@ def streams(seen: Observed) -> Check:
     few = [f"{each.name} on {each.replicas}" for each in seen.streams if each.replicas < wanted]
     if few:
         cure = "run `unicron provision` with all servers in UNICRON_NATS_URL"
-        return Check(name=name, state="fail", found=f"of {len(seen.servers)} servers: {_few(few)}", cure=cure)
+        return Check(name=name, state="fail", found=f"of {len(seen.servers)} servers: {listed(few)}", cure=cure)
     behind = [f"{each.name} on {server}" for each in seen.streams for server in each.behind]
     if behind:
         cure = "wait until they have caught up; where they do not, look at these servers' logs and disks"
-        return Check(name=name, state="warning", found=f"not up to date: {_few(behind)}", cure=cure)
+        return Check(name=name, state="warning", found=f"not up to date: {listed(behind)}", cure=cure)
     return Check(name=name, state="ok", found=f"{len(seen.streams)}, each on {seen.streams[0].replicas}")
 
 
@@ -213,7 +108,7 @@ def metrics(seen: Observed) -> Check:
     down = [each.address for each in seen.targets if not each.up]
     if down:
         cure = "see whether these processes run, and answer this machine; else take them off the list"
-        return Check(name=name, state="fail", found=f"no answer: {_few(down)}", cure=cure)
+        return Check(name=name, state="fail", found=f"no answer: {listed(down)}", cure=cure)
     return Check(name=name, state="ok", found=f"{len(seen.targets)} processes answer")
 
 
@@ -227,8 +122,8 @@ def notifier(seen: Observed) -> Check:
         return Check(name=name, state="warning", found="the notifier has no channel: nobody is told", cure=cure)
     broken = [f"{each.name}: {each.broken}" for each in told.channels if each.broken]
     if broken:
-        return Check(name=name, state="fail", found=_few(broken), cure="mend it, then `unicron notify test`")
-    return Check(name=name, state="ok", found=f"told by {_few([each.name for each in told.channels])}")
+        return Check(name=name, state="fail", found=listed(broken), cure="mend it, then `unicron notify test`")
+    return Check(name=name, state="ok", found=f"told by {listed([each.name for each in told.channels])}")
 
 
 def key_files(seen: Observed) -> Iterator[Check]:
@@ -240,7 +135,7 @@ def key_files(seen: Observed) -> Iterator[Check]:
     open_to_all = [each.path for each in seen.files if each.days is None and each.mode & SECRET]
     if open_to_all:
         cure = "chmod 600 them, then replace them: `unicron credentials rotate NAME`"
-        yield Check(name="keys", state="fail", found=f"others may read {_few(open_to_all)}", cure=cure)
+        yield Check(name="keys", state="fail", found=f"others may read {listed(open_to_all)}", cure=cure)
     else:
         count = sum(each.days is None for each in seen.files)
         yield Check(name="keys", state="ok", found=f"{count}, their owner's alone")
@@ -275,7 +170,7 @@ def observing(status: Status) -> Check:
     if not status.observe_only:
         return Check(name="healing", state="ok", found="on")
     held = [view.spec.name for view in status.tasks if view.withheld]
-    found = f"observe only{f'; withheld of {_few(held)}' if held else ''}"
+    found = f"observe only{f'; withheld of {listed(held)}' if held else ''}"
     cure = "start the services without UNICRON_OBSERVE_ONLY once you trust what `unicron events` says"
     return Check(name="healing", state="warning", found=found, cure=cure)
 
@@ -289,13 +184,13 @@ def nodes(seen: Observed, status: Status) -> Iterator[Check]:
         return
     if lost:
         cure = "look at these machines, and start their agents again"
-        yield Check(name="nodes", state="warning", found=f"{len(up)} up, lost: {_few(lost)}", cure=cure)
+        yield Check(name="nodes", state="warning", found=f"{len(up)} up, lost: {listed(lost)}", cure=cure)
     else:
         yield Check(name="nodes", state="ok", found=f"{len(up)} up")
     others = [f"{each.node} has {each.version or 'an older one'}" for each in up if each.version != seen.version]
     cure = "bring agents and services to one version: docs/operations.md, Upgrading" if others else ""
     state: State = "warning" if others else "ok"
-    found = _few(others) if others else f"all agents have {seen.version}"
+    found = listed(others) if others else f"all agents have {seen.version}"
     yield Check(name="version", state=state, found=f"this is {seen.version}; {found}" if others else found, cure=cure)
     yield _alike(up)
     if len(up) > 1:
@@ -309,7 +204,7 @@ def _alike(up: list[NodeView]) -> Check:
         kinds[", ".join(f"{count} {kind}" for kind, count in sorted(slots.items()))].append(each.node)
     if len(kinds) == 1:
         return Check(name="slots", state="ok", found=f"{next(iter(kinds))} on each node")
-    found = "; ".join(f"{kind} on {_few(names)}" for kind, names in kinds.items())
+    found = "; ".join(f"{kind} on {listed(names)}" for kind, names in kinds.items())
     cure = "where that is not meant: see which GPUs the agents there have found, and UNICRON_SLOTS"
     return Check(name="slots", state="warning", found=found, cure=cure)
 
@@ -318,7 +213,7 @@ def _racks(up: list[NodeView]) -> Check:
     unknown = [each.node for each in up if not each.rack]
     if unknown:
         cure = "set UNICRON_RACK for each agent, so that copies of a state do not fail together"
-        return Check(name="racks", state="warning", found=f"not known of {_few(unknown)}", cure=cure)
+        return Check(name="racks", state="warning", found=f"not known of {listed(unknown)}", cure=cure)
     racks = {each.rack for each in up}
     if len(racks) == 1:
         found, cure = "all nodes are in one", "none, where there is no other; all copies of a state are lost with it"
@@ -333,9 +228,9 @@ def spares(seen: Observed, status: Status) -> Check:
     pools = [each for each in seen.pools.pools if each.have + each.asked < each.pool.max] if seen.pools else []
     troubled = [f"{each.pool.name}: {each.trouble}" for each in pools if each.trouble]
     if troubled:
-        return Check(name="spares", state="fail", found=f"pool {_few(troubled)}", cure="mend its provider")
+        return Check(name="spares", state="fail", found=f"pool {listed(troubled)}", cure="mend its provider")
     if free or pools:
-        more = f"; pools that may grow: {_few([each.pool.name for each in pools])}" if pools else ""
+        more = f"; pools that may grow: {listed([each.pool.name for each in pools])}" if pools else ""
         return Check(name="spares", state="ok", found=f"{free} slots are free{more}")
     cure = "add a node, or a pool with spares (docs/pools.md); until then a lost node leaves tasks smaller"
     return Check(name="spares", state="warning", found="no slot is free, and no pool may grow", cure=cure)
@@ -347,12 +242,12 @@ def storage(seen: Observed, status: Status) -> Check:
     away = [f"{address}: {why}" for address, why in seen.storages.items() if why]
     if away:
         cure = "mend the way there, or its credentials; a directory must be the same on each node"
-        return Check(name="storage", state="fail", found=f"seen from this machine: {_few(away)}", cure=cure)
+        return Check(name="storage", state="fail", found=f"seen from this machine: {listed(away)}", cure=cure)
     without = [view.spec.name for view in living if not view.spec.checkpoints]
     if without:
         cure = "give their task files `checkpoints`: what lies in memory alone is lost with its nodes"
-        return Check(name="storage", state="warning", found=f"none for {_few(without)}", cure=cure)
-    return Check(name="storage", state="ok", found=_few(sorted(seen.storages)) if living else "no task needs any now")
+        return Check(name="storage", state="warning", found=f"none for {listed(without)}", cure=cure)
+    return Check(name="storage", state="ok", found=listed(sorted(seen.storages)) if living else "no task needs any now")
 
 
 def copies(status: Status) -> Check:
@@ -369,10 +264,10 @@ def copies(status: Status) -> Check:
             together.append(view.spec.name)
     if alone:
         cure = "see `unicron status`, SAVED: more nodes must be up, with room in /dev/shm"
-        return Check(name="copies", state="fail", found=f"on one node only: {_few(alone)}", cure=cure)
+        return Check(name="copies", state="fail", found=f"on one node only: {listed(alone)}", cure=cure)
     if together:
         cure = "have nodes of more than one rack: all copies of a state are lost with its rack"
-        return Check(name="copies", state="warning", found=f"in one rack only: {_few(together)}", cure=cure)
+        return Check(name="copies", state="warning", found=f"in one rack only: {listed(together)}", cure=cure)
     return Check(name="copies", state="ok", found="each state in memory lies on nodes that do not fail together")
 
 
@@ -388,7 +283,3 @@ def _held(view: TaskView) -> list[set[str]]:
 
 def _up(status: Status) -> list[NodeView]:
     return [each for each in status.nodes if each.state in {NodeState.UP, NodeState.DRAINING}]
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

@@ -12,6 +12,7 @@ from unicron.contracts.pools import PoolName, PoolsView
 from unicron.contracts.ranges import Amount, Count, Few, Label, Many, Moment, Name, Number, Seconds, Text, Who
 from unicron.contracts.states import StateRef
 from unicron.contracts.tasks import Member, NodeState, Slot, TaskSpec, TaskState
+from unicron.contracts.watchdogs import LogPattern
 
 MOST_JOIN = 100_000
 """Nodes that a question can have join."""
@@ -198,6 +199,10 @@ class GetLog(Query, kw_only=True, frozen=True):
 
     worker: Name
     lines: Annotated[int, Meta(ge=1, le=MOST_LINES)] = 50
+
+
+class GetSettings(Query, kw_only=True, frozen=True):
+    """Ask an agent with which settings, rules and patterns it runs."""
 
 
 class InjectFault(Order, kw_only=True, frozen=True):
@@ -438,13 +443,27 @@ class Load(Record, kw_only=True, frozen=True):
     disbelieved: Count = 0
 
 
+class RunningSettings(Record, kw_only=True, frozen=True):
+    """What an agent runs with, whatever its files say by now.
+
+    Attributes:
+        settings: all of its settings as texts, by the variable that sets each.
+        rules: digest of the rules by which it reads logs; see `unicron.rules`.
+        watch_log: by task that has workers there, what these are watched for.
+    """
+
+    settings: Annotated[dict[Label, Text], Few] = {}
+    rules: Label = ""
+    watch_log: Annotated[dict[Name, list[LogPattern]], Few] = {}
+
+
 class Reply(Record, kw_only=True, frozen=True):
     """Answer to any request.
 
     Attributes:
         error: empty on success, else what was wrong and the cure.
-        status, plan, curve, straggler, states, load, log, notifications, pools, tokens: filled in for the queries that
-            ask for them.
+        status, plan, curve, straggler, states, load, log, notifications, pools, tokens, settings: filled in for the
+            queries that ask for them.
         text: a line for a person.
     """
 
@@ -460,3 +479,4 @@ class Reply(Record, kw_only=True, frozen=True):
     notifications: NotificationsView | None = None
     pools: PoolsView | None = None
     tokens: Annotated[list[TokenView], Few] = []
+    settings: RunningSettings | None = None

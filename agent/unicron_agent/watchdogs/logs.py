@@ -46,6 +46,11 @@ class LogWatch:
         self._node = node
         self._tasks: dict[str, _Watched] = {}
 
+    @property
+    def patterns(self) -> dict[str, list[LogPattern]]:
+        """What is watched for, by task."""
+        return {task: list(watched.patterns) for task, watched in self._tasks.items()}
+
     def started(self, task: str, patterns: Sequence[LogPattern], now: float) -> None:
         """Watch a task from the start of its first worker here."""
         if patterns:

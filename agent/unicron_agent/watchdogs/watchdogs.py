@@ -34,6 +34,11 @@ class Watchdogs:
         self._stores, self._memory, self._logs = Stores(limits.ahead_s), WorkerMemory(), LogWatch(node)
         self._given: dict[str, float] = {}
 
+    @property
+    def patterns(self) -> dict[str, list[LogPattern]]:
+        """What is watched for in what workers write, by task."""
+        return self._logs.patterns
+
     def started(self, task: str, patterns: Sequence[LogPattern], now: float) -> None:
         """Watch what a worker writes that is to start, or was left by an earlier agent."""
         self._logs.started(task, patterns, now)

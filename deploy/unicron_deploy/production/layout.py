@@ -1,98 +1,87 @@
 """What each host of a set-up gets: files by their paths, as texts without a secret, and whose keys. Pure."""
 
-import ipaddress
 import json
-import re
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
 
-from unicron.errors import InvalidInputError
-from unicron.services import CONSOLE, SERVICES
-from unicron_deploy import rights
+from unicron.services import CONSOLE, PROVISIONER
 from unicron_deploy.nats_server import Routes, config_text
+from unicron_deploy.production.hosts import CLIENTS, METRICS, MONITOR, ROUTES, Hosts, Kind, metrics_port
+from unicron_deploy.production.wanted import SEEN_BY_ALL
 
 ETC, UNITS = "etc/unicron", "etc/systemd/system"
 """Folders on a host."""
 
-CLIENTS, ROUTES, MONITOR, METRICS = 4222, 6222, 8222, 9400
-"""Ports: of NATS for clients, for its servers and for this machine only; of metrics the first, which agents have."""
-
 STORE, RUN_DIR = "/var/lib/unicron/nats", "/var/lib/unicron/node"
 
-INSTANCES = (*SERVICES, CONSOLE)
-"""What runs beside each server: of each service one instance works, and the others stand by."""
+RULES = "rules/own.toml"
+"""Where rules of one's own begin, in a folder that agents and detectors have."""
 
-SERVERS = 3
-"""Of NATS: fewer keep no copies, more none that is of use."""
-
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+TARGETS = "prometheus/targets/cluster.json"
 
 TEMPLATES = Path(__file__).parent / "templates"
+PROMETHEUS = Path(__file__).parents[1] / "prometheus"
 
+_UNITS = {f"{UNITS}/{name}": f"systemd/{name}" for name in ("unicron-nats.service", "unicron@.service")}
 
-class Hosts(NamedTuple):
-    """The hosts of a cluster: where the servers run, and its nodes."""
+SERVER_STARTS = {
+    Kind.SYSTEMD: _UNITS,
+    Kind.COMPOSE: {"docker-compose.yml": "compose/server.yml"},
+    Kind.SLURM: {
+        **_UNITS,
+        f"{UNITS}/unicron@provisioner.service.d/shared.conf": "slurm/provisioner.conf",
+        f"{ETC}/pools.toml": "slurm/pools.toml",
+    },
+}
+"""What starts the processes of a server: templates, by the path of what is made of each."""
 
-    servers: list[str]
-    nodes: list[str]
+NODE_STARTS = {
+    Kind.SYSTEMD: {f"{UNITS}/unicron-agent.service": "systemd/unicron-agent.service"},
+    Kind.COMPOSE: {"docker-compose.yml": "compose/node.yml"},
+}
+"""Likewise of a node that is named."""
 
-    @property
-    def url(self) -> str:
-        """What clients connect to."""
-        return ",".join(f"nats://{server}:{CLIENTS}" for server in self.servers)
-
-
-def checked(servers: list[str], nodes: list[str]) -> Hosts:
-    """Return these hosts.
-
-    Raises:
-        InvalidInputError: they are not three servers, a name can't be a host's or a node's, or stands there twice.
-    """
-    if len(servers) != SERVERS:
-        raise InvalidInputError(f"--servers: {len(servers)} given; give three, such as a,b,c: then any may be lost")
-    for server in servers:
-        if not _is_host(server):
-            raise InvalidInputError(f"--servers: {server!r} is no host name and no IPv4 address")
-    for node in nodes:
-        rights.node(node)
-    names = [*servers, *nodes]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InvalidInputError(f"{twice[0]} is named twice: a host is either a server or a node, and named once")
-    return Hosts(servers, nodes)
-
-
-def _is_host(text: str) -> bool:
-    try:
-        return isinstance(ipaddress.ip_address(text), ipaddress.IPv4Address)
-    except ValueError:
-        return bool(_HOST.fullmatch(text))
+AGAIN = {
+    Kind.SYSTEMD: "`systemctl restart unicron@notifier`",
+    Kind.COMPOSE: "`docker compose restart notifier`",
+    Kind.SLURM: "`systemctl restart unicron@notifier`",
+}
+"""How the notifier is started again."""
 
 
 def texts(hosts: Hosts) -> dict[str, str]:
     """Return all files that hold no secret, by their paths in the folder."""
-    found = {"README.md": _readme(hosts), "prometheus.json": _targets(hosts)}
+    found = {"README.md": _readme(hosts), TARGETS: _targets(hosts)}
+    found |= {f"prometheus/{name}": (PROMETHEUS / name).read_text("utf-8") for name in ("prometheus.yml", "rules.yml")}
     for server in hosts.servers:
         found |= {f"{server}/{path}": text for path, text in _server(hosts, server).items()}
-    for node in hosts.nodes:
+    for node in hosts.nodes if hosts.kind in NODE_STARTS else []:
         found |= {f"{node}/{path}": text for path, text in _node(hosts, node).items()}
+    if hosts.kind is Kind.SLURM:
+        found[f"{SEEN_BY_ALL}/etc/slurm/unicron.conf"] = _template("slurm/unicron.conf")
+        found[f"{SEEN_BY_ALL}{hosts.shared}/{RULES}"] = _template("rules.toml")
     return found
 
 
 def keys(hosts: Hosts) -> dict[str, str]:
     """Return which folders of keys hosts get: by where they are to lie, names of users."""
     found = {f"{server}/{ETC}/server": "server" for server in hosts.servers}
-    found |= {f"{server}/{ETC}/keys/{name}": name for server in hosts.servers for name in INSTANCES}
+    found |= {f"{server}/{ETC}/keys/{name}": name for server in hosts.servers for name in hosts.instances}
+    if hosts.kind is Kind.SLURM:
+        return found | {f"{SEEN_BY_ALL}{hosts.shared}/keys/{name}": name for name in hosts.members}
     return found | {f"{node}/{ETC}/keys/{node}": node for node in hosts.nodes}
-
-
-def metrics_port(process: str) -> int:
-    """Return where a process answers Prometheus."""
-    return METRICS + 1 + INSTANCES.index(process) if process in INSTANCES else METRICS
 
 
 def _template(name: str) -> str:
     return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _filled(name: str, hosts: Hosts) -> str:
+    """Return a template with what is known of the hosts in it."""
+    units = " ".join(["unicron-nats", *(f"unicron@{instance}" for instance in hosts.instances)])
+    return Template(_template(name)).safe_substitute(
+        partition=hosts.partition, shared=hosts.shared, max=len(hosts.nodes), units=units
+    )
 
 
 def _server(hosts: Hosts, server: str) -> dict[str, str]:
@@ -107,14 +96,28 @@ def _server(hosts: Hosts, server: str) -> dict[str, str]:
     )
     own = {
         CONSOLE: {"UNICRON_CONSOLE_HOST": "127.0.0.1", "UNICRON_CONSOLE_TOKENS": f"/{ETC}/keys/{CONSOLE}/tokens"},
-        "notifier": {"UNICRON_NOTIFY": ""},
+        "detector": {"UNICRON_RULES": f"/{ETC}/rules"},
+        "notifier": {"UNICRON_NOTIFY": f"/{ETC}/notify/notify.toml"},
+        PROVISIONER: {"UNICRON_POOLS": f"/{ETC}/pools.toml"},
     }
     environments = {
-        f"{ETC}/{name}.env": _environment({"UNICRON_METRICS": f"0.0.0.0:{metrics_port(name)}", **own.get(name, {})})
-        for name in INSTANCES
+        f"{ETC}/{name}.env": _environment(
+            {
+                "UNICRON_NATS_NKEY": f"/{ETC}/keys/{name}/{name}.nk",
+                "UNICRON_METRICS": f"0.0.0.0:{metrics_port(name)}",
+                **own.get(name, {}),
+            }
+        )
+        for name in hosts.instances
     }
-    units = {f"{UNITS}/{name}": _template(name) for name in ("unicron-nats.service", "unicron@.service")}
-    return {f"{ETC}/nats.conf": conf, f"{ETC}/cluster.env": _cluster(hosts), **environments, **units}
+    return {
+        f"{ETC}/nats.conf": conf,
+        f"{ETC}/cluster.env": _cluster(hosts),
+        **environments,
+        f"{ETC}/notify/notify.toml": _template("notify.toml"),
+        f"{ETC}/{RULES}": _template("rules.toml"),
+        **{path: _filled(name, hosts) for path, name in SERVER_STARTS[hosts.kind].items()},
+    }
 
 
 def _node(hosts: Hosts, node: str) -> dict[str, str]:
@@ -124,14 +127,15 @@ def _node(hosts: Hosts, node: str) -> dict[str, str]:
         "UNICRON_FABRIC_KEY": f"/{ETC}/keys/{node}/fabric.key",
         "UNICRON_RUN_DIR": RUN_DIR,
         "UNICRON_METRICS": f"0.0.0.0:{METRICS}",
+        "UNICRON_RULES": f"/{ETC}/rules",
         "UNICRON_RACK": "",
         "UNICRON_SLOTS": "0",
     }
-    unit = "unicron-agent.service"
     return {
         f"{ETC}/cluster.env": _cluster(hosts),
         f"{ETC}/agent.env": _environment(own),
-        f"{UNITS}/{unit}": _template(unit),
+        f"{ETC}/{RULES}": _template("rules.toml"),
+        **{path: _filled(name, hosts) for path, name in NODE_STARTS[hosts.kind].items()},
     }
 
 
@@ -144,12 +148,18 @@ def _environment(values: dict[str, str]) -> str:
 
 
 def _targets(hosts: Hosts) -> str:
-    at = [(f"{host}:{metrics_port(name)}", name) for host in hosts.servers for name in INSTANCES]
-    at += [(f"{node}:{METRICS}", node) for node in hosts.nodes]
+    at = [(f"{host}:{metrics_port(name)}", name) for host in hosts.servers for name in hosts.instances]
+    at += [(f"{node}:{METRICS}", node) for node in hosts.nodes if hosts.kind in NODE_STARTS]
     return json.dumps([{"targets": [address], "labels": {"process": name}} for address, name in at], indent=2) + "\n"
 
 
 def _readme(hosts: Hosts) -> str:
-    units = " ".join(["unicron-nats", *(f"unicron@{name}" for name in INSTANCES)])
-    listed = {"servers": ", ".join(hosts.servers), "nodes": ", ".join(hosts.nodes), "urls": hosts.url, "units": units}
-    return Template(_template("README.md")).substitute(listed)
+    rules = f"nodes{hosts.shared}/rules and HOST/etc/unicron/rules" if hosts.partition else "HOST/etc/unicron/rules"
+    return Template(_template("README.md")).substitute(
+        servers=", ".join(hosts.servers),
+        nodes=", ".join(hosts.nodes),
+        urls=hosts.url,
+        steps=_filled(f"{hosts.kind}/README.md", hosts),
+        again=AGAIN[hosts.kind],
+        rules=rules,
+    )

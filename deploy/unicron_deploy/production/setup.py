@@ -5,7 +5,8 @@ from pathlib import Path
 from unicron.errors import InvalidInputError
 from unicron.files import write_secret
 from unicron_deploy.keys import Keyring
-from unicron_deploy.production.layout import ROUTES, Hosts, keys, texts
+from unicron_deploy.production.hosts import ROUTES, Hosts
+from unicron_deploy.production.layout import keys, texts
 
 PUBLIC = 0o644
 
@@ -21,7 +22,7 @@ def write(folder: Path, hosts: Hosts) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
     keyring = Keyring(folder / "keys")
-    keyring.ensure(hosts.nodes)
+    keyring.ensure(hosts.members)
     keyring.route(f"{server}:{ROUTES}" for server in hosts.servers)
     keyring.certify(hosts.servers)
     for path, text in texts(hosts).items():

@@ -62,7 +62,7 @@ def _read(plain: dict[str, Any], folder: Path) -> Config:
         raise InvalidInputError(f"{unknown[0]}: there is no such table or key; there are {', '.join(KNOWN)}")
     channels = {name: _channel(name, each, folder) for name, each in _table(plain, "channel").items()}
     rules = {name: _rule(name, each, channels) for name, each in _table(plain, "rule").items()}
-    if not rules:
+    if channels and not rules:
         raise InvalidInputError("there is no [rule.NAME], so nobody would be told anything: write one")
     heartbeat = None
     if "heartbeat" in plain:

@@ -10,6 +10,7 @@ from unicron_agent.watchdogs import probes, trend
 from unicron.contracts.commands import StopWorker
 from unicron.contracts.events import Alert, FailureDetected, TaskRecovered, WorkerGrows
 from unicron.contracts.watchdogs import AlertKind, LogPattern
+from unicron.rules import load
 
 LEAKING = """
     import os, time
@@ -49,6 +50,9 @@ async def test_a_worker_that_leaks_is_replaced_and_the_others_go_on(tmp_path, mo
         [stop] = scene.of(StopWorker)
         assert stop.worker == "gpt-2"
         await scene.reached("gpt", grows.iteration + 20)
+        running = await scene.client.settings("node-1")
+        assert running.watch_log == {"gpt": watched}
+        assert (running.settings["UNICRON_NODE"], running.rules) == ("node-1", load().digest)
         told = sorted((alert.kind, alert.text[:40]) for alert in scene.of(Alert))
     assert [kind for kind, _ in told if kind is AlertKind.MEMORY] == [AlertKind.MEMORY]
     assert (AlertKind.LOG, "gpt-1 wrote what is no finite number: lo") in told

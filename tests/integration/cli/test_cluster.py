@@ -411,7 +411,7 @@ def test_up_starts_again_what_has_ended_of_a_cluster_that_runs(url, task, folder
 @contextlib.contextmanager
 def prometheus(folder, targets):
     """A real Prometheus that scrapes those targets every second, with our rules; yields what asks it."""
-    rules = ROOT / "deploy" / "prometheus"
+    rules = ROOT / "deploy" / "unicron_deploy" / "prometheus"
     config = (rules / "prometheus.yml").read_text().replace("15s", "1s").replace("rules.yml", str(rules / "rules.yml"))
     folder.mkdir()
     (folder / "prometheus.yml").write_text(config.replace("targets/*.json", str(targets)))

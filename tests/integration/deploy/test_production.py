@@ -12,7 +12,7 @@ from helpers.cli import CLEAN, UNICRON, call
 from helpers.ports import free_port
 from helpers.waiting import block_until
 from unicron_deploy.nats_server import find_binary
-from unicron_deploy.production.layout import CLIENTS, INSTANCES, METRICS, MONITOR, ROUTES, metrics_port
+from unicron_deploy.production.hosts import CLIENTS, INSTANCES, METRICS, MONITOR, ROUTES, metrics_port
 
 pytestmark = [
     pytest.mark.slow,
@@ -89,11 +89,13 @@ def test_what_was_written_runs_and_doctor_finds_it_well(cluster):
     folder, url = cluster
     reach = {**CLEAN, "UNICRON_NATS_URL": url, "UNICRON_NATS_NKEY": str(folder / "keys/operator/operator.nk")}
     reach |= {"UNICRON_CONNECT_TIMEOUT_S": "60", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    words = ["doctor", "--cluster", "--json", "--keys", folder / "keys", "--targets", folder / "prometheus.json"]
+    words = ["doctor", "--cluster", "--json", "--setup", folder]
 
-    def well():
+    def found():
         done = call([*UNICRON, *words], reach)
-        checks = json.loads(done.stdout)["checks"] if done.stdout else []
-        return [check["name"] for check in checks if check["state"] != "ok"] == ["people"]
+        return {check["name"]: check for check in json.loads(done.stdout)["checks"]} if done.stdout else {}
 
-    block_until(well)
+    block_until(lambda: [name for name, check in found().items() if check["state"] != "ok"] == ["people"])
+    with (folder / "n2/etc/unicron/agent.env").open("a") as file:
+        file.write("UNICRON_HANG_S=60\n")
+    assert found()["settings"]["found"] == "n2: UNICRON_HANG_S is 20.0, not 60"

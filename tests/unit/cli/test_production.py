@@ -9,7 +9,7 @@ import pytest
 from helpers.refusing import WELCOME, serving
 from msgspec.structs import replace
 from unicron_cli import clusterlook, production
-from unicron_cli.production import FileSeen, Observed, ServerSeen, StreamSeen, TargetSeen
+from unicron_cli.observed import FileSeen, Observed, ServerSeen, StreamSeen, TargetSeen
 from unicron_deploy import certificates
 from unicron_deploy.keys import Keyring
 

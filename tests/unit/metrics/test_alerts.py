@@ -11,7 +11,7 @@ from helpers import ROOT
 
 from unicron.metric_definitions import FAMILIES, HISTOGRAM
 
-FOLDER = ROOT / "deploy" / "prometheus"
+FOLDER = ROOT / "deploy" / "unicron_deploy" / "prometheus"
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "unicron.json").read_text())
 PROMTOOL = shutil.which("promtool")
 
