@@ -78,7 +78,7 @@ coverage: $(STAMP)
 	$(REAL) -m 'real and not (compose or exhaustive)' --cov --cov-append --cov-report=term-missing:skip-covered $(ARGS)
 
 compose-test: $(STAMP)
-	$(BIN)/python -m pytest -m compose tests/e2e/test_compose.py $(ARGS)
+	$(BIN)/python -m pytest -m compose tests/e2e $(ARGS)
 
 docs/testing.md: $(STAMP) FORCE
 	$(BIN)/python -m pytest --collect-only -qq --write-list >/dev/null
@@ -111,7 +111,7 @@ LOCK := MACOSX_DEPLOYMENT_TARGET=14.0 $(TOOLS)/bin/uv pip compile --quiet --syst
 lock: $(TOOLS_STAMP)
 	@mkdir -p deploy/lock
 	printf '%s\n' hatchling setuptools | $(LOCK) -o deploy/lock/build.txt -
-	$(LOCK) --extra detector --extra keys --extra metrics --extra notifier --extra otel --extra straggler --extra web -o deploy/lock/control.txt pyproject.toml
+	$(LOCK) --extra detector --extra docker --extra keys --extra metrics --extra notifier --extra otel --extra straggler --extra web -o deploy/lock/control.txt pyproject.toml
 	$(LOCK) --extra metrics --extra planner -o deploy/lock/planner.txt pyproject.toml
 	$(LOCK) --extra agent --extra metrics --extra train --no-emit-package torch -o deploy/lock/node.txt pyproject.toml
 

@@ -43,7 +43,7 @@ NODE_STARTS = {
 
 AGAIN = {
     Kind.SYSTEMD: "`systemctl restart unicron@notifier`",
-    Kind.COMPOSE: "`docker compose restart notifier`",
+    Kind.COMPOSE: "`docker compose up -d --force-recreate notifier`",
     Kind.SLURM: "`systemctl restart unicron@notifier`",
 }
 """How the notifier is started again."""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from helpers.cli import CLEAN, UNICRON, call
-from helpers.ports import free_port
+from helpers.setup_here import NODES, SERVERS, settle
 from helpers.waiting import block_until
 from unicron_deploy.nats_server import find_binary
-from unicron_deploy.production.hosts import CLIENTS, INSTANCES, METRICS, MONITOR, ROUTES, metrics_port
+from unicron_deploy.production.hosts import INSTANCES
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,30 +20,17 @@ pytestmark = [
     pytest.mark.exhaustive("three hosts' worth of processes; tests/unit/deploy has each file"),
 ]
 
-SERVERS = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
-NODES = ["n1", "n2"]
 PREFIX = "/opt/unicron/.venv/bin"
 
 
-def settle(folder, run):
-    """Have a set-up be for this machine: hosts are its addresses, ports are free, and paths lie in its folder."""
-    ports = {str(port): str(free_port()) for port in (CLIENTS, ROUTES, METRICS, *map(metrics_port, INSTANCES))}
-    at = dict(zip(NODES, ("127.0.0.4", "127.0.0.5"), strict=True))
-    for path in [each for each in folder.rglob("*") if each.is_file() and "keys" not in each.parts]:
-        host = path.relative_to(folder).parts[0]
-        text = path.read_text()
-        for old, new in ports.items():
-            text = text.replace(f":{old}", f":{new}")
-        for node, address in at.items():
-            text = text.replace(f'"{node}:', f'"{address}:')
-        text = text.replace("0.0.0.0", at.get(host, host)).replace(f'http: "127.0.0.1:{MONITOR}"\n', "")
-        text = text.replace("/etc/unicron", f"{folder}/{host}/etc/unicron").replace("/var/", f"{run}/{host}/var/")
-        text = text.replace(f"{PREFIX}/python", sys.executable).replace(f"{PREFIX}/nats-server", find_binary())
-        path.write_text(text)
-    for node in NODES:
-        with (folder / node / "etc/unicron/agent.env").open("a") as file:
-            file.write(f"UNICRON_SLOTS=1\nUNICRON_RACK=r-{node}\nUNICRON_HOST={at[node]}\n")
-    return ports[str(CLIENTS)]
+def moved(folder, run):
+    """Have the paths of a set-up lie in its folder, and what it runs be this machine's."""
+    for host in (*SERVERS, *NODES):
+        for path in [each for each in (folder / host).rglob("*") if each.is_file() and "keys" not in each.parts]:
+            text = path.read_text()
+            text = text.replace("/etc/unicron", f"{folder}/{host}/etc/unicron").replace("/var/", f"{run}/{host}/var/")
+            text = text.replace(f"{PREFIX}/python", sys.executable)
+            path.write_text(text.replace(f"{PREFIX}/nats-server", find_binary()))
 
 
 def command(unit, instance):
@@ -65,7 +52,8 @@ def cluster(tmp_path):
     folder = tmp_path / "cluster"
     done = call([*UNICRON, "init", str(folder), "--servers", ",".join(SERVERS), "--nodes", "n[1-2]"])
     assert done.returncode == 0, done.stderr
-    port = settle(folder, tmp_path)
+    here = settle(folder, slots=1)
+    moved(folder, tmp_path)
     units = [(host, "unicron-nats.service", "") for host in SERVERS]
     units += [(host, "unicron@.service", name) for host in SERVERS for name in INSTANCES]
     units += [(node, "unicron-agent.service", "") for node in NODES]
@@ -74,10 +62,9 @@ def cluster(tmp_path):
         for host, unit, instance in units:
             words, environment = command(folder / host / "etc/systemd/system" / unit, instance)
             with (tmp_path / f"{host}-{unit}-{instance}.log").open("w") as log:
-                console = {"UNICRON_CONSOLE_PORT": str(free_port())} if instance == "console" else {}
-                environment = {**CLEAN, **environment, **console, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+                environment = {**CLEAN, **environment, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
                 started.append(subprocess.Popen(words, env=environment, stdout=log, stderr=log))
-        yield folder, ",".join(f"nats://{server}:{port}" for server in SERVERS)
+        yield folder, here.url
     finally:
         for process in reversed(started):
             process.terminate()

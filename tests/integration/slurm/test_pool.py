@@ -1,30 +1,23 @@
-"""A cluster whose nodes are jobs of a real Slurm: they come by themselves, and a lost one is replaced."""
+"""A cluster whose nodes are jobs of a real Slurm, by what `unicron init` wrote: a lost one is replaced."""
 
 import re
+import shutil
+import sys
+from pathlib import Path
 
 import pytest
 from helpers.cli import UNICRON
 from helpers.ports import free_port
 from helpers.slurm import missing, slurm
 from helpers.training import SMALL, write_script
+from unicron_deploy.production.hosts import Kind, checked
+from unicron_deploy.production.setup import write
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(missing()), reason=missing()),
     pytest.mark.exhaustive("the provider keeps the contract of all; pools are shown with agents of this machine"),
 ]
-
-POOLS = """
-[pool.gpu]
-provider = "slurm"
-min = 2
-max = 2
-slots = 1
-
-[pool.gpu.slurm]
-partition = "all"
-sbatch = ["--exclusive"]
-"""
 
 TASK = """
 name: t
@@ -36,16 +29,31 @@ iterations: 100000
 """
 
 
+PREFIX = "/opt/unicron/.venv/bin"
+
+
 @pytest.fixture
-def cluster(tmp_path_factory):
-    with slurm(tmp_path_factory.mktemp("slurm"), nodes=3) as running:
+def setup(tmp_path):
+    """Return the folder of a set-up whose machines have their keys where `unicron up` makes them."""
+    folder, hosts = tmp_path / "cluster", ["h1", "h2", "h3"]
+    write(folder, checked(["a", "b", "c"], hosts, Kind.SLURM, partition="all", shared=str(tmp_path / "u")))
+    pools = folder / "a/etc/unicron/pools.toml"
+    lines = pools.read_text().replace("slots = 8", "slots = 1").splitlines()
+    pools.write_text("\n".join(line for line in lines if "METRICS" not in line))  # all nodes are this machine
+    shutil.copytree(f"{folder}/nodes{tmp_path}/u/rules", tmp_path / "u" / "rules")
+    return folder
+
+
+@pytest.fixture
+def cluster(setup, tmp_path_factory):
+    hooks = (setup / "nodes/etc/slurm/unicron.conf").read_text().replace(PREFIX, str(Path(sys.executable).parent))
+    with slurm(tmp_path_factory.mktemp("slurm"), nodes=3, more=hooks) as running:
         yield running
 
 
 @pytest.fixture
-def unicron(cluster, tmp_path):
+def unicron(cluster, setup, tmp_path):
     """Return what calls a command in a cluster that has no nodes of its own."""
-    (tmp_path / "pools.toml").write_text(POOLS)
     (tmp_path / "task.yaml").write_text(TASK)
     write_script(tmp_path, SMALL)
     port, home = free_port(), tmp_path / "u"
@@ -62,7 +70,7 @@ def unicron(cluster, tmp_path):
         return done.stdout
 
     ports = ["--port", str(port), "--console-port", str(free_port())]
-    call("up", "--nodes", "0", "--pools", str(tmp_path / "pools.toml"), "--dir", str(home), *ports)
+    call("up", "--nodes", "0", "--pools", str(setup / "a/etc/unicron/pools.toml"), "--dir", str(home), *ports)
     call("submit", str(tmp_path / "task.yaml"))
     yield call
     call("down", "--dir", str(home))

@@ -43,7 +43,7 @@ ROOMS = {
 }
 """Packages, and the extras with which they must work."""
 
-CONTROL = ("registry", "detector", "transition", "straggler", "notifier", "console")
+CONTROL = ("registry", "detector", "transition", "straggler", "notifier", "provisioner", "console")
 IMAGES = {
     "control": [f"unicron_{service}" for service in CONTROL],
     "planner": ["unicron_planner"],
@@ -218,7 +218,8 @@ def test_each_service_runs_in_an_image_with_its_packages():
     }
     agents = {service["image"] for name, service in services().items() if name.startswith("node-")}
     assert agents == {"unicron-node"}
-    assert runs == {(room, image) for image, rooms in IMAGES.items() if image != "node" for room in rooms}
+    rooms = {(room, image) for image, rooms in IMAGES.items() if image != "node" for room in rooms}
+    assert runs == rooms | {("unicron_deploy.enrolment", "control")}
 
 
 def test_each_container_is_confined():
@@ -231,9 +232,26 @@ def test_each_container_is_confined():
     assert services()["keys"]["network_mode"] == "none"
 
 
+def test_who_has_a_right_on_the_engine_or_sees_more_than_its_own_key_is_asked_for_by_name():
+    mounts = {
+        name: [volume.split(":")[0] for volume in service.get("volumes", []) if ":" in volume]
+        for name, service in services().items()
+    }
+    assert [name for name, sources in mounts.items() if any("docker.sock" in each for each in sources)] == [
+        "provisioner"
+    ]
+    assert services()["provisioner"]["profiles"] == ["pools"]
+    several = {name for name, sources in mounts.items() if sum(each.startswith("key-") for each in sources) > 1}
+    assert several == {"keys", "enroller"}
+    assert services()["enroller"]["profiles"] == ["enrol"]
+    written = [each.split(":")[1] for each in services()["enroller"]["volumes"] if not each.endswith(":ro")]
+    assert written == ["/keys", "/keys/server", "/keys/enroller"]
+
+
 def test_each_folder_of_keys_is_a_volume_that_their_container_may_write(tmp_path):
     keyring = Keyring(tmp_path)
-    keyring.ensure(services()["keys"]["command"])
+    nodes = [word for word in services()["keys"]["entrypoint"] if word.startswith("box-")]
+    keyring.ensure([*services()["keys"]["command"], *nodes], enrols="--enrol" in services()["keys"]["entrypoint"])
     keyring.certify(["nats"])
     volumes = dict(volume.split(":") for volume in services()["keys"]["volumes"])
     made = {f"/keys/{path.name}" for path in tmp_path.iterdir()}

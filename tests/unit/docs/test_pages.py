@@ -159,7 +159,7 @@ def check_compose(words):
         assert named <= services.keys(), "no such service"
 
 
-TOOLS = {"docker", "mkdir", "rm", "touch", "ln", "export", ".", "grep", "tail", "scp", "srun", "prometheus"}
+TOOLS = {"docker", "mkdir", "rm", "touch", "ln", "export", ".", "grep", "tail", "scp", "srun", "stat", "prometheus"}
 """What needs no check: of these only files of ours are looked for."""
 
 

@@ -14,7 +14,7 @@ from unicron.contracts.ranges import Label, Seconds
 from unicron.contracts.sentences import after
 from unicron.errors import InvalidInputError
 from unicron.printable import one_line
-from unicron_provisioner.providers.names import credentials, folder_of_keys, free_name
+from unicron_provisioner.providers.names import credentials, first_free, folder_of_keys, free_name, in_order, named
 from unicron_provisioner.providers.protocol import (
     ByRelease,
     MachineReport,
@@ -59,10 +59,13 @@ class Options(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
         engine: address of the engine, such as ssh://host; empty: as DOCKER_HOST says, or the local one.
         network: that the containers are in.
         keys: folder of the nodes' keys on the engine's machine; empty for none.
+        key_volumes: what the names of volumes begin with that hold a node's keys each, as Compose makes them, such as
+            unicron_key- for unicron_key-box-1; empty for none.
         nats_url: how containers reach the bus; empty: as the provisioner does.
         env: further settings of the agents.
         volumes: HOST:CONTAINER[:ro], further folders that they see.
         gpus: whether they get all GPUs of the engine's machine.
+        shm_size: of the memory in which states lie.
         grace_s: seconds that an agent may take to leave, before it is killed.
     """
 
@@ -71,10 +74,12 @@ class Options(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     engine: Label = ""
     network: Label = "host"
     keys: Label = ""
+    key_volumes: Label = ""
     nats_url: Label = ""
     env: dict[str, str] = {}
     volumes: list[Label] = []
     gpus: bool = False
+    shm_size: Label = "1g"
     grace_s: Seconds = 10.0
 
 
@@ -153,7 +158,7 @@ class DockerProvider(ByRelease):
         there = self._containers()
         mine: Sequence[Any] = [each for each in there if each.labels.get(MACHINE) == request.machine]
         if not mine:
-            node = free_name(self._keys, self._pool, [each.labels.get(NODE, "") for each in there])
+            node = self._free_node([each.labels.get(NODE, "") for each in there])
             try:
                 mine = [self._engine.containers.create(**self._given(request, node))]
             except docker.errors.APIError as error:
@@ -164,8 +169,18 @@ class DockerProvider(ByRelease):
             if each.status == "created":
                 each.start()
 
+    def _free_node(self, used: Sequence[str]) -> str:
+        prefix = self._options.key_volumes
+        if not prefix:
+            return free_name(self._keys, self._pool, used)
+        volumes: Sequence[Any] = self._engine.volumes.list(filters={"name": prefix})
+        keyed = in_order(self._pool, [each.name.removeprefix(prefix) for each in volumes])
+        cure = f"add {prefix}{self._pool}-{len(used) + 1} and that node's keys to docker-compose.yml"
+        return first_free(keyed, used, f"pool {self._pool} with a volume {prefix}NODE", cure)
+
     def _given(self, request: MachineRequest, node: str) -> dict[str, Any]:
-        options, files = self._options, credentials(self._keys, node)
+        options = self._options
+        files = named(Path(KEYS), node) if options.key_volumes else credentials(self._keys, node)
         told = {
             "UNICRON_NATS_URL": self._nats_url,
             "UNICRON_NODE": node,
@@ -175,7 +190,8 @@ class DockerProvider(ByRelease):
             "UNICRON_SLOTS": str(request.slots),
             **{setting: f"{KEYS}/{path.name}" for setting, path in files.items()},
         }
-        keys = [f"{self._keys}/{node}:{KEYS}:ro"] if self._keys else []
+        source = f"{options.key_volumes}{node}" if options.key_volumes else self._keys and self._keys / node
+        keys = [f"{source}:{KEYS}:ro"] if source else []
         gpus = [{"Driver": "nvidia", "Count": -1, "Capabilities": [["gpu"]]}] if options.gpus else None
         return {
             "image": options.image,
@@ -187,6 +203,9 @@ class DockerProvider(ByRelease):
             "volumes": [*keys, *options.volumes],
             "device_requests": gpus,
             "init": True,
+            "shm_size": options.shm_size,
+            "cap_drop": ["ALL"],
+            "security_opt": ["no-new-privileges:true"],
         }
 
     def _remove(self, machine: str) -> None:
@@ -219,8 +238,11 @@ def make(pool: Pool, options: Options, around: Surroundings) -> DockerProvider:
     """Return the provider of a pool.
 
     Raises:
-        InvalidInputError: the package docker is not installed, or the folder of keys is not there.
+        InvalidInputError: the package docker is not installed, the folder of keys is not there, or keys are to be in
+            folders and in volumes.
     """
+    if options.keys and options.key_volumes:
+        raise InvalidInputError("keys and key_volumes: keys lie in one of them; leave the other out")
     try:
         import docker  # noqa: F401, PLC0415 only for who has such pools
     except ImportError as error:

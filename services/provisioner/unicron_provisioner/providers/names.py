@@ -1,7 +1,7 @@
 """Which name, and which keys, the node of a new machine gets, where a cluster's keys were made beforehand."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -20,19 +20,28 @@ def free_name(keys: Path | None, pool: str, used: Collection[str]) -> str:
     Raises:
         QuotaError: all nodes that have keys are in use.
     """
-    names = _names(pool) if keys is None else iter(keyed(keys, pool))
+    if keys is None:
+        return next(name for name in _names(pool) if name not in used)
+    names = in_order(pool, [path.stem for path in keys.glob("*/*.nk")])
+    cure = f"give keys to more, as `unicron credentials node {pool}-{len(used) + 1}`"
+    return first_free(names, used, f"pool {pool} with a key in {keys}", cure)
+
+
+def first_free(names: Iterable[str], used: Collection[str], what: str, cure: str) -> str:
+    """Return the first of some nodes that no machine is.
+
+    Raises:
+        QuotaError: all of them, which are those of `what`, are in use.
+    """
     found = next((name for name in names if name not in used), None)
     if found is None:
-        raise QuotaError(
-            f"all {len(used)} nodes of pool {pool} with a key in {keys} are in use: give keys to more, as `unicron "
-            f"credentials node {pool}-{len(used) + 1}`"
-        )
+        raise QuotaError(f"all {len(used)} nodes of {what} are in use: {cure}")
     return found
 
 
-def keyed(keys: Path, pool: str) -> list[str]:
-    """Return the names of a pool's nodes that have a key, in the order of their numbers."""
-    numbers = [re.fullmatch(rf"{re.escape(pool)}-(\d+)", path.stem) for path in keys.glob("*/*.nk")]
+def in_order(pool: str, names: Iterable[str]) -> list[str]:
+    """Return which of these names are those of a pool's nodes, POOL-NUMBER, in the order of their numbers."""
+    numbers = [re.fullmatch(rf"{re.escape(pool)}-(\d+)", name) for name in names]
     return [match[0] for match in sorted((each for each in numbers if each), key=lambda each: int(each[1]))]
 
 
@@ -44,8 +53,12 @@ def credentials(keys: Path | None, node: str) -> dict[str, Path]:
     """Return the files of a node's keys, by the setting that names each."""
     if keys is None:
         return {}
-    found = {"UNICRON_NATS_NKEY": keys / node / f"{node}.nk", "UNICRON_FABRIC_KEY": keys / node / "fabric.key"}
-    return {setting: path for setting, path in found.items() if path.exists()}
+    return {setting: path for setting, path in named(keys / node, node).items() if path.exists()}
+
+
+def named(folder: Path, node: str) -> dict[str, Path]:
+    """Return the files of a node's keys in a folder that is its own, by the setting that names each."""
+    return {"UNICRON_NATS_NKEY": folder / f"{node}.nk", "UNICRON_FABRIC_KEY": folder / "fabric.key"}
 
 
 def folder_of_keys(text: str, base: Path) -> Path | None:
