@@ -47,14 +47,14 @@ STALE_SID = 10_000_000  # of the first subscription that only weighs on the serv
 
 @dataclass
 class Count:
-    """What was sent and acknowledged since the start, and the seconds that each fact took since the last count."""
+    """Messages sent and acknowledged since the start, and the seconds of each fact since the last count."""
 
     sent: Counter[str]
     took: list[float] = field(default_factory=list)
 
 
 class Fleet:
-    """What the benchmark has of the generator: a pipe to it, and how many nodes it is to have in the end."""
+    """The benchmark's handle of the generator: a pipe to it, and the final number of nodes."""
 
     def __init__(self, pipe: "Connection[Any, Any]", nodes: int) -> None:
         self._pipe, self.nodes = pipe, nodes
@@ -112,7 +112,7 @@ class Generator:
             what, *arguments = await asyncio.to_thread(pipe.recv)
             try:
                 found = await getattr(self, what)(*arguments)
-            except Exception as error:  # noqa: BLE001 - it is the other side's to tell
+            except Exception as error:  # noqa: BLE001 - the other side raises it
                 found = error
             pipe.send(found)
         running.result()
@@ -193,7 +193,7 @@ class Generator:
             await self._say(fact, fact.node)
 
     async def _each_tick(self) -> None:
-        """Beat, look and tell facts, as many as are due."""
+        """Beat, look and publish facts, as many as are due."""
         looked = published = time.monotonic()  # up to when all is done
         looks, facts = itertools.count(), itertools.count()
         while True:
@@ -254,7 +254,7 @@ class Generator:
         self._counted.sent["facts"] += 1
 
     async def _iterate(self) -> None:
-        """Tell, of each task, that an iteration is done, once a second."""
+        """Publish for each task, once a second, that an iteration is done."""
         for iteration in range(10**9):
             for worker in [each for each in self._workers.values() if each.rank == 0]:
                 group = {"epoch": worker.epoch, "world_size": worker.world_size}

@@ -44,10 +44,10 @@ XIDS = {
     79: "GPU has fallen off the bus.",
     94: "Contained: SM (0x1). RST: No, D-RST: No",
 }
-"""What the driver says with these codes."""
+"""Messages of the driver, by the code of the Xid."""
 
 IN_SESSIONS = frozenset({"raise", "slow-worker", "reset-connection"})
-"""What a session does to its own script."""
+"""Faults that a session injects into its own script."""
 
 WAKE = """
 import os, signal, sys, time
@@ -59,12 +59,12 @@ if os.getppid() == int(sys.argv[2]):
 
 
 class Chaos:
-    """What breaks this node.
+    """Injects faults into this node.
 
     Args:
         core: of the agent.
         supervisor: of its workers.
-        send: tells a worker.
+        send: sends a message to a worker.
         memory: of the node.
         cut: keeps the agent off the bus for so many seconds.
         kernel_log: that the agent follows; empty for none.
@@ -170,12 +170,12 @@ class Chaos:
             append(self._kernel_log, line, time.monotonic())
         except InvalidInputError as error:
             self._supervisor.kill(worker.worker)
-            return f", and nothing tells why: {error}"
+            return f", without a line in the log: {error}"
         asyncio.get_running_loop().call_later(READ_S, self._supervisor.kill, worker.worker)
         return f": {line}"
 
     def _log_xid(self, code: int, worker: LocalWorker | None = None) -> str:
-        """Have the driver tell of an Xid, by the worker's process, or by none."""
+        """Log an Xid as the driver does, of the worker's process, or of none."""
         slots = {slot: address for address, slot in addresses().items()}
         address = slots.get(worker.slot if worker else 0, NO_GPU)
         who = f"pid={worker.pid}, name=python" if worker else "pid='<unknown>', name=<unknown>"

@@ -82,7 +82,7 @@ from unicron_agent.workers.workers import StallLimits, communicating
 log = logging.getLogger(__name__)
 
 OPEN = (
-    "INSECURE: this node has no fabric key. Whoever reaches its ports can fetch the states of models, have others "
+    "INSECURE: this node has no fabric key. Anybody who reaches its ports can fetch the states of models, have others "
     "kept, and disturb any rendezvous here: name the key's file in UNICRON_FABRIC_KEY, see `unicron credentials`"
 )
 
@@ -94,7 +94,7 @@ LOOK_S = 0.5
 
 
 class NodeShell:
-    """This machine, and its agent. `run` returns when cancelled or told to go; the agent has said goodbye then.
+    """This machine, and its agent. `run` returns when it is cancelled or stopped; the agent has left the cluster then.
 
     Args:
         settings: of the agent.

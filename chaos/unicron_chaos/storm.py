@@ -26,17 +26,17 @@ class Choice(NamedTuple):
 
 
 WORKER_FAULTS = ("raise", "kill-worker", "stop-worker", "exit-worker", "oom-worker", "reset-connection")
-"""Those that a task heals from by itself, each at its default, and that need nothing of a node."""
+"""Faults that a task heals from by itself, each at its default, and that need nothing of a node."""
 
 _OWN = {"raise", "exit-worker"}
-"""Those that a program's own error looks like."""
+"""Faults that look like a program's own error."""
 
 ATTEMPTS, WINDOW_S = 3, 600.0
 """So many failures of a task on one node in that time are met by restarts, and so many of its connections by reattempts
 (the detector's defaults); one more costs the node, or the task."""
 
 AWAY_FAULTS = ("silence-node", "cut-node")
-"""Those from which a node comes back by itself."""
+"""Faults from which a node comes back by itself."""
 
 
 class Storm:

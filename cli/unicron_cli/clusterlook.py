@@ -27,7 +27,7 @@ from unicron_cli.production import FileSeen, Observed, ServerSeen, StreamSeen, T
 T = TypeVar("T")
 
 PORT, GREETING_S = 4222, 2.0
-"""Where a NATS server listens unless its address says otherwise, and how long it may take to greet."""
+"""Usual port of a NATS server, and how long it may take to greet."""
 
 HEARING_S = 1.2
 """How long nodes are listened to, which beat twice a second."""
@@ -44,7 +44,7 @@ async def look(settings: Settings, keys: Path, targets: Path | None, *, patient:
     """Return what is to be seen of the cluster that `settings` lead to.
 
     Args:
-        settings: where the bus is, and who we are there.
+        settings: address of the bus, and the credentials.
         keys: folder of the cluster's keys; there need not be one.
         targets: file in which Prometheus finds whom to scrape; None where there is none.
         patient: whether to wait for a bus that is not there yet.
@@ -82,7 +82,7 @@ async def _answer(asked: Awaitable[T]) -> T | None:
 
 
 async def greeting(address: str) -> ServerSeen:
-    """Return what a NATS server says of itself to whoever connects."""
+    """Return the greeting of a NATS server."""
     url = urlsplit(address if "://" in address else f"nats://{address}")
     shown = f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
     try:
@@ -138,7 +138,7 @@ def addresses(targets: Path) -> list[str]:
 
 
 async def scrape(address: str) -> TargetSeen:
-    """Return what a process tells Prometheus of itself."""
+    """Return the metrics that a process exports."""
 
     def read() -> str:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=SCRAPE_S) as answer:

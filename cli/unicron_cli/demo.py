@@ -137,7 +137,7 @@ class Demo:
             jobs = [
                 asyncio.create_task(job) for job in (self._follow(client), self._listen(client), self._poll(client))
             ]
-            await asyncio.sleep(0.2)  # telemetry is for who listens already
+            await asyncio.sleep(0.2)  # only current subscribers get telemetry
             for spec in self._specs:
                 await client.submit(spec)
             self._say(f"training: look at {self.cluster.console_url}")
@@ -209,7 +209,7 @@ class Demo:
         return Group(*parts)
 
     def _chain(self) -> list[str]:
-        """Return the story of the last fault, from the fact that told of it."""
+        """Return the story of the last fault, from its first fact on."""
         if not self._strikes:
             return []
         since = self._strikes[-1].at

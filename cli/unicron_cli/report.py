@@ -1,4 +1,4 @@
-"""What the demo reports of each fault, worked out from the journal and the telemetry alone. Pure."""
+"""The demo's report of each fault, worked out from the journal and the telemetry alone. Pure."""
 
 from collections.abc import Sequence
 

@@ -40,7 +40,7 @@ LONG_S = 1000.0
 
 
 class Transition(NamedTuple):
-    """What became of a lost node, in virtual seconds.
+    """The outcome for a lost node, in virtual seconds.
 
     Attributes:
         gpus, left: workers before and after.

@@ -1,4 +1,4 @@
-"""The first connection to the bus: what came of each attempt, when another one is in vain, and what to tell of them."""
+"""The first connection to the bus: the result of each attempt, when to give up, and the error to report."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ from unicron.errors import BusUnavailableError
 from unicron.settings import PREFIX, Settings
 
 SETTLE_S = 0.3
-"""How long who does not wait dials all the same: a server that starts again, or was told of a new key, needs a moment.
+"""How long to try although the caller does not wait: a server that restarts, or reloads its keys, needs a moment.
 """
 
 
@@ -22,8 +22,8 @@ class Reason(NamedTuple):
     """Why an attempt failed.
 
     Attributes:
-        weight: of several servers' reasons the one to tell has the highest.
-        told: it, to stand behind the address.
+        weight: the reason with the highest weight, over all servers, is the one that is reported.
+        told: the reason, as text behind the address.
         cure: what to do.
     """
 
@@ -36,7 +36,7 @@ class Dialling:
     """Attempts to connect to the servers that settings name.
 
     Args:
-        settings: where they are, and who we are there.
+        settings: addresses of the servers, and the credentials.
         patient: whether to go on while all of them fail, until the time is up.
 
     Attributes:
@@ -65,7 +65,7 @@ class Dialling:
             self.in_vain.set_result(None)
 
     def failure(self) -> BusUnavailableError:
-        """Return what to tell where no attempt was good: what is wrong at which server, a semicolon, and the cure."""
+        """Return the error for an attempt that failed at every server: reason, server, a semicolon, and the cure."""
         settings, nothing = self._settings, Reason(_AWAY, "no answer", start_cure())
         reasons = [(_reason(error, settings), server) for server, error in self._failed.items()]
         reason, server = max(reasons, default=(nothing, ""), key=lambda each: each[0].weight)
@@ -93,7 +93,7 @@ def _reason(error: Exception, settings: Settings) -> Reason:
             found = _unknown(error, settings)
         case ssl.SSLError():
             found = Reason(_TLS, f"it ends TLS ({error})", _SHOW)
-        case TimeoutError() | asyncio.TimeoutError():  # one of NATS greets whoever connects
+        case TimeoutError() | asyncio.TimeoutError():  # a NATS server greets each connection
             found = Reason(_STRANGE, "who listens there says nothing: it hangs, or is no NATS server", _ELSEWHERE)
         case ConnectionRefusedError():
             found = Reason(_AWAY, f"nothing listens there ({error})", start_cure())

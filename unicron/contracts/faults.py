@@ -34,11 +34,11 @@ EXCEPTIONS = {
     "memory-error": ("MemoryError", "Unable to allocate 2.00 GiB for an array"),
     "value-error": ("ValueError", "injected by a chaos test"),
 }
-"""What `raise` can raise: class and text, as the field's own programs have them, and so as `rules.toml` knows them."""
+"""Exceptions that `raise` can raise: class and text as real programs have them, and so as `rules.toml` knows them."""
 
 
 class Value(NamedTuple):
-    """What else a fault takes.
+    """A parameter of a fault.
 
     Attributes:
         name: as usage shows it.

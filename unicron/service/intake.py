@@ -1,4 +1,4 @@
-"""What a service takes in: messages that can be used, and what is said about those that can't."""
+"""Decodes and checks a service's messages; reports those that can't be used."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ class Input:
         answer: to `query`, once it is known.
         said: what followed from it, as it goes out.
         believed: whether it is of somebody known, where it is telemetry.
-        taken: Unix seconds at which the core first got it; who gets it again sets the same timers.
+        taken: Unix seconds at which the core first got it; a successor that gets it again sets the same timers.
     """
 
     message: Message

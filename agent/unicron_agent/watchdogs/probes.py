@@ -1,4 +1,4 @@
-"""What the watchdogs are fed with: file systems, memory of the machine and of its container, memory of workers.
+"""Samples for the watchdogs: file systems, memory of the machine and of its container, memory of workers.
 
 See statvfs(3), proc(5), and https://docs.kernel.org/admin-guide/cgroup-v2.html.
 """

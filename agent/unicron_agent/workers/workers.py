@@ -157,7 +157,7 @@ class LocalWorker:
             case Hello():
                 self.epoch, self.iteration, self.ready = message.epoch, message.iteration, message.ready
                 self.greeted = True
-                self.pid = self.pid or message.pid  # it may greet before its start is told
+                self.pid = self.pid or message.pid  # its hello may come before its start is reported
                 self.progressed_at = now
             case Ready():
                 self.ready, self.phase = True, WorkerPhase.WAITING

@@ -42,11 +42,11 @@ HISTORY = 200
 """Changes that a node's page shows."""
 
 SAID = 6
-"""Messages of one mark that are told with it."""
+"""Most messages of one mark whose texts are shown."""
 
 
 class Pages:
-    """What the picture of a cluster looks like.
+    """The pages made from the picture of a cluster.
 
     Args:
         picture: of the cluster.

@@ -27,7 +27,7 @@ REPLACED_S = 300.0
 then. Where all its workers grow alike, not all of them are replaced at once."""
 
 SLEEPS_S = 5.0
-"""At least so long a worker that was told to sleep counts as one that does; its time-out, where that is longer."""
+"""How long an idle report counts at least; the worker's time-out, where that is longer."""
 
 WHERE = 300
 """Characters of a stack, or of a collective, that a failure's reason holds; the fact behind it has all."""
@@ -36,10 +36,10 @@ SIGNATURES = 64
 """Possible user's errors that are remembered per task."""
 
 OWN_ERRORS = {FailureStatus.OTHER_SOFTWARE_ERROR, FailureStatus.ADDRESS_IN_USE}
-"""What may be the user's own."""
+"""Statuses that may be the user's own error."""
 
 CERTAIN = {FailureStatus.GRADIENT_NOT_FINITE, FailureStatus.RANK_ENDED, FailureStatus.DRILL_FAILED}
-"""What all ranks have seen, or bring about together: again would be the same."""
+"""Statuses that all ranks share, or bring about together: a retry would end the same."""
 
 TAKE_ANOTHER = "another program on that node has this port; let the script take MASTER_PORT, which is free, or port 0"
 
@@ -192,7 +192,7 @@ class Processes:
 
         Elsewhere is on another node; in another slot, where the task is on one node alone: what befalls one of several
         nodes may be the node's own.
-        Of a program that tells of no iterations the other must be of the same membership, but for what only one rank of
+        Of a program that reports no iterations the other must be of the same membership, but for what only one rank of
         each can do: listen where all others find it.
         """
         task = self._reporter.task(fact.task)
@@ -221,7 +221,7 @@ class Processes:
     def report_asleep(self, stalled: WorkerStalled) -> list[Message]:
         """Report a sleeping worker; where others of its task sleep too, they wait for something that they share.
 
-        Their agents tell of them once more when they have waited for as long as any other may.
+        Their agents repeat the report when they have waited for as long as any other may.
         """
         task, since = self._reporter.task(stalled.task), self._state.now - max(stalled.limit_s, SLEEPS_S)
         names = sorted({stalled.worker, *(name for name, at in task.sleepers.items() if at >= since)})

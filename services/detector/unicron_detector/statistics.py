@@ -127,7 +127,7 @@ class Statistics:
         log.info("%s", fact)
         await retry_until_available(
             lambda: self._bus.append(subjects.for_message(fact), codec.encode(fact), fact.id),
-            f"telling of {type(fact).__name__}",
+            f"publishing {type(fact).__name__}",
         )
 
     # --- what outlives this instance ---------------------------------------------------------------------------------

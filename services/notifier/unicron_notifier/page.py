@@ -1,4 +1,4 @@
-"""What a notice says: what happened, to whom, what Unicron does about it, and what it has cost so far. Pure."""
+"""The text of a notice: event, task or node, Unicron's reaction, and costs so far. Pure."""
 
 from urllib.parse import quote
 

@@ -84,7 +84,7 @@ class VirtualPool:
         self._inform(joined)
 
     def _tell(self, fact: Message) -> None:
-        """Tell the core, after a look: it goes by the clock of its last one."""
+        """Inform the core, after a look: it goes by the clock of its last one."""
         self._inform(TimerFired(name=LOOK))
         self._inform(fact)
         self._serve()

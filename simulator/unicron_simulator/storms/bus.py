@@ -76,14 +76,14 @@ class MemoryBucket:
 
 
 class MemoryWorld:
-    """What all connections share.
+    """The state that all connections share.
 
     Attributes:
         journal: all entries, in order.
         ids: sequence of each message by its id.
         followers: to be set when the journal grows, in this order: a simulation repeats itself exactly.
-        hearers: what those who listen to telemetry want of it, and where it goes.
-        handlers: who answers queries, by subject.
+        hearers: subscriptions to telemetry: a filter, and a receiver.
+        handlers: the services that answer queries, by subject.
         buckets: by name.
     """
 

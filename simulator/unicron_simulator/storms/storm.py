@@ -31,7 +31,7 @@ class StormOutcome:
         violation: the invariant that was broken, in words; empty where all held.
         story: the shrunk history that leads to the violation, one line an event; empty where all held.
         faults: how many faults struck.
-        lies: how many lies were told that stand in the journal.
+        lies: how many lies stand in the journal.
         messages: length of the journal at the end.
         virtual_s: virtual seconds that the storm lasted.
         digest: of the journal.

@@ -147,7 +147,7 @@ class Strikes:
                 await machine.crash_agent()
                 self._world.publish_disconnect(fault.node, "Client Closed")
             case faults.LeaveNode(notice_s=notice_s):
-                self._world.record(f"the agent of {fault.node} is told to leave, for {fault.back_s:g} s")
+                self._world.record(f"the agent of {fault.node} is ordered to leave, for {fault.back_s:g} s")
                 await machine.leave(notice_s)
             case faults.Lies(how=how, count=count, for_s=for_s):
                 self._world.record(f"{count} lies for {for_s:.1f} s: {how}, {fault.node}")
@@ -166,7 +166,7 @@ class Strikes:
         if not mine:
             return
         machine = mine[fault.pick % len(mine)]
-        self._world.record(f"{machine.name} is lost for good, told {fault.notice_s:g} s before")
+        self._world.record(f"{machine.name} is lost for good, {fault.notice_s:g} s after the notice")
         if fault.notice_s:
             await machine.leave(fault.notice_s)
         await machine.lose_power()

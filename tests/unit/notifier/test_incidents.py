@@ -416,7 +416,7 @@ def test_an_acknowledgement_is_refused_with_what_there_is():
         ("", "there is no incident ''"),
     ):
         assert says in desk.ack(name).error
-    assert "who acknowledges it?" in desk.core.answer(AcknowledgeIncident(incident="abc", by=" \n"))[0].error
+    assert "no name acknowledges it" in desk.core.answer(AcknowledgeIncident(incident="abc", by=" \n"))[0].error
     assert desk.core.state.incidents["abc1"].by == ""
     assert "sees to abc1" in desk.ack("abc").text
     assert "ada sees to abc1 already" in desk.ack("abc", "bob").text

@@ -1,4 +1,4 @@
-"""What stands above a failure's timeline: who did what, in two or three words, and once for all who did the same."""
+"""The graphical summary above a failure's timeline: actors and actions in a few words, equal ones merged."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from unicron.contracts.base import Message
 
 
 class Sign(NamedTuple):
-    """Who did what.
+    """An actor and its action.
 
     Attributes:
         actor: by name, for where no ranks say it.

@@ -132,18 +132,18 @@ class InnerGroups:
         c10d._world.pg_coalesce_state.clear()  # noqa: SLF001 torch has no finally there
 
     def interrupt(self, epoch: int) -> bool:
-        """Wake whoever is blocked in a group formed before `epoch`, which breaks them; return that. From any thread."""
+        """Break groups formed before `epoch`, which ends waits in them; return whether any was. From any thread."""
         return not self.strict and self.cut(epoch)
 
     def cut(self, epoch: int) -> bool:
-        """Wake whoever is blocked in a group formed before `epoch`, also in strict groups."""
+        """Break groups formed before `epoch`, also strict ones; return whether any was there."""
         return self._connections.cut_below(epoch)
 
     def begin(self, group: Switched, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Work:
         """Begin a collective.
 
         Raises:
-            GroupBrokenError: it can't be done, and that is to be told.
+            GroupBrokenError: it can't be done, and the failure is reported.
         """
         work = self._begin_inside(group, name, arguments, named)
         if not self._needs_no_confirm(

@@ -29,12 +29,12 @@ SHARDING = frozenset({"_allgather_base", "_reduce_scatter_base", "allgather_into
 """Collectives that `fully_shard` runs to compute a model."""
 
 OPERANDS = {"reduce": 0, "gather": 1}
-"""Collectives that give to one rank what others do not get: which argument has what all ranks are told of each then."""
+"""Collectives whose result only one rank gets: by name, the index of the argument that is then gathered to all."""
 
 ReadResults = Callable[[], Results | None]
 
 LARGE_BYTES = 64 << 10
-"""What is larger, and given before the loops begin, has to be a parameter, as nobody can be given it otherwise."""
+"""Larger results, from before the loops begin, have to be parameters, as no new rank can get them otherwise."""
 
 
 class ScriptGroups(InnerGroups):
@@ -126,7 +126,7 @@ class ScriptGroups(InnerGroups):
         """Begin a collective, or replay it.
 
         Raises:
-            GroupBrokenError: it can't be done, and that is to be told.
+            GroupBrokenError: it can't be done, and the failure is reported.
             InvalidInputError: the others have it behind them, and what it gave is not known.
         """
         begun, of_all = self._loops.has_begun, self._is_global(group, name)
@@ -152,7 +152,7 @@ class ScriptGroups(InnerGroups):
                 give(results)
             return Work()
         collective = ScriptCollective(partial(self._begin_or_replay, begin, give, tell, of_all), outputs, of_all)
-        if self._active:  # which of them ends first is not told to whoever comes later
+        if self._active:  # which of them ends first is unknown to a rank that joins later
             for each in (*self._active, collective):
                 each.is_replayable = False
         collective.begin(self._rejoin)

@@ -1,4 +1,4 @@
-"""Source code whose training loops tell where they are.
+"""Instruments source code, so that its training loops report where they are.
 
 Nothing of a program's source is touched; what is compiled of it has calls more in each loop that trains: one that hands
 out what the loop goes over, one at the head of its body, one at its end, and one behind each statement that may have
@@ -16,7 +16,7 @@ from unicron.train.scripts.liveness import FUNCTIONS, Liveness
 _Scope = TypeVar("_Scope", ast.Module, ast.FunctionDef)
 
 NAME = "__unicron__"
-"""What these calls are methods of; it is a variable of each module that has some."""
+"""The variable of each instrumented module that has these calls as methods."""
 
 SEVERAL = 2
 """Statements of a function that train: from one call to the next it makes more than one update."""

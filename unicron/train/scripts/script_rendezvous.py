@@ -68,7 +68,7 @@ class ScriptRendezvous:
         try:
             found = fetcher.fetch([ref for ref in membership.shelf.states if ref.place == 0], membership.epoch)
             return RESTORES + pack_results(found["objects"]["groups"]["setup"])
-        except (StateTransferError, LookupError, TypeError, AttributeError):  # whoever loads it says what is wrong
+        except (StateTransferError, LookupError, TypeError, AttributeError):  # loading it reports the error
             return NEW
         finally:
             fetcher.remove_files()

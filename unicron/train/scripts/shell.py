@@ -1,7 +1,7 @@
-"""What the ranks of scripts that are healed in place are to the worker's core.
+"""The shell of the worker's core for scripts that are healed in place.
 
-Where each has the whole model, it is a replica of its own, and who lives keeps what it has. Where `fully_shard` has
-spread the model, all ranks are one replica. What a lost rank had is then nowhere else but in copies of what all have
+Where each rank has the whole model, it is a replica of its own, and survivors keep what they have. Where `fully_shard`
+has spread the model, all ranks are one replica. What a lost rank had is then only in copies of what all have
 saved, so all begin again from those.
 """
 
@@ -135,7 +135,7 @@ class WholeRanks(TorchRanks):
         if in_vain := next(filter(None, await self.gather(self._takeover_refusal.encode())), b""):
             self._takeover_refusal = (
                 in_vain.decode()
-            )  # where others do not hear of it any more, they are told next time
+            )  # where others no longer receive it, the next membership reports it
             raise ConnectionAbortedError(
                 f"all ranks begin again, as a new one could not take a lost one's place: {self._takeover_refusal}"
             )

@@ -34,7 +34,7 @@ Copy = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 
 
 class Packing:
-    """Where each tensor of a state goes.
+    """The layout of a state's tensors in a file.
 
     Args:
         state: nested mappings and sequences of tensors and plain values. The tensors are read when it is written, all

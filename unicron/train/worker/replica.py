@@ -1,4 +1,4 @@
-"""What the ranks of one replica decide together: each holds another part of the model, so all do the same."""
+"""Decisions of the ranks of one replica: each holds another part of the model, so all do the same."""
 
 from collections.abc import Sequence
 from math import isnan
@@ -11,11 +11,11 @@ from unicron.train.worker.redistribute import Standing
 from unicron.train.worker.shell import Ranks, States
 
 TRIED = 2.0
-"""What ranks of a replica tell each other where the state that they are to try is no good; 1 is any other failure."""
+"""The value that ranks of a replica exchange where the state that they try is unusable; 1 is any other failure."""
 
 
 class Agreement(NamedTuple):
-    """What all ranks of a replica have come to, once the gradient is whole on each.
+    """The agreement of all ranks of a replica, once the gradient is whole on each.
 
     Attributes:
         loss: mean over the global batch.

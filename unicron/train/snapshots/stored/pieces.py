@@ -1,7 +1,7 @@
 """A laid out state taken to pieces, as torch.distributed.checkpoint takes its own, and put together again.
 
 What is nested gets the names that its `flatten_state_dict` gives. What is left without the tensors is a piece too: it
-has what those names can't tell, such as empty mappings and keys that are numbers.
+has what those names can't express, such as empty mappings and keys that are numbers.
 """
 
 import io
