@@ -224,10 +224,10 @@ class Generator:
             node.beats += 1
             heapq.heappush(self._due, (at + (node.every_s if node.beats >= FRESH else BEAT_S), number))
             beat = NodeHeartbeat(node=node.name, incarnation=f"{fabric_proofs.boot_id(node.name)}.1")
-            await self._tell(beat, number)
+            await self._send(beat, number)
             self._counted.sent["beats"] += 1
 
-    async def _tell(self, telemetry: Any, number: int) -> None:
+    async def _send(self, telemetry: Any, number: int) -> None:
         self._ids += 1
         said = replace(telemetry, id=f"fleet-{self._ids}", at=time.time(), source=telemetry.node)
         with contextlib.suppress(nats_errors.Error):  # its connection broke: what it would have published is lost
@@ -259,7 +259,7 @@ class Generator:
             for worker in [each for each in self._workers.values() if each.rank == 0]:
                 group = {"epoch": worker.epoch, "world_size": worker.world_size}
                 place = {**_place(worker), **group, "iteration": worker.iteration + iteration}
-                await self._tell(IterationFinished(**place, seconds=1.0, loss=1.0), _number(worker.node))
+                await self._send(IterationFinished(**place, seconds=1.0, loss=1.0), _number(worker.node))
             await asyncio.sleep(1.0)
 
 

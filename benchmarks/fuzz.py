@@ -331,8 +331,8 @@ def _commands(overheard: Overheard, attackers: list[Attacker]) -> tuple[list[str
     copied = set[str]().union(*(each.copied for each in attackers))
     refused = [each for each in overheard.heard if isinstance(each, CommandRefused)]
     foreign = [each for each in refused if "fuzz" not in each.command and each.id[:5] != "fuzz"]
-    told = [each for each in overheard.heard if isinstance(each, WorkerReady | WorkerExited)]
-    obeyed = {each.worker for each in told if each.task == "forged" and not each.id.startswith("fuzz")}
+    facts = [each for each in overheard.heard if isinstance(each, WorkerReady | WorkerExited)]
+    obeyed = {each.worker for each in facts if each.task == "forged" and not each.id.startswith("fuzz")}
     return [each.reason for each in foreign if each.command not in copied], obeyed
 
 

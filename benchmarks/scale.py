@@ -176,7 +176,7 @@ class Stage:
             "reason": "Client Closed",
         }
         subject = topology.DISCONNECTS.replace("*", topology.NODES)
-        for wanted, inbox in self.memory.hearers:
+        for wanted, inbox in self.memory.subscriptions:
             if wanted(subject):
                 inbox.put_nowait(TelemetryEntry(subject, json.dumps(advisory).encode()))
 

@@ -73,8 +73,8 @@ def faults() -> str:
 
 
 def metrics() -> str:
-    """Return the Markdown table of the metrics that processes tell."""
-    rows = ["| metric | kind | labels | told by | what it is |", "|---|---|---|---|---|"]
+    """Return the Markdown table of the metrics that processes export."""
+    rows = ["| metric | kind | labels | exported by | what it is |", "|---|---|---|---|---|"]
     for each in FAMILIES.values():
         labels = ", ".join(each.labels)
         rows.append(f"| `{each.name}` | {each.kind} | {labels} | {each.teller} | {each.text} |")

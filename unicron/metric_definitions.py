@@ -122,7 +122,7 @@ FAMILIES = {
             GAUGE,
             ("source",),
             "services",
-            "How old the last fact was that it took in, as the clocks of both tell.",
+            "Age of the last fact that it processed, by the clocks of both.",
         ),
         Family(
             "unicron_telemetry_dropped_total",

@@ -90,12 +90,12 @@ async def greeting(address: str) -> ServerSeen:
             reader, writer = await asyncio.open_connection(url.hostname, url.port or PORT)
             kind, _, said = (await reader.readline()).partition(b" ")
             writer.close()
-        told = json.loads(said) if kind == b"INFO" else {}
+        info = json.loads(said) if kind == b"INFO" else {}
     except (OSError, ValueError):
-        told = {}
-    if not isinstance(told, dict):
-        told = {}
-    return ServerSeen(address=shown, version=str(told.get("version", "")), tls=told.get("tls_required") is True)
+        info = {}
+    if not isinstance(info, dict):
+        info = {}
+    return ServerSeen(address=shown, version=str(info.get("version", "")), tls=info.get("tls_required") is True)
 
 
 async def _streams(bus: NatsBus) -> list[StreamSeen]:
@@ -148,10 +148,10 @@ async def scrape(address: str) -> TargetSeen:
         text = await asyncio.to_thread(read)
     except (OSError, ValueError):
         return TargetSeen(address=address, up=False)
-    told = _ACTIVE.search(text)
-    if told is None:
+    matched = _ACTIVE.search(text)
+    if matched is None:
         return TargetSeen(address=address, up=True)
-    return TargetSeen(address=address, up=True, service=told[1], active=float(told[2]) > 0)
+    return TargetSeen(address=address, up=True, service=matched[1], active=float(matched[2]) > 0)
 
 
 def files(keys: Path, now: float) -> Iterator[FileSeen]:

@@ -128,7 +128,7 @@ def _table(view: NotificationsView) -> Table:
     for each in view.incidents:
         began = time.strftime("%m-%d %H:%M:%S", time.localtime(each.began))
         state = f"over after {each.ended - each.began:.0f} s" if each.ended else f"seen to by {each.by}" * bool(each.by)
-        told = ", ".join(each.told + [f"({name})" for name in each.held])
-        words = (each.id, str(each.severity), began, state or "open", told, each.title)
+        channels = ", ".join(each.told + [f"({name})" for name in each.held])
+        words = (each.id, str(each.severity), began, state or "open", channels, each.title)
         table.add_row(*(Text(word) for word in words))
     return table

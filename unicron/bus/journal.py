@@ -80,7 +80,7 @@ class JournalReader:
     ) -> None:
         self._nc, self._tail, self._call = nc, tail, call
         self._filters, self._positions = filters, positions
-        self._told: dict[str, int] = {}
+        self._announced: dict[str, int] = {}
         self._grown = asyncio.Event()
         self._interrupted = False
         self._inbox = ""
@@ -100,7 +100,7 @@ class JournalReader:
     async def _hint(self, pattern: str, message: Msg) -> None:
         sequence = (message.headers or {}).get("Nats-Sequence", "")
         if sequence.isascii() and sequence.isdigit() and len(sequence) < DIGITS:
-            self._told[pattern] = max(self._told.get(pattern, 0), int(sequence))
+            self._announced[pattern] = max(self._announced.get(pattern, 0), int(sequence))
             self._grown.set()
 
     async def entries(self) -> AsyncIterator[JournalEntry]:
@@ -109,20 +109,20 @@ class JournalReader:
         Raises:
             BusUnavailableError: the server does not answer, or not all that it sent has arrived.
         """
-        untold, wait = True, CHECK_S  # what came before we listened
+        whole, wait = True, CHECK_S  # what came before we listened
         while not self._interrupted:
             self._grown.clear()
-            told, self._told = self._told, {}
-            if told or await self._has_more():
-                async for entry in self._read_stored(told, untold=untold):
+            announced, self._announced = self._announced, {}
+            if announced or await self._has_more():
+                async for entry in self._read_stored(announced, whole=whole):
                     yield entry
                     wait = CHECK_S
-            untold = False
+            whole = False
             try:
                 async with asyncio.timeout(wait):
                     await self._grown.wait()
             except TimeoutError:
-                untold, wait = True, max(CHECK_S, min(2 * wait, REST_S))
+                whole, wait = True, max(CHECK_S, min(2 * wait, REST_S))
 
     async def _has_more(self) -> bool:
         """Whether the journal holds more for us.
@@ -135,15 +135,15 @@ class JournalReader:
                 return True
         return False
 
-    async def _read_stored(self, told: Mapping[str, int], *, untold: bool) -> AsyncIterator[JournalEntry]:
+    async def _read_stored(self, announced: Mapping[str, int], *, whole: bool) -> AsyncIterator[JournalEntry]:
         """Yield the journal's entries up to the announced end, or else up to its own."""
         until = None
         if len(self._positions) > 1:  # the same end for all: else one read later would be ahead of another
-            until = max(told.values(), default=0)
-            if untold:
+            until = max(announced.values(), default=0)
+            if whole:
                 until = max(until, await self._tail())
-        asked = [pattern for pattern in self._positions if untold or pattern in told]
-        readings = [self._matching(pattern, told.get(pattern, 0), until) for pattern in asked]
+        asked = [pattern for pattern in self._positions if whole or pattern in announced]
+        readings = [self._matching(pattern, announced.get(pattern, 0), until) for pattern in asked]
         heads = []
         for at, reading in enumerate(readings):
             with contextlib.suppress(StopAsyncIteration):

@@ -180,19 +180,19 @@ class NatsBus:
 
     async def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[JournalEntry]:
         """Read the journal in order; see `Bus.follow`."""
-        positions, told = dict.fromkeys(patterns(filters), after), ""
+        positions, logged = dict.fromkeys(patterns(filters), after), ""
         while not self._closing:
             reader = JournalReader(self._nc, self.tail, self._call, filters, positions)
             self._readers.add(reader)
             try:
                 await self._call(reader.open(), "reading the journal", *map(subjects.stored, filters))
-                told = ""
+                logged = ""
                 async for entry in reader.entries():
                     yield entry
             except BusUnavailableError as error:
-                if told != str(error):  # once, and not ten times a second for as long as the server is away
-                    told = str(error)
-                    log.info("%s: the journal is out of reach: %s", self._name, told)
+                if logged != str(error):  # once, and not ten times a second for as long as the server is away
+                    logged = str(error)
+                    log.info("%s: the journal is out of reach: %s", self._name, logged)
                 await asyncio.sleep(RECONNECT_S)
             finally:
                 self._readers.discard(reader)

@@ -104,7 +104,7 @@ class SlowdownDetected(Message, kw_only=True, frozen=True):
         text = f"an iteration takes {self.recent_s:.3g} s, not {self.usual_s:.3g} s: {who}"
         if not self.busy:
             return text
-        return f"{text}; host busy: more wants to run on {', '.join(self.busy)} than there are cores (told once)"
+        return f"{text}; host busy: more wants to run on {', '.join(self.busy)} than there are cores (reported once)"
 
     def __str__(self) -> str:
         return f"{self.task} is slow: {self.text}"

@@ -304,8 +304,8 @@ class LocalWorker:
     def check_asleep(self, node: str, limits: StallLimits, now: float, asleep_s: float) -> list[WorkerAsleep]:
         """Return the fact that its processes sleep, once, well before it counts as stalled."""
         limit, waited = max(asleep_s, limits.factor * (self.interval_s or 0.0)), now - self.progressed_at
-        told = self.reported is not None and self.reported[:2] == (self.epoch, self.iteration)
-        if told or waited < EARLY * limit or not self.asleep_s(now):
+        is_reported = self.reported is not None and self.reported[:2] == (self.epoch, self.iteration)
+        if is_reported or waited < EARLY * limit or not self.asleep_s(now):
             return []
         self.reported = self.epoch, self.iteration, "sleeps"
         return [

@@ -350,7 +350,7 @@ def plan_page(view: PlanView, now: float) -> PlanPage:
 
 
 def straggler_page(task: TaskPicture, view: StragglerView | None, now: float) -> StragglerPage:
-    """Return who slows a task down."""
+    """Return the stragglers of a task."""
     ranks, columns = sorted(task.heat.workers), task.heat.columns
     return StragglerPage(
         now=now,

@@ -159,8 +159,8 @@ class Processes:
         what = f"{raised.exception}: {raised.text}"
         if verdict.status in CERTAIN:
             closed = self._reporter.task(raised.task).closed
-            told = f"{raised.worker} raised {what}"
-            return [] if closed else self._reporter.break_task(raised.task, told, raised.traceback)
+            reason = f"{raised.worker} raised {what}"
+            return [] if closed else self._reporter.break_task(raised.task, reason, raised.traceback)
         if verdict.status is FailureStatus.ADDRESS_IN_USE:
             what = f"{what}; in {script_line(raised.traceback)}: {TAKE_ANOTHER}"
         if verdict.status in OWN_ERRORS:
@@ -187,7 +187,7 @@ class Processes:
             traceback=raised.traceback,
         )
 
-    def _user_error(self, fact: WorkerExited | WorkerRaised, what: str, told: str, traceback: str) -> list[Message]:
+    def _user_error(self, fact: WorkerExited | WorkerRaised, what: str, reason: str, traceback: str) -> list[Message]:
         """Return TaskBroken if a worker elsewhere ended in the same way at the same iteration, else remember it.
 
         Elsewhere is on another node; in another slot, where the task is on one node alone: what befalls one of several
@@ -206,7 +206,7 @@ class Processes:
         elsewhere = other is None or other.node != fact.node or (other.slot != fact.slot and len(nodes) == 1)
         if first != fact.worker and (elsewhere or TAKE_ANOTHER in what):
             when = f"at iteration {fact.iteration}" if fact.iteration >= 0 else "before the first iteration"
-            return self._reporter.break_task(fact.task, f"{told} ({when}, as {first} did before it)", traceback)
+            return self._reporter.break_task(fact.task, f"{reason} ({when}, as {first} did before it)", traceback)
         if len(task.seen) > SIGNATURES:
             task.seen.pop(next(iter(task.seen)))
         return []

@@ -73,8 +73,8 @@ class Series(msgspec.Struct, kw_only=True):
                 self.mean_s, self.count = self.recent_s, RECENT
             if self._is_beyond(BACK, SURE / 2):
                 return self._is_lasting(seconds)
-            was_told, self.slow, self.untold_s = not self.untold_s, 0, 0.0
-            return was_told
+            was_reported, self.slow, self.untold_s = not self.untold_s, 0, 0.0
+            return was_reported
         self.slow = int(self._is_beyond(BAND, SURE))
         if not self.slow:
             return False

@@ -79,9 +79,9 @@ class NotifierCore(Core):
         out: list[Message] = []
         for incident in state.incidents.values():
             incident.told = {name: notified for name, notified in incident.told.items() if name in state.channels}
-            unsaid = incident.waits or incident.telling or not (incident.ended or incident.notice)
+            unsent = incident.waits or incident.telling or not (incident.ended or incident.notice)
             incident.waits, incident.telling = [], False
-            out += self._schedule(incident) if unsaid else []
+            out += self._schedule(incident) if unsent else []
         held = [
             notified for each in state.incidents.values() for notified in each.told.values() if notified.held == "quiet"
         ]

@@ -63,7 +63,7 @@ class WorkerExited(WorkerFact, kw_only=True, frozen=True):
 
     def __str__(self) -> str:
         return (
-            f"{where(self)} {self.ending}{', as it was told' * self.expected}"
+            f"{where(self)} {self.ending}{', as ordered' * self.expected}"
             f"{f', in iteration {self.iteration}' if self.iteration >= 0 else ', before its first iteration'}"
         )
 

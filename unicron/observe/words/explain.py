@@ -44,7 +44,7 @@ def explain(view: PlanView) -> list[tuple[str, str]]:
         ("decision", _decision(plan)),
         ("effect", _effect(plan)),
         ("runner-up", _runner_up(view, plan)),
-        ("who waits", _waiting(plan)),
+        ("waiting", _waiting(plan)),
         ("beliefs", _beliefs(view, plan)),
     ]
     return [pair for pair in pairs if pair[1]]

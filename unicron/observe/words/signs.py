@@ -43,7 +43,7 @@ _SIGNS: dict[type[Message], Callable[[Any, int | None], Sign | None]] = {
     events.PlanDecided: lambda m, _: Sign("planner:", f"plan {m.plan.number}"),
     commands.StartWorker: lambda m, _: Sign(m.worker, "to be started"),
     events.WorkerReady: lambda m, _: Sign(m.worker, "ready"),
-    commands.Regroup: lambda m, _: Sign(m.task, "told to regroup", tuple(m.ranks), m.task, f"to {m.task} {m.epoch}"),
+    commands.Regroup: lambda m, _: Sign(m.task, "ordered to regroup", tuple(m.ranks), m.task, f"to {m.task} {m.epoch}"),
     events.Regrouped: lambda m, _: Sign(
         "", f"regrouped, iteration {m.iteration} resumed", (m.rank,), m.task, f"in {m.task} {m.epoch}"
     ),

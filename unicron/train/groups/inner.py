@@ -213,9 +213,11 @@ class InnerGroups:
         """
         # one more than given: for an empty tensor gloo waits for nobody, and to have waited is what this is for
         own = torch.tensor([*numbers, 0.0], dtype=torch.float64)
-        told = [torch.empty_like(own) for _ in range(self._size)]
-        self._run_or_break(lambda: self._run_on_processors(self.world, lambda peers: peers.allgather([told], [own])))
-        return [tuple(row.tolist()[:-1]) for row in (told if self._size > 1 else [own])]
+        gathered = [torch.empty_like(own) for _ in range(self._size)]
+        self._run_or_break(
+            lambda: self._run_on_processors(self.world, lambda peers: peers.allgather([gathered], [own]))
+        )
+        return [tuple(row.tolist()[:-1]) for row in (gathered if self._size > 1 else [own])]
 
     def synchronize(self) -> None:
         """Wait until the GPU has finished all that was enqueued.

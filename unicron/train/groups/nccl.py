@@ -132,9 +132,9 @@ class Communicator:
         library().ncclCommGetAsyncError(self._pointer, ctypes.byref(found))
         if found.value in {SUCCESS, IN_PROGRESS}:
             return ""
-        told = library().ncclGetErrorString
-        told.restype = ctypes.c_char_p
-        return f"NCCL error: {told(found).decode()}"
+        error_string = library().ncclGetErrorString
+        error_string.restype = ctypes.c_char_p
+        return f"NCCL error: {error_string(found).decode()}"
 
     def revoke(self) -> None:
         """Have all that is under way end, and what is begun later fail. From any thread; returns at once."""

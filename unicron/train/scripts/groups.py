@@ -140,10 +140,10 @@ class ScriptGroups(InnerGroups):
             return begin()
         outputs, own = self._shared_outputs(group, name, arguments), _gathered_operand(name, arguments, group.size())
         give: Callable[[Results | None], None] = partial(_write_results, name, outputs)
-        tell: ReadResults = partial(_identity, outputs)
+        read: ReadResults = partial(_identity, outputs)
         if own is not None and of_all:
             outputs, give = [own], partial(_write_own_row, name, arguments, group.rank())
-            tell = partial(self._gather_rows, self._wait_of(group, name), group, own)
+            read = partial(self._gather_rows, self._wait_of(group, name), group, own)
         if self.replays_next:
             results = self._loops.replayed_result() if begun else self._setup.next_result()
             if self.restored and not (begun or results):
@@ -151,7 +151,7 @@ class ScriptGroups(InnerGroups):
             if begun or results != [] or _nbytes(outputs) <= LARGE_BYTES:  # else it is a parameter
                 give(results)
             return Work()
-        collective = ScriptCollective(partial(self._begin_or_replay, begin, give, tell, of_all), outputs, of_all)
+        collective = ScriptCollective(partial(self._begin_or_replay, begin, give, read, of_all), outputs, of_all)
         if self._active:  # which of them ends first is unknown to a rank that joins later
             for each in (*self._active, collective):
                 each.is_replayable = False
@@ -212,11 +212,11 @@ class ScriptGroups(InnerGroups):
         return [torch.stack(rows)]
 
     def _begin_or_replay(
-        self, begin: Callable[[], Work], give: Callable[[Results | None], None], tell: "ReadResults", of_all: bool
+        self, begin: Callable[[], Work], give: Callable[[Results | None], None], read: "ReadResults", of_all: bool
     ) -> tuple[Work, "ReadResults"]:
         """Begin a collective, or write the results of one that others have ended."""
         if not (of_all and self.ended.ahead):
-            return begin(), tell
+            return begin(), read
         results = self.ended.ahead.popleft()
         give(results)
         return Work(), partial(_identity, results)

@@ -98,9 +98,9 @@ class _Instrument(ast.NodeTransformer):
         if len(trains) < SEVERAL or node.name not in self._repeated or _yields(node):
             return self._visit_scope(node)
         self._scopes.append(Liveness(node))
-        told = self._body_instrumenter(node, body, ast.Constant(node.end_lineno), set())
+        instrumented = self._body_instrumenter(node, body, ast.Constant(node.end_lineno), set())
         self.generic_visit(node)
-        node.body = [*begins, *told(body), *ending]
+        node.body = [*begins, *instrumented(body), *ending]
         self._scopes.pop()
         return node
 
@@ -172,10 +172,10 @@ class _Instrument(ast.NodeTransformer):
 
         def body(statements: list[ast.stmt]) -> list[ast.stmt]:
             found, done = [begins], 0
-            for count, tells in points:
+            for count, mark in points:
                 due = self._call("should_run", node, ast.Constant(count))
                 found.append(ast.copy_location(ast.If(due, statements[done:count], []), statements[done]))
-                found.append(tells)
+                found.append(mark)
                 done = count
             return found
 

@@ -224,8 +224,8 @@ class Inline(Kind):
             return [("()", thing())]
         if isinstance(thing, tuple | frozenset):
             return [*enumerate(thing)]
-        told = thing.__reduce__()
-        return [] if isinstance(told, str) else [*enumerate(told[1])]
+        reduced = thing.__reduce__()
+        return [] if isinstance(reduced, str) else [*enumerate(reduced[1])]
 
 
 def _advance_loader(thing: Any, count: int) -> None:

@@ -177,7 +177,7 @@ class Peers:
             self._end_process(own, other, stack)
 
     def _end_process(self, own: RankPosition, other: RankPosition, stack: traceback.StackSummary) -> None:
-        """Report who waits for whom and end the process, as the script's own thread can't."""
+        """Report which ranks wait for which and end the process, as the script's own thread can't."""
         does = f"waits at {other.where} for {other.waits}" if other.waits else f"has ended its script {other.where}"
         text = (
             f"rank {own.rank} waits at {own.where} for {own.waits}, and rank {other.rank} never comes there: it "

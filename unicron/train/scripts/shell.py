@@ -124,10 +124,10 @@ class WholeRanks(TorchRanks):
             ConnectionAbortedError: a new rank could not take over the one that it replaces, so all ranks restart.
         """
         ended = self._script_groups.ended
-        told = await self.gather_across_replicas(ended.count, ended.in_loops)
-        self.in_loops = frozenset(rank for rank, (_, joined) in enumerate(told) if joined)
+        standings = await self.gather_across_replicas(ended.count, ended.in_loops)
+        self.in_loops = frozenset(rank for rank, (_, joined) in enumerate(standings) if joined)
         if ended.in_loops:
-            new = [rank for rank, (_, joined) in enumerate(told) if not joined]
+            new = [rank for rank, (_, joined) in enumerate(standings) if not joined]
             refused, closed = self._records.move_to(membership, new), self._loops.closed_reason if new else ""
             self._takeover_refusal = self._takeover_refusal or refused or closed
             if new:
@@ -139,9 +139,9 @@ class WholeRanks(TorchRanks):
             raise ConnectionAbortedError(
                 f"all ranks begin again, as a new one could not take a lost one's place: {self._takeover_refusal}"
             )
-        if not ended.in_loops and membership.shelf is not None and not any(joined for _, joined in told):
+        if not ended.in_loops and membership.shelf is not None and not any(joined for _, joined in standings):
             self._records.distribute(membership, self._saved_records(membership, membership.shelf))
-        counts = [count for count, joined in told if joined]
+        counts = [count for count, joined in standings if joined]
         fewest, most = min(counts, default=0), max(counts, default=0)
         ended.set_ahead(fewest, [])
         if fewest < most:

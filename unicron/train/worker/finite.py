@@ -95,8 +95,8 @@ class Finite:
         self._suspected = []
 
     def _report(self, membership: Membership, iteration: int, bad: list[int], *, suspect: bool = False) -> None:
-        told = NotFinite(iteration=iteration, epoch=membership.epoch, rank=membership.rank, microbatches=bad)
-        self._ranks.send(msgspec.structs.replace(told, rule=str(self._rule), suspect=suspect))
+        message = NotFinite(iteration=iteration, epoch=membership.epoch, rank=membership.rank, microbatches=bad)
+        self._ranks.send(msgspec.structs.replace(message, rule=str(self._rule), suspect=suspect))
 
 
 def swap_replicas(accounts: Sequence[Account], layout: ParallelLayout, microbatches: int) -> list[list[int]]:

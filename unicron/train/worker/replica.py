@@ -113,17 +113,17 @@ class Replica:
         if self.is_sharded:
             failed = TRIED if isinstance(failure, UnusableStateError) else float(failure is not None)
             mine = (failed, loss, float(holds), float(self._states.secured))
-            told = await self._ranks.gather_in_replica(*mine, *(float(due in announced) for due in ANNOUNCED))
-            failed = max(each for each, *_ in told)
+            gathered = await self._ranks.gather_in_replica(*mine, *(float(due in announced) for due in ANNOUNCED))
+            failed = max(each for each, *_ in gathered)
             if failed == TRIED:
                 raise failure or UnusableStateError("the gradient of another place is not finite")
             if failed and failure is None:
                 raise GroupBrokenError("another rank of this replica could not sum its part of the gradient")
-            holds = all(each for _, _, each, *_ in told)
-            losses = [each for _, each, *_ in told if not isnan(each)]  # the last stage of a pipeline has one
+            holds = all(each for _, _, each, *_ in gathered)
+            losses = [each for _, each, *_ in gathered if not isnan(each)]  # the last stage of a pipeline has one
             loss = sum(losses) / len(losses) if losses else loss
-            self.secured = all(secured for _, _, _, secured, *_ in told)
-            first = told[0][-len(ANNOUNCED) :]  # whose clock counts for all
+            self.secured = all(secured for _, _, _, secured, *_ in gathered)
+            first = gathered[0][-len(ANNOUNCED) :]  # whose clock counts for all
             announced = frozenset(due for due, said in zip(ANNOUNCED, first, strict=True) if said)
         if failure is not None:
             raise failure

@@ -166,7 +166,7 @@ class DockerProvider(ByRelease):
 
     def _given(self, request: MachineRequest, node: str) -> dict[str, Any]:
         options, files = self._options, credentials(self._keys, node)
-        told = {
+        variables = {
             "UNICRON_NATS_URL": self._nats_url,
             "UNICRON_NODE": node,
             "UNICRON_MACHINE": request.machine,
@@ -182,7 +182,7 @@ class DockerProvider(ByRelease):
             "command": options.command or None,
             "name": f"unicron-{request.machine}",
             "labels": {MACHINE: request.machine, POOL: self._pool, NODE: node},
-            "environment": {**told, **options.env},
+            "environment": {**variables, **options.env},
             "network": options.network,
             "volumes": [*keys, *options.volumes],
             "device_requests": gpus,

@@ -125,7 +125,7 @@ class LocalProvider:
     def _start(self, record: Record, request: MachineRequest) -> tuple[int, int]:
         home = self._folder / record.machine
         files = {setting: str(path) for setting, path in credentials(self._keys, record.node).items()}
-        told = {
+        variables = {
             "UNICRON_NODE": record.node,
             "UNICRON_MACHINE": record.machine,
             "UNICRON_POOL": self._pool,
@@ -140,7 +140,7 @@ class LocalProvider:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**self._environment, **files, **told},
+                env={**self._environment, **files, **variables},
             )
         self._children.append(child)
         started = ProcessRecord.from_pid(child.pid)

@@ -46,10 +46,10 @@ def commit(saving: Saving, parts: Sequence[StoredPart]) -> Stored:
         if each.manifest is not None and each.manifest.attempt == saving.attempt:
             return each
     parts = sorted(parts, key=lambda part: part.place)
-    told = [part.place for part in parts]
-    if told != list(range(saving.layout.replica_workers)):
+    places = [part.place for part in parts]
+    if places != list(range(saving.layout.replica_workers)):
         raise CheckpointError(
-            f"iteration {saving.iteration} of {saving.task} has the parts of places {told} instead of "
+            f"iteration {saving.iteration} of {saving.task} has the parts of places {places} instead of "
             f"{list(range(saving.layout.replica_workers))}"
         )
     folder = (saving.task, working_folder(storage, saving))
@@ -97,8 +97,8 @@ def _indexes(storage: Storage, saving: Saving, folder: tuple[str, str], parts: S
         )
     found = [index_of(storage, folder, part) for part in parts]
     for index in found:
-        told = (index.task, index.iteration, index.attempt, index.layout)
-        if told != (saving.task, saving.iteration, saving.attempt, saving.layout):
+        header = (index.task, index.iteration, index.attempt, index.layout)
+        if header != (saving.task, saving.iteration, saving.attempt, saving.layout):
             raise CheckpointError(
                 f"the part of place {index.place} is of iteration {index.iteration} of {index.task}, attempt "
                 f"{index.attempt}, and not of {saving.iteration} of {saving.task}, attempt {saving.attempt}"

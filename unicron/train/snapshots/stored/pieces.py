@@ -98,11 +98,11 @@ def list_pieces(path: Path, value: Any) -> list[str]:
 
 def _without_pieces(value: Any, path: Path, taken: list[StatePiece]) -> Any:
     try:
-        told = decode_shard(value)
+        shard = decode_shard(value)
     except StateTransferError as error:
         raise CheckpointError(f"{'.'.join(map(str, path))}: {error}") from error
-    if told is not None:
-        box, tensor = told
+    if shard is not None:
+        box, tensor = shard
         taken.append(StatePiece(path, tensor, box))
         here = {HERE: len(taken) - 1}
         return here if isinstance(value, torch.Tensor) else {**value, "shard": here}
