@@ -93,16 +93,16 @@ class Chaos:
         """
         kind = kind_of(query.fault)
         value = kind.checked(query.value)
-        if query.worker and WORKER not in kind.strikes:
-            raise InvalidInputError(f"{kind.name} strikes a whole node, not worker {query.worker!r} alone")
-        if not query.worker and NODE in kind.strikes:
-            return await self._strike_node(kind.name, value)
+        if query.worker and WORKER not in kind.targets:
+            raise InvalidInputError(f"{kind.name} hits a whole node, not worker {query.worker!r} alone")
+        if not query.worker and NODE in kind.targets:
+            return await self._fault_node(kind.name, value)
         worker = self._core.workers.get(query.worker)
         if worker is None or not worker.pid:
             raise InvalidInputError(f"worker {query.worker!r} does not run on {self._core.node}")
-        return self._strike_worker(kind.name, worker, value)
+        return self._fault_worker(kind.name, worker, value)
 
-    def _strike_worker(self, fault: str, worker: LocalWorker, value: str) -> str:
+    def _fault_worker(self, fault: str, worker: LocalWorker, value: str) -> str:
         name, done = worker.worker, ""
         if fault in IN_SESSIONS and self._supervisor.restarts(name):
             raise InvalidInputError(f"{fault} needs a script with a Session, and {worker.task} heals by restarts")
@@ -127,19 +127,19 @@ class Chaos:
                 raise _not_carried_out(fault)
         return f"{fault} {name} on {self._core.node}{done or (value and f': {value}')}"
 
-    async def _strike_node(self, fault: str, value: str) -> str:
+    async def _fault_node(self, fault: str, value: str) -> str:
         node = self._core.node
         match fault:
             case "kill-node":
                 workers = [worker.pid for worker in self._core.workers.values() if worker.pid]
-                self._strike_when_published(partial(_kill_node, f"{FOLDER_VARIABLE}={self._memory.folder}", workers))
+                self._inject_when_published(partial(_kill_node, f"{FOLDER_VARIABLE}={self._memory.folder}", workers))
                 return f"{node} kills itself with all its workers"
             case "silence-node":
                 await asyncio.create_subprocess_exec(sys.executable, "-ISc", WAKE, value, str(os.getpid()))
-                self._strike_when_published(partial(os.kill, os.getpid(), signal.SIGSTOP))
+                self._inject_when_published(partial(os.kill, os.getpid(), signal.SIGSTOP))
                 return f"the agent of {node} stops for {value} s"
             case "cut-node":
-                self._strike_when_published(partial(self._cut, float(value)))
+                self._inject_when_published(partial(self._cut, float(value)))
                 return f"the agent of {node} is off the bus for {value} s"
             case "full-disk":
                 self._memory.fill()
@@ -152,13 +152,13 @@ class Chaos:
             case _:
                 raise _not_carried_out(fault)
 
-    def _strike_when_published(self, strike: Callable[[], None], looks: int = LOOKS) -> None:
-        """Strike when the answer is out and the journal has what there is to say, or does not take it for long."""
+    def _inject_when_published(self, fault: Callable[[], None], looks: int = LOOKS) -> None:
+        """Inject the fault when the answer is out and all facts are published, or the bus is away for long."""
         later = asyncio.get_running_loop().call_later
         if looks == 0 or (looks < LOOKS and not self._unpublished()):
-            strike()
+            fault()
         else:
-            later(SOON_S, self._strike_when_published, strike, looks - 1)
+            later(SOON_S, self._inject_when_published, fault, looks - 1)
 
     def _end_for_want_of_memory(self, worker: LocalWorker) -> str:
         """Write the kernel's line where there is a log for it, and kill the worker behind it."""

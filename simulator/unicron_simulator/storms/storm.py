@@ -10,7 +10,7 @@ from hashlib import blake2b
 from unicron.clock import VirtualClock
 from unicron_simulator.storms import convergence, story
 from unicron_simulator.storms.faults import Scene, scene
-from unicron_simulator.storms.strikes import Strikes
+from unicron_simulator.storms.injection import FaultInjector
 from unicron_simulator.storms.world import START, StormParts, World
 
 BOUND_S = 400.0
@@ -94,7 +94,7 @@ async def _play(world: World) -> None:
 
 async def _script(world: World) -> None:
     await world.begin()
-    await Strikes(world).strike_all()
+    await FaultInjector(world).inject_all()
     await _come_to_rest(world)
     if world.liars.stored and not world.invariants.violation:  # what is poisoned shows when it is read again
         await world.restart()

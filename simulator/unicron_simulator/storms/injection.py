@@ -15,7 +15,7 @@ from unicron_simulator.storms.training import INFINITE
 from unicron_simulator.storms.world import World
 
 
-class Strikes:
+class FaultInjector:
     """The faults of a world's scene."""
 
     def __init__(self, world: World) -> None:
@@ -24,16 +24,16 @@ class Strikes:
         self._last: dict[str, tuple[int, JournalEntry]] = {}
         world.on_command = self._record_command
 
-    async def strike_all(self) -> None:
+    async def inject_all(self) -> None:
         """Let every fault strike at its time; return when all of them are over."""
-        await asyncio.gather(*(self._strike_at(fault) for fault in self._world.scene.faults))
+        await asyncio.gather(*(self._inject_at(fault) for fault in self._world.scene.faults))
         self._world.network.weather = CALM
 
     def _record_command(self, command: Command, entry: JournalEntry) -> None:
         self._let_late_ones_in(command)
         self._last[command.node] = (command.token, entry)
 
-    async def _strike_at(self, fault: StormFault) -> None:
+    async def _inject_at(self, fault: StormFault) -> None:
         await asyncio.sleep(max(0.0, fault.at - self._world.clock.elapsed()))
         match fault:
             case faults.CrashService(service=name, writes=writes, down_s=down_s):
