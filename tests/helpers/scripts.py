@@ -303,7 +303,7 @@ class Run:
 
     @property
     def failures(self):
-        """What was detected, in order."""
+        """Return the detected failures, in order."""
         return self._scene.of(FailureDetected, task=self.name)
 
     @property

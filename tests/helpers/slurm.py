@@ -201,7 +201,7 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
         process.wait()
         of_jobs = self.processes_of(node)
         watching = [pid for pid in {_parent(pid) for pid in of_jobs} if _is_slurms(pid)]
-        _end([*watching, *self._started(node)])  # at once: nobody is to tell the controller how the others ended
+        _end([*watching, *self._started(node)])  # at once, so that the controller does not learn how the others ended
 
     def processes_of(self, *nodes: str) -> list[int]:
         """Return the processes of jobs on some nodes, without those that watch them."""

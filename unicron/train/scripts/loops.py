@@ -1,7 +1,7 @@
-"""Where a script is in its training loops, so that a worker that is started later begins there, and not at the top.
+"""Positions of a script in its training loops, so that a worker that is started later begins there.
 
 At the end of a loop's body that has made an update each rank takes a snapshot of its own script, and leaves it where it
-outlives the rank. Whoever replaces it goes to where that was, by way of the heads of the loops around it.
+outlives the rank. Its replacement goes to that position, by way of the heads of the loops around it.
 """
 
 import functools

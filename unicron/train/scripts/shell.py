@@ -1,7 +1,7 @@
-"""What the ranks of scripts that are healed in place are to the worker's core.
+"""The shell of the worker's core for scripts that are healed in place.
 
-Where each has the whole model, it is a replica of its own, and who lives keeps what it has. Where `fully_shard` has
-spread the model, all ranks are one replica. What a lost rank had is then nowhere else but in copies of what all have
+Where each rank has the whole model, it is a replica of its own, and survivors keep what they have. Where `fully_shard`
+has spread the model, all ranks are one replica. What a lost rank had is then only in copies of what all have
 saved, so all begin again from those.
 """
 
@@ -125,10 +125,10 @@ class WholeRanks(TorchRanks):
             ConnectionAbortedError: a new rank could not take over the one that it replaces, so all ranks restart.
         """
         ended = self._script_groups.ended
-        told = await self.gather_across_replicas(ended.count, ended.in_loops)
-        self.in_loops = frozenset(rank for rank, (_, joined) in enumerate(told) if joined)
+        standings = await self.gather_across_replicas(ended.count, ended.in_loops)
+        self.in_loops = frozenset(rank for rank, (_, joined) in enumerate(standings) if joined)
         if ended.in_loops:
-            new = [rank for rank, (_, joined) in enumerate(told) if not joined]
+            new = [rank for rank, (_, joined) in enumerate(standings) if not joined]
             refused, closed = self._records.move_to(membership, new), self._loops.closed_reason if new else ""
             self._takeover_refusal = self._takeover_refusal or refused or closed
             if new:
@@ -146,9 +146,9 @@ class WholeRanks(TorchRanks):
             raise ConnectionAbortedError(
                 f"all ranks begin again, as a new one could not take a lost one's place: {in_vain}"
             )
-        if not ended.in_loops and membership.shelf is not None and not any(joined for _, joined in told):
+        if not ended.in_loops and membership.shelf is not None and not any(joined for _, joined in standings):
             self._records.distribute(membership, self._saved_records(membership, membership.shelf))
-        counts = [count for count, joined in told if joined]
+        counts = [count for count, joined in standings if joined]
         fewest, most = min(counts, default=0), max(counts, default=0)
         ended.set_ahead(fewest, [])
         if fewest < most:
