@@ -58,6 +58,7 @@ def test_names_of_nodes():
 def test_a_script_of_a_job():
     script = batch_script(["python", "-m", "x", "--dir", "a b", "$HOME"])
     assert script.startswith("#!/bin/sh\n#SBATCH --no-kill\n")
+    assert "--signal=B:USR1@0\n" in script  # with a time before the limit it would come up to a minute early
     assert script.endswith("exec python -m x --dir 'a b' '$HOME'\n")
 
 
