@@ -287,7 +287,7 @@ def slurm(folder: Path, nodes: int = 4, more: str = "") -> Iterator[Slurm]:
     """Run a Slurm whose nodes are n1, n2 and so on, and end it with all that it started."""
     names = [f"n{number}" for number in range(1, nodes + 1)]
     # one at a time on this machine: control groups are called after nodes and numbers of jobs
-    with (FOLDER / "lock").open("w") as turn:
+    with (FOLDER.parent / "slurm.lock").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         with Slurm(folder, names, more) as running:
             yield running
