@@ -47,6 +47,11 @@ ln -f {FOLDER}/usr/sbin/slurmctld-wlm {FOLDER}/usr/sbin/slurmctld
 exec chroot {FOLDER} /usr/sbin/slurmctld "$@"' - "$@\""""
 """Starts the controller of another release without a loader: it starts itself once more, by /proc/self/exe."""
 
+READS = ("setpriv", "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+STAYS = ("--securebits=+no_setuid_fixup",)
+"""What a command gets before it so that it may read all files, and so may what it starts as another user: the Python of
+this machine and Slurm may be below root's home."""
+
 END_S = 10.0
 LOOK_S = 0.05
 
@@ -77,6 +82,7 @@ class Slurm:
         folder: of configuration, state and logs.
         nodes: their names, as Slurm writes lists of them.
         more: lines of the configuration besides.
+        users: whether others than root have jobs, too.
 
     Attributes:
         bin: folder with the commands that speak to this controller.
@@ -84,8 +90,9 @@ class Slurm:
         names: of the nodes.
     """
 
-    def __init__(self, folder: Path, names: list[str], more: str = "") -> None:
+    def __init__(self, folder: Path, names: list[str], more: str = "", *, users: bool = False) -> None:
         self.folder, self.names = folder, names
+        self._before = [*READS, *STAYS] if users else []
         self.bin = folder / "bin"
         self._config = folder / "slurm.conf"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -182,7 +189,7 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
         command = (
             [self.bin / "slurmctld", "-D", "-i"]
             if name == "slurmctld"
-            else [self.bin / "slurmd", "-D", "-N", name, "-d", self.bin / "slurmstepd"]
+            else [*self._before, self.bin / "slurmd", "-D", "-N", name, "-d", self.bin / "slurmstepd"]
         )
         with (self.folder / "logs" / f"{name}.out").open("ab") as log:
             self._processes[name] = subprocess.Popen(
@@ -241,11 +248,13 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
                     path.rmdir()
 
     def try_(
-        self, *words: str, env: Mapping[str, str] | None = None, user: str | None = None
+        self, *words: str, env: Mapping[str, str] | None = None, user: str = "", cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command as a user would, or as another user; return what came of it."""
+        """Run a command as a user would, or as a user who is named; return what came of it."""
+        if user:
+            words = (*READS, f"--reuid={user}", f"--regid={user}", "--clear-groups", *words)
         return subprocess.run(
-            words, env={**self.env, **(env or {})}, capture_output=True, text=True, check=False, user=user
+            words, env={**self.env, **(env or {})}, cwd=cwd, capture_output=True, text=True, check=False
         )
 
     def run(self, *words: str) -> str:
@@ -283,13 +292,13 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
 
 
 @contextlib.contextmanager
-def slurm(folder: Path, nodes: int = 4, more: str = "") -> Iterator[Slurm]:
+def slurm(folder: Path, nodes: int = 4, more: str = "", *, users: bool = False) -> Iterator[Slurm]:
     """Run a Slurm whose nodes are n1, n2 and so on, and end it with all that it started."""
     names = [f"n{number}" for number in range(1, nodes + 1)]
     # one at a time on this machine: control groups are called after nodes and numbers of jobs
     with (FOLDER.parent / "slurm.lock").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
-        with Slurm(folder, names, more) as running:
+        with Slurm(folder, names, more, users=users) as running:
             yield running
 
 
