@@ -47,8 +47,12 @@ ln -f {FOLDER}/usr/sbin/slurmctld-wlm {FOLDER}/usr/sbin/slurmctld
 exec chroot {FOLDER} /usr/sbin/slurmctld "$@"' - "$@\""""
 """Starts the controller of another release without a loader: it starts itself once more, by /proc/self/exe."""
 
-READS = ("setpriv", "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
-STAYS = ("--securebits=+no_setuid_fixup",)
+READS = (
+    "setpriv",
+    "--securebits=+no_setuid_fixup",
+    "--inh-caps=+dac_read_search",
+    "--ambient-caps=+dac_read_search",
+)
 """What a command gets before it so that it may read all files, and so may what it starts as another user: the Python of
 this machine and Slurm may be below root's home."""
 
@@ -92,7 +96,7 @@ class Slurm:
 
     def __init__(self, folder: Path, names: list[str], more: str = "", *, users: bool = False) -> None:
         self.folder, self.names = folder, names
-        self._before = [*READS, *STAYS] if users else []
+        self._before = READS if users else ()
         self.bin = folder / "bin"
         self._config = folder / "slurm.conf"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
