@@ -5,10 +5,11 @@ from unicron_deploy.slurm import prolog
 from unicron_deploy.slurm.allocation import Allocation, counts, node_names
 from unicron_deploy.slurm.drains import REASON, DrainHere, Drains, DrainThere
 from unicron_deploy.slurm.job import GIVEN_UP, UNFINISHED, Outcome, srun, step_environment
-from unicron_deploy.slurm.machine import tasks_in
+from unicron_deploy.slurm.machine import Machine, tasks_in
 from unicron_deploy.slurm.script import batch_script, checked
 
 from unicron.errors import InvalidInputError
+from unicron.slurm import tools
 from unicron.slurm.shown import NodeShown
 
 ENVIRON = {
@@ -171,3 +172,18 @@ def test_an_epilog_removes_what_agents_of_the_user_left_long_ago(tmp_path, monke
     assert sorted(path.name for path in tmp_path.iterdir()) == ["own", "unicron-8-others"]
     with pytest.raises(InvalidInputError, match="SLURM_JOB_UID"):
         prolog.clean(tmp_path, {})
+
+
+def test_a_machine_whose_comment_may_not_be_changed_leaves_at_its_limit_all_the_same(tmp_path, monkeypatch, capfd):
+    (tmp_path / "workers").mkdir()
+    (tmp_path / "workers" / "t-1.json").touch()
+    monkeypatch.setattr(tools, "ask", lambda *_: "7|RUNNING|1|n1|gpu-1|x\n")
+    monkeypatch.setattr(tools, "run", _refuse)
+    machine = Machine("7", tmp_path, leave_s=8.0)
+    assert machine._look() < 0
+    assert machine._look() < 0
+    assert capfd.readouterr().err == "unicron: job 7 keeps its comment: scontrol: no\n"
+
+
+def _refuse(_):
+    raise tools.SlurmError("scontrol: no")
