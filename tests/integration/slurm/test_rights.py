@@ -1,10 +1,12 @@
 """A user of a real Slurm who is no operator: what they may not do is told with the cure, and all else goes on."""
 
 import os
+import pwd
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from helpers.cli import UNICRON
@@ -56,8 +58,11 @@ def user():
     """Have one more user on this machine for as long."""
     name = f"unicron{os.getpid()}"
     subprocess.run(["useradd", "--no-create-home", name], check=True, capture_output=True)
+    number = pwd.getpwnam(name).pw_uid
     yield name
     subprocess.run(["userdel", name], check=True, capture_output=True)
+    for left in Path("/dev/shm").glob(f"unicron-{number}-*"):
+        shutil.rmtree(left)
 
 
 @pytest.fixture
