@@ -1,4 +1,4 @@
-"""What a storm must come to: every task that can run runs, at the plan in force, and that plan is the best."""
+"""The state that a storm must reach: every task that can run runs, at the plan in force, and that plan is the best."""
 
 from math import isclose
 
@@ -91,13 +91,13 @@ def _not_as_laid_out(world: World, share: TaskShare, mine: list[Trainer]) -> str
     """Return what of an earlier layout is still there, of a task that runs."""
     if not all(trainer.layout.is_like(share.layout) for trainer in mine):
         return f"{share.task} has workers of another layout than the plan says"
-    living, gone = {trainer.name for trainer in mine}, world.invariants.given_up()  # they are told when they are back
+    living, gone = {trainer.name for trainer in mine}, world.invariants.given_up()  # which remove it when they are back
     left = [
         f"{name} on {node}"
         for node, machine in world.machines.items()
         for name, ref in (machine.kept | machine.saved).items()
-        if ref.task == share.task
-        if name in machine.kept or (ref.location.worker not in living and node not in gone)
+        if ref.task == share.task and node not in gone
+        if name in machine.kept or ref.location.worker not in living
     ]
     return f"{', '.join(left)} still lies where it was left behind, though {share.task} runs" if left else ""
 
@@ -105,7 +105,7 @@ def _not_as_laid_out(world: World, share: TaskShare, mine: list[Trainer]) -> str
 def _better_plan(world: World) -> str:
     """Return by how much a planner that is started afresh does better, empty where it does not.
 
-    A task that is confined to domains gets what these have room for beside the others, who do not move for it: one that
+    A task that is confined to domains gets what these have left beside the others, who do not move for it: one that
     places all anew may find more.
     """
     shares = world.invariants.plan.shares if world.invariants.plan else []
