@@ -66,7 +66,9 @@ def made_for_here(folder, run, receiver):
         compose, conf = folder / host / "docker-compose.yml", folder / host / "etc/unicron/nats.conf"
         text = compose.read_text().replace("- /var/lib/unicron:", f"- {state}:")
         text = re.sub(r"# - /srv/project:/srv/project .*", f"- {checkpoints}:{checkpoints}", text)
-        compose.write_text("".join(line for line in text.splitlines(keepends=True) if "driver: nvidia" not in line))
+        # no GPUs; and an engine that is in a container itself may not raise limits
+        lines = [line for line in text.splitlines(keepends=True) if not re.search("driver: nvidia|ulimits:", line)]
+        compose.write_text("".join(lines))
         assert conf.exists() is (host in SERVERS)
         if host in SERVERS:
             with (folder / host / "etc/unicron/notify/notify.toml").open("a") as file:

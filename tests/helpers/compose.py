@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -105,7 +106,8 @@ class Cluster:
         """Return a script of lines as pages have them, for this project, and for images that are built already."""
         compose, unicron = " ".join([*self._compose, "-p", self.project]), f"{sys.executable} -m unicron_cli"
         text = "\n".join(lines).replace("docker-compose", compose).replace(" --build", " --no-build")
-        text = text.replace(".venv/bin/unicron", unicron).replace(".venv/bin/python", sys.executable)
+        text = re.sub(r"(?<!\S)\.venv/bin/unicron", unicron, text)
+        text = re.sub(r"(?<!\S)\.venv/bin/python", sys.executable, text)
         return f'set -e\nunicron() {{ {unicron} "$@"; }}\n{text}'
 
     def story(self) -> str:

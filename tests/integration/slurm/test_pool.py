@@ -41,6 +41,7 @@ def setup(tmp_path):
     lines = pools.read_text().replace("slots = 8", "slots = 1").splitlines()
     pools.write_text("\n".join(line for line in lines if "METRICS" not in line))  # all nodes are this machine
     shutil.copytree(f"{folder}/nodes{tmp_path}/u/rules", tmp_path / "u" / "rules")
+    (tmp_path / "u" / "keys").mkdir(mode=0o700)
     return folder
 
 
