@@ -9,6 +9,7 @@ from unicron import codec, subjects
 from unicron.aio import RETRY_S
 from unicron.authentication import authenticate
 from unicron.bus.protocol import Bus
+from unicron.contracts.answers import Curve, Load, PlanView, Reply, Status, StragglerView
 from unicron.contracts.base import Message
 from unicron.contracts.enrolment import TokenView
 from unicron.contracts.faults import kind_of
@@ -17,7 +18,6 @@ from unicron.contracts.pools import PoolsView
 from unicron.contracts.queries import (
     AcknowledgeIncident,
     CreateToken,
-    Curve,
     DrainNode,
     GetCurve,
     GetLoad,
@@ -30,18 +30,13 @@ from unicron.contracts.queries import (
     GetStraggler,
     GetTokens,
     InjectFault,
-    Load,
     Order,
     PauseTask,
-    PlanView,
     Query,
     RemoveTask,
-    Reply,
     RevokeToken,
     RewindTask,
     SaveTask,
-    Status,
-    StragglerView,
     SubmitTask,
     SwitchRecording,
     WhatIf,

@@ -41,6 +41,7 @@ from unicron.contracts.worker import (
     Unprotected,
 )
 from unicron.errors import InvalidInputError, StaleTokenError, UnicronError
+from unicron_agent.effects import Kill, ObtainState, Out, SendToWorker, StartProcess, StoreToken
 from unicron_agent.fencing import Fencing
 from unicron_agent.hardware.hardware import HardwareReports
 from unicron_agent.life_signs import LifeSigns
@@ -52,25 +53,19 @@ from unicron_agent.stimuli import (
     CopySent,
     DepartureNotice,
     EntryRead,
-    Kill,
     Logged,
     MachineMeasured,
-    ObtainState,
-    Out,
     PatternMatched,
     ProcessExited,
     ProcessStarted,
     Published,
     Reconnected,
     Sampled,
-    SendToWorker,
     Shutdown,
     StacksTaken,
-    StartProcess,
     StateUnsound,
     Stimulus,
     StorageUsed,
-    StoreToken,
     Tick,
     TokenRead,
     WorkerMessage,

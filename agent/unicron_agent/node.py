@@ -15,9 +15,10 @@ from unicron import __version__, codec, subjects
 from unicron.aio import gather_or_cancel, retry_until_available, sleep_until_beat
 from unicron.bus.protocol import Bus
 from unicron.clock import Clock
+from unicron.contracts.answers import Reply
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
-from unicron.contracts.queries import GetLog, GetStates, InjectFault, Query, Reply
+from unicron.contracts.queries import GetLog, GetStates, InjectFault, Query
 from unicron.contracts.tasks import Slot
 from unicron.contracts.worker import (
     Joined,
@@ -39,6 +40,7 @@ from unicron_agent import environment
 from unicron_agent.agent import Agent
 from unicron_agent.chaos import Chaos
 from unicron_agent.core import AgentCore
+from unicron_agent.effects import Effect, Kill, SendToWorker, StartProcess, StoreToken, TakeStacks
 from unicron_agent.fabric import Fabric
 from unicron_agent.hardware.gpus import GpuWatch, addresses
 from unicron_agent.hardware.kernel_log import KernelLog
@@ -50,19 +52,13 @@ from unicron_agent.settings import AgentSettings
 from unicron_agent.snapshots.transfers import Transfers
 from unicron_agent.stimuli import (
     Adopted,
-    Effect,
-    Kill,
     Logged,
     PatternMatched,
     ProcessExited,
     ProcessStarted,
     Sampled,
-    SendToWorker,
     StacksTaken,
-    StartProcess,
     Stimulus,
-    StoreToken,
-    TakeStacks,
     Tick,
     WorkerMessage,
 )

@@ -25,9 +25,9 @@ from unicron_deploy.nats_server import free_port
 from unicron_deploy.options import CONSOLE_PORT
 
 from unicron.client import Client
+from unicron.contracts.answers import Status
 from unicron.contracts.base import Message, TimerFired
 from unicron.contracts.events import Alert, DeadLetter, FailureDetected, IterationFinished, NodeAdmitted
-from unicron.contracts.queries import Status
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.observe.words.story import story

@@ -7,8 +7,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from unicron.contracts.answers import Curve, CurvePoint, PlanView, TableRow
 from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.queries import Curve, CurvePoint, PlanView, TableRow
 from unicron.contracts.tasks import SlotRef
 from unicron.observe.words.explain import NO_PLAN, changes, explain
 from unicron.observe.words.units import KNOWN_FLOPS, expected, has_known_flops, percent, si, span

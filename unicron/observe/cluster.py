@@ -9,10 +9,10 @@ from collections import deque
 from msgspec.structs import replace
 
 from unicron.contracts import events, hardware, slowdowns, stragglers
+from unicron.contracts.answers import Status
 from unicron.contracts.base import Message
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan
-from unicron.contracts.queries import Status
 from unicron.contracts.ranges import SHORTEST_S
 from unicron.contracts.tasks import NodeState, TaskSpec, TaskState
 from unicron.observe.accounts.goodput import Goodput

@@ -36,7 +36,7 @@ from unicron.contracts.worker import (
     Unprotected,
     Unusable,
 )
-from unicron_agent.stimuli import Effect
+from unicron_agent.effects import Effect
 from unicron_agent.workers.workers import LocalWorker
 
 REPORTS: dict[type[ToAgent], type[Message]] = {

@@ -12,6 +12,7 @@ from enum import StrEnum
 from msgspec import structs
 
 from unicron.checks import check_task
+from unicron.contracts.answers import PlanView, Reply, TableRow
 from unicron.contracts.base import Message, SetTimer, Started, TimerFired
 from unicron.contracts.events import (
     FailureDetected,
@@ -29,7 +30,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, Trigger, TriggerKind
-from unicron.contracts.queries import GetCurve, GetPlan, PlanView, Reply, TableRow, WhatIf
+from unicron.contracts.queries import GetCurve, GetPlan, WhatIf
 from unicron.contracts.ranges import AHEAD_S, SHORTEST_S
 from unicron.contracts.tasks import SlotRef, TaskState
 from unicron.errors import InvalidInputError

@@ -31,16 +31,10 @@ from unicron import codec, subjects
 from unicron.bus import topology
 from unicron.bus.protocol import JournalEntry
 from unicron.clock import VirtualClock
+from unicron.contracts.answers import Reply, Status
 from unicron.contracts.commands import Command
 from unicron.contracts.pools import PoolsView
-from unicron.contracts.queries import (
-    GetPools,
-    GetStatus,
-    Query,
-    Reply,
-    Status,
-    SubmitTask,
-)
+from unicron.contracts.queries import GetPools, GetStatus, Query, SubmitTask
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.service.commit import Commit
 from unicron.service.commit_store import Sizes

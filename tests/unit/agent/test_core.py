@@ -3,29 +3,31 @@
 import msgspec
 import pytest
 from unicron_agent.core import AgentCore
+from unicron_agent.effects import (
+    AbandonCopies,
+    Kill,
+    ObtainState,
+    ReadToken,
+    RemoveState,
+    SendCopy,
+    SendToWorker,
+    StartProcess,
+    StoreToken,
+    UseStorage,
+)
 from unicron_agent.presence import ADOPTION_S, AGAIN_S
 from unicron_agent.stimuli import (
-    AbandonCopies,
     Adopted,
     CopySent,
     DepartureNotice,
     EntryRead,
-    Kill,
-    ObtainState,
     ProcessExited,
     ProcessStarted,
     Published,
-    ReadToken,
     Reconnected,
-    RemoveState,
-    SendCopy,
-    SendToWorker,
     Shutdown,
-    StartProcess,
-    StoreToken,
     Tick,
     TokenRead,
-    UseStorage,
     WorkerMessage,
     WorkerProcess,
 )

@@ -2,8 +2,8 @@
 
 import pytest
 
+from unicron.contracts.answers import TableRow
 from unicron.contracts.plans import Plan, TaskShare, Trigger, TriggerKind
-from unicron.contracts.queries import TableRow
 from unicron.contracts.tasks import ParallelLayout, SlotRef
 
 

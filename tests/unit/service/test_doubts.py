@@ -9,9 +9,9 @@ from unicron_transition.doubts import find_contradiction as of_transition
 from unicron_transition.membership import TaskMembership, WorkerRun
 from unicron_transition.state import TaskRun, TransitionState
 
+from unicron.contracts.answers import TaskView
 from unicron.contracts.events import CollectiveFailed, PlanDecided, Regrouped, TaskStateChanged, WorkerExited
 from unicron.contracts.plans import Plan
-from unicron.contracts.queries import TaskView
 from unicron.contracts.tasks import SlotRef, TaskSpec, TaskState
 from unicron.service.core import FAR
 
