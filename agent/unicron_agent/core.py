@@ -19,12 +19,7 @@ from unicron.contracts.commands import (
     StopWorker,
     StoreState,
 )
-from unicron.contracts.events import (
-    CommandRefused,
-    DeadLetter,
-    NodeJoined,
-    WorkerExited,
-)
+from unicron.contracts.events import CommandRefused, DeadLetter, NodeJoined, WorkerExited
 from unicron.contracts.stragglers import RecordingSwitched
 from unicron.contracts.timings import period_of
 from unicron.contracts.worker import (

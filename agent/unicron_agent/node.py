@@ -20,18 +20,8 @@ from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
 from unicron.contracts.queries import GetLog, GetStates, InjectFault, Query
 from unicron.contracts.tasks import Slot
-from unicron.contracts.worker import (
-    Joined,
-    Membership,
-    Raised,
-    StateFetched,
-    ToAgent,
-)
-from unicron.errors import (
-    BusUnavailableError,
-    InvalidInputError,
-    UnicronError,
-)
+from unicron.contracts.worker import Joined, Membership, Raised, StateFetched, ToAgent
+from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.rules import load
 from unicron.service.core import order_taken
 from unicron.service.health import ALIVE
