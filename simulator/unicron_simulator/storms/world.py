@@ -43,12 +43,12 @@ from unicron.services import PROVISIONER
 from unicron.train.worker.iteration import WorkerCore
 from unicron_simulator.storms.bus import MemoryWorld
 from unicron_simulator.storms.checked_agent import validated
-from unicron_simulator.storms.faults import Scene
 from unicron_simulator.storms.invariants import SERVICES, Invariants
 from unicron_simulator.storms.liars import Liars, spoil
 from unicron_simulator.storms.links import Commits, CrashedError, Journal, Link, Network
 from unicron_simulator.storms.nodes import Machine
 from unicron_simulator.storms.pools import ModelledProvider
+from unicron_simulator.storms.scene import Scene
 from unicron_simulator.storms.storage import SharedStorage
 from unicron_simulator.storms.training import Trainer
 
