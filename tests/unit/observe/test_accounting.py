@@ -335,7 +335,7 @@ def test_each_of_two_failures_has_its_own_costs():
         (162, again, *regrouped(3, NEW[1:], iteration=12), start("w6", "n1", 0)),
     ]
     goodput = account(lines)
-    assert list(goodput.chains()) == ["submitted", FAILED, again]
+    assert list(goodput.incidents.known) == ["submitted", FAILED, again]
     assert goodput.chain(FAILED, 170).whole_s == pytest.approx(81)
     assert spent(goodput.chain(again, 170)) == {"detection": 4, "transition": 4, "sub_healthy": 8}
     assert goodput.chain(again, 170).recovered_at is None
@@ -419,7 +419,7 @@ def test_what_a_process_showed_that_never_computed_is_no_sign_of_its_successors_
 
 def test_older_chains_are_no_longer_told_apart_and_their_costs_stay():
     goodput = taken(account_messages(), chains=1)
-    assert list(goodput.chains()) == ["second"]
+    assert list(goodput.incidents.known) == ["second"]
     assert goodput.chain(FAILED) is None
     rest = goodput.chain("", 200)
     assert rest.seconds["sub_healthy"] == pytest.approx(20)
