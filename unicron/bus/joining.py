@@ -12,7 +12,8 @@ import nats.errors
 from unicron import subjects
 from unicron.bus import access
 from unicron.bus.client import KeyedClient
-from unicron.bus.nats import RECONNECT_S, connect
+from unicron.bus.connection import RECONNECT_S
+from unicron.bus.nats import connect
 from unicron.contracts.enrolment import JoinReply, JoinRequest, Papers, PapersRequest
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.files import read_secret
