@@ -286,6 +286,9 @@ class Shutdown:
     """The agent is to end, with all its workers."""
 
 
+Observation = Logged | Sampled | MachineMeasured | PatternMatched
+"""Observations of the machine, or of the output of a worker."""
+
 Stimulus = (
     Adopted
     | EntryRead
