@@ -1,4 +1,4 @@
-"""What only a real server can do to a connection."""
+"""The bus on a real server: lost connections, servers that end, slow readers."""
 
 import asyncio
 import contextlib

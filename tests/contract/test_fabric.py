@@ -1,4 +1,4 @@
-"""Who carries no proof that it is of this cluster gets nothing from a node's ports; those who do go on meanwhile."""
+"""Callers without a proof of this cluster get nothing from a node's ports; those with one go on meanwhile."""
 
 import asyncio
 import contextlib

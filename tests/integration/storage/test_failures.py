@@ -1,4 +1,4 @@
-"""What goes wrong with a directory, and going back: the error names it, and the last good checkpoint is as it was."""
+"""Failures of a directory, and going back: the error names the cause, and the last good checkpoint is untouched."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What workers say to their agent."""
+"""The channels between workers and their agent."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""The agent's decisions: what it obeys, starts, ends and joins with, what a worker's words become, and who stalls."""
+"""The agent's decisions: commands that it obeys, workers that it starts and ends, joining, facts, and stalls."""
 
 import msgspec
 import pytest

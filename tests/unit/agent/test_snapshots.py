@@ -1,4 +1,4 @@
-"""What an agent does about the states in its node's memory."""
+"""An agent's decisions about the states in its node's memory."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""What a person reads about a plan: in tables, in words, as a curve; and how the commands refuse."""
+"""Plans for people: in tables, in words, as a curve; and the commands' refusals."""
 
 import asyncio
 import json

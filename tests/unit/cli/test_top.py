@@ -1,4 +1,4 @@
-"""What `unicron top` shows, from statuses and messages to the lines of a terminal of any size."""
+"""The output of `unicron top`, from statuses and messages to the lines of a terminal of any size."""
 
 import functools
 import io

@@ -1,4 +1,4 @@
-"""What travels of a plan: the shares that say something new, and what it answers."""
+"""The wire form of a plan: the shares that have changed, and the event that it answers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is counted of messages, what is read of a state, and how many series that makes."""
+"""Metrics from messages and from a state, and the number of their series."""
 
 import asyncio
 import urllib.error

@@ -1,4 +1,4 @@
-"""What contradicts the state of a service is doubted, and what may be late, twice or of an ended task is not."""
+"""Facts that contradict a service's state are doubted; late, repeated ones and those of an ended task are not."""
 
 from msgspec.structs import replace
 from unicron_detector.doubts import find_contradiction as of_detector

@@ -1,4 +1,4 @@
-"""Which records of a script's ranks are unpickled."""
+"""Records of a script's ranks that are unpickled, and that are refused."""
 
 import pytest
 from msgspec.structs import replace

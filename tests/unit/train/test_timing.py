@@ -1,4 +1,4 @@
-"""What a worker records of an iteration, and garbage collection at planned places."""
+"""A worker's record of an iteration, and garbage collection at planned places."""
 
 import gc
 import socket
