@@ -323,7 +323,7 @@ async def disturbed(scene, text, point, ranks=2, beside=None, calm=None, **envir
         scene: a cluster; undisturbed runs are kept there.
         calm: script of the undisturbed one, if it is another.
     """
-    folder, kind, name = scene.cluster.root.parent, (calm or text, *environment.items()), f"t{next(_numbers)}"
+    folder, kind, name = scene.cluster.root.parent, (calm or text, ranks, *environment.items()), f"t{next(_numbers)}"
     calms = vars(scene).setdefault("calms", {})
     if kind not in calms:
         await scene.client.submit(program(folder, f"calm-{name}", calm or text, ranks, beside, **environment))

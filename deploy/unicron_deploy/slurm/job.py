@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -229,4 +230,5 @@ class Job:
                         try:
                             await asyncio.to_thread(tools.run, ["scontrol", *order.words])
                         except UnicronError as error:
-                            self._log(f"unicron: {order.node} stays as it is in Slurm: {error}")
+                            command = shlex.join(["scontrol", *order.words])
+                            self._log(f"unicron: {order.node} stays as it is in Slurm: {error}: {command}")

@@ -115,7 +115,7 @@ def _export_state(state: TransitionState, run: TaskRun) -> list[Message]:
     if last := run.last_membership():
         return _order_membership(state, run, last)
     if not run.target:
-        return _stop_old_layout(state, run, GIVEN_UP)  # what was saved is as good
+        return _give_up_slots(state, run)  # what was saved is as good
     lost = _lost_places(run)
     return _discard_partial_state(state, run, lost) if lost and not run.snapshots.is_searching(run) else []
 
@@ -123,7 +123,7 @@ def _export_state(state: TransitionState, run: TaskRun) -> list[Message]:
 def _stop_old_layout(state: TransitionState, run: TaskRun, reason: str) -> list[Message]:
     """Stop the workers of the old layout, and regroup in the new one; stop all if the task has no slots now."""
     if not run.target:
-        return _stop_all(state, run, list(run.workers.values()), GIVEN_UP)
+        return _give_up_slots(state, run)
     old = [worker for worker in run.workers.values() if not worker.layout.is_like(run.shape)]
     return _stop_all(state, run, old, reason) + _regroup(state, run)
 
@@ -178,9 +178,20 @@ def _alert_restart_from_scratch(run: TaskRun) -> list[Message]:
 def _stop_unwanted(state: TransitionState, run: TaskRun) -> list[Message]:
     """Stop the workers whose slots are no longer the task's."""
     if run.state.ended or not (run.target or run.membership.is_exporting(run.workers)):
-        run.membership.group = []
-        return _stop_all(state, run, list(run.workers.values()), GIVEN_UP)
+        return _give_up_slots(state, run)
     return _stop_all(state, run, run.unneeded_workers(), GIVEN_UP)
+
+
+def _give_up_slots(state: TransitionState, run: TaskRun) -> list[Message]:
+    """Stop the workers of a task without slots, but none that has reported the end of the last iteration.
+
+    The others are about to report it, too, unless they have exported their states: then they wait.
+    """
+    through = {} if run.state.ended else run.membership.through
+    if through and not run.snapshots.parked:
+        return []
+    run.membership.group = []
+    return _stop_all(state, run, [worker for name, worker in run.workers.items() if name not in through], GIVEN_UP)
 
 
 def _stop_all(state: TransitionState, run: TaskRun, workers: list[WorkerRun], reason: str) -> list[Message]:

@@ -91,13 +91,13 @@ def _not_as_laid_out(world: World, share: TaskShare, mine: list[Trainer]) -> str
     """Return what of an earlier layout is still there, of a task that runs."""
     if not all(trainer.layout.is_like(share.layout) for trainer in mine):
         return f"{share.task} has workers of another layout than the plan says"
-    living, gone = {trainer.name for trainer in mine}, world.invariants.given_up()  # they get it when they are back
+    living, gone = {trainer.name for trainer in mine}, world.invariants.given_up()  # which remove it when they are back
     left = [
         f"{name} on {node}"
         for node, machine in world.machines.items()
         for name, ref in (machine.kept | machine.saved).items()
-        if ref.task == share.task
-        if name in machine.kept or (ref.location.worker not in living and node not in gone)
+        if ref.task == share.task and node not in gone
+        if name in machine.kept or ref.location.worker not in living
     ]
     return f"{', '.join(left)} still lies where it was left behind, though {share.task} runs" if left else ""
 

@@ -94,6 +94,15 @@ def test_half_a_replica_that_missed_the_end_does_not_keep_a_task_alive_that_anot
     assert cluster.anew == set()
 
 
+def test_workers_that_end_their_last_iteration_are_not_stopped_as_a_plan_takes_their_slots():
+    cluster = pairs()
+    out = cluster.plan()
+    for name in ("a-3", "a-1", "a-2"):
+        out += cluster.tell(WorkerFinished(**cluster.processes[name].who, iterations=9))
+    assert cluster.said["a"] is TaskState.FINISHED
+    assert {order.worker for order in of(StopWorker, out)} <= {"a-4"}, "the others may be writing their results"
+
+
 @pytest.mark.parametrize("to", [["n3:0", "n3:1"], ["n1:1", "n2:0"]], ids=["altogether", "in part"])
 def test_a_task_that_moves_takes_its_replica_along_and_who_stays_keeps_its_place(to):
     cluster = pairs(SLOTS[:2])

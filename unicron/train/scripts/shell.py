@@ -5,6 +5,7 @@ has spread the model, all ranks are one replica. What a lost rank had is then on
 saved, so all begin again from those.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,11 +16,11 @@ import msgspec
 from unicron.contracts.states import ParkedSnapshot, StateRef
 from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import Joined, Membership
-from unicron.errors import InvalidInputError
+from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.groups.rendezvous import Rendezvous
 from unicron.train.scripts.groups import ScriptGroups, pack_results, unpack_results
 from unicron.train.scripts.loops import Loops
-from unicron.train.scripts.records import Records
+from unicron.train.scripts.records import NO_SNAPSHOT, Records
 from unicron.train.scripts.script_rendezvous import CONTINUES, SCRIPT_PART
 from unicron.train.session.gradients import TorchGradients
 from unicron.train.session.ranks import TorchRanks
@@ -132,12 +133,18 @@ class WholeRanks(TorchRanks):
             self._takeover_refusal = self._takeover_refusal or refused or closed
             if new:
                 self._records.iterations_compared = COMPARED_ITERATIONS
-        if in_vain := next(filter(None, await self.gather(self._takeover_refusal.encode())), b""):
-            self._takeover_refusal = (
-                in_vain.decode()
-            )  # where others no longer receive it, the next membership reports it
+        chains = self._loops.reachable_chains  # the newest is empty where a new rank begins at the top
+        lacks = ended.in_loops and bool(chains[0]) and not self._records.lost_reach(chains)
+        said = await self.gather((self._takeover_refusal, lacks))
+        in_vain = next((why for why, _ in said if why), "")
+        if not in_vain and self.in_loops and all(said[rank][1] for rank in self.in_loops):
+            in_vain = NO_SNAPSHOT
+        if in_vain:
+            with contextlib.suppress(GroupBrokenError):
+                await self.gather(b"")  # all have the reason before the first of them ends
+            self._takeover_refusal = in_vain  # which ranks that have not received it yet get with the next membership
             raise ConnectionAbortedError(
-                f"all ranks begin again, as a new one could not take a lost one's place: {self._takeover_refusal}"
+                f"all ranks begin again, as a new one could not take a lost one's place: {in_vain}"
             )
         if not ended.in_loops and membership.shelf is not None and not any(joined for _, joined in standings):
             self._records.distribute(membership, self._saved_records(membership, membership.shelf))
