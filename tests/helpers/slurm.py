@@ -32,6 +32,9 @@ RELEASE = os.environ.get("UNICRON_TEST_SLURM", "")
 FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "unicron-tests", f"slurm{RELEASE}")
 """Where the packages are unpacked."""
 
+USERS_SIGNAL = "PreemptParameters=send_user_signal" if RELEASE else "SlurmctldParameters=preempt_send_user_signal"
+"""The line of a configuration by which jobs get the signal that they have asked for before they are preempted."""
+
 LIB = FOLDER / "usr/lib" / f"{platform.machine()}-linux-gnu"
 LOADER = Path(f"/lib64/ld-linux-{platform.machine().replace('_', '-')}.so.2")
 
