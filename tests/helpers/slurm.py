@@ -200,7 +200,13 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
         )
         with (self.folder / "logs" / f"{name}.out").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=self.env
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=self.env,
+                cwd=self.folder,  # where a daemon that fails dumps its core
             )
 
     def stop(self, name: str) -> None:
