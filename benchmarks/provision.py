@@ -177,7 +177,7 @@ def ways(folder: Path) -> dict[str, Way]:
 
 
 class Strike(NamedTuple):
-    """What came of a node that was killed; times in seconds from then.
+    """The outcome for a node that was killed; times in seconds from then.
 
     Attributes:
         machine: that it was.

@@ -71,7 +71,7 @@ for iteration in session.iterations():
 
 @dataclass
 class Heard:
-    """What was heard of the task, and how many records of iterations, of how many bytes."""
+    """Facts about the task that were received, and the number and the bytes of iterations' records."""
 
     scene: Scene
     records: int = 0

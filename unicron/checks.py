@@ -1,4 +1,4 @@
-"""What a task must be like to be taken in: one set of rules for all who take it."""
+"""The rules that a task must obey: one set for all services that accept tasks."""
 
 import math
 from pathlib import Path

@@ -56,13 +56,13 @@ ANSWER_S = 5.0
 
 
 class Client:
-    """What a user can do on a cluster, over any bus.
+    """The operations of a user on a cluster, over any bus.
 
     Every method raises `BusUnavailableError` when nobody answers and `InvalidInputError` when an order is refused.
 
     Args:
         bus: a connection.
-        by: who gives the orders, for a person; the journal keeps it with each.
+        by: name of the user, recorded in the journal with each order.
 
     Attributes:
         patience_s: how long an order waits for a service that is not there yet: it starts, or takes another's place.
@@ -140,7 +140,7 @@ class Client:
         return (await self._ask(PROVISIONER, GetPools())).pools or PoolsView()
 
     async def notifications(self) -> NotificationsView:
-        """Return the latest incidents, and the channels that tell of them."""
+        """Return the latest incidents, and the channels that report them."""
         return (await self._ask("notifier", GetNotifications())).notifications or NotificationsView()
 
     async def acknowledge(self, incident: str, by: str) -> str:
@@ -181,7 +181,7 @@ class Client:
         """Return whether a control service keeps up."""
         found = (await self._ask(service, GetLoad())).load
         if found is None:
-            raise InvalidInputError(f"{service} does not tell its load; it is of an older version")
+            raise InvalidInputError(f"{service} does not report its load; it is of an older version")
         return found
 
     async def _ask(self, owner: str, query: Query) -> Reply:

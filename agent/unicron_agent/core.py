@@ -420,9 +420,9 @@ class AgentCore:
     def _handle_hello(self, worker: LocalWorker, hello: Hello, now: float) -> Out:
         """Send a worker that connects the messages that it may have missed, and handle what it left behind."""
         name, remembered = worker.worker, (worker.membership, self.samples.get(worker.task))
-        told = [SendToWorker(name, each) for each in remembered if each]
+        queued = [SendToWorker(name, each) for each in remembered if each]
         kept = self._handle_worker_message(name, hello.kept, now) if hello.kept else []
-        return [*told, *self.snapshots.resend_order(name), *kept, *self._join_if_complete(name)]
+        return [*queued, *self.snapshots.resend_order(name), *kept, *self._join_if_complete(name)]
 
     def _report(self, worker: LocalWorker, message: ToAgent) -> Out:
         """Return the fact to publish for a worker's message, if any."""

@@ -82,7 +82,7 @@ from unicron_agent.workers.workers import StallLimits, communicating
 log = logging.getLogger(__name__)
 
 OPEN = (
-    "INSECURE: this node has no fabric key. Whoever reaches its ports can fetch the states of models, have others "
+    "INSECURE: this node has no fabric key. Anybody who reaches its ports can fetch the states of models, have others "
     "kept, and disturb any rendezvous here: name the key's file in UNICRON_FABRIC_KEY, see `unicron credentials`"
 )
 
@@ -94,7 +94,7 @@ LOOK_S = 0.5
 
 
 class NodeShell:
-    """This machine, and its agent. `run` returns when cancelled or told to go; the agent has said goodbye then.
+    """This machine, and its agent. `run` returns when it is cancelled or stopped; the agent has left the cluster then.
 
     Args:
         settings: of the agent.
@@ -195,15 +195,15 @@ class NodeShell:
         """Watch what can be watched of this machine, in threads."""
         loop, rules = asyncio.get_running_loop(), self._rules
 
-        def told(what: Logged | Sampled) -> None:
+        def handle_from_thread(what: Logged | Sampled) -> None:
             with contextlib.suppress(RuntimeError):  # we are just ending
                 loop.call_soon_threadsafe(self._handle, what)
 
         slots, found = addresses(), list[KernelLog | GpuWatch]()
         if self._settings.kernel_log:
-            found.append(KernelLog(self._settings.kernel_log, rules, slots, told))
+            found.append(KernelLog(self._settings.kernel_log, rules, slots, handle_from_thread))
         if slots:
-            found.append(GpuWatch(rules, told))
+            found.append(GpuWatch(rules, handle_from_thread))
         for watch in found:
             watch.start()
         return found
@@ -234,11 +234,11 @@ class NodeShell:
 
     async def _serve_until_departure(self, running: asyncio.Task[None]) -> None:
         """Serve until the node is to go, and hand over what it has; the loops that do so are needed for the goodbye."""
-        told = asyncio.ensure_future(self._leaving())
+        leaving = asyncio.ensure_future(self._leaving())
         try:
-            await asyncio.wait({running, told}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({running, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            told.cancel()
+            leaving.cancel()
         if running.done():
             running.result()
         await self._agent.hand_over(self._settings.leave_s)

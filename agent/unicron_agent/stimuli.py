@@ -228,7 +228,7 @@ class Store(NamedTuple):
 
     @property
     def free(self) -> int:
-        """What is left."""
+        """The free share."""
         return max(0, self.total - self.used)
 
 
@@ -428,4 +428,4 @@ Effect = (
 )
 
 Out = list[Message | Effect]
-"""What the core returns: facts to publish, and effects to carry out."""
+"""The result of the core: facts to publish, and effects to carry out."""

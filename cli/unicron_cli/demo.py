@@ -18,8 +18,8 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
+from unicron_chaos.injection import Injection, run_script
 from unicron_chaos.script import ScriptedFault, load
-from unicron_chaos.strikes import Strike, run_script
 from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
 from unicron_deploy.options import CONSOLE_PORT
@@ -104,7 +104,7 @@ class Demo:
         ]
         self.journal: list[Message] = []
         self._iterations: list[IterationFinished] = []
-        self._strikes: list[Strike] = []
+        self._injections: list[Injection] = []
         self._status = Status()
         self._doing = ""
 
@@ -120,7 +120,7 @@ class Demo:
             self._say("running the same tasks without failures, to compare")
             await self._run_undisturbed()
         tasks = [self._task_report(spec) for spec in self._specs]
-        reports = fault_reports(self._strikes, self.journal, self._iterations)
+        reports = fault_reports(self._injections, self.journal, self._iterations)
         return DemoReport(
             ok=is_ok(reports, tasks, {spec.name: spec.iterations for spec in self._specs}),
             faults=reports,
@@ -137,14 +137,14 @@ class Demo:
             jobs = [
                 asyncio.create_task(job) for job in (self._follow(client), self._listen(client), self._poll(client))
             ]
-            await asyncio.sleep(0.2)  # telemetry is for who listens already
+            await asyncio.sleep(0.2)  # only current subscribers get telemetry
             for spec in self._specs:
                 await client.submit(spec)
             self._say(f"training: look at {self.cluster.console_url}")
             if self._disturb is not None:
                 jobs.append(asyncio.create_task(self._disturb(self.cluster, client)))
             try:
-                await run_script(client, self._script, self._restart, self._on_strike)
+                await run_script(client, self._script, self._restart, self._on_injection)
                 while not self._ended():
                     await asyncio.sleep(0.1)
                 await asyncio.sleep(0.5)  # what was published last is still on its way here
@@ -190,9 +190,9 @@ class Demo:
             console(err=True).print(text)
         self._doing = text
 
-    def _on_strike(self, strike: Strike) -> None:
-        self._strikes.append(strike)
-        self._say(f"fault {len(self._strikes)} of {len(self._script)}: {strike.text}")
+    def _on_injection(self, injection: Injection) -> None:
+        self._injections.append(injection)
+        self._say(f"fault {len(self._injections)} of {len(self._script)}: {injection.text}")
 
     async def _restart(self, node: str) -> None:
         await asyncio.to_thread(self.cluster.start_process, node)
@@ -209,10 +209,10 @@ class Demo:
         return Group(*parts)
 
     def _chain(self) -> list[str]:
-        """Return the story of the last fault, from the fact that told of it."""
-        if not self._strikes:
+        """Return the story of the last fault, from its first fact on."""
+        if not self._injections:
             return []
-        since = self._strikes[-1].at
+        since = self._injections[-1].at
         causes = (FailureDetected, NodeAdmitted)
         cause = next((message for message in self.journal if message.at >= since and isinstance(message, causes)), None)
         if cause is None:

@@ -53,7 +53,7 @@ def settings(nats: str | None) -> Settings:
 
 
 def patient() -> bool:
-    """Whether a command waits for a bus that is not there yet, or does not know its key: where it was told how long."""
+    """Whether a command waits for a bus that is not there yet, or does not know its key: where a time is set."""
     return PREFIX + "CONNECT_TIMEOUT_S" in os.environ
 
 

@@ -1,4 +1,4 @@
-"""What rich shows of plans: the one in force, one that might be, the lookup table, and the curve of a task."""
+"""The tables of plans: the one in force, one that might be, the lookup table, and the curve of a task."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -24,13 +24,13 @@ ROWS = 40
 """Sizes of a curve that are shown; --json has them all."""
 
 SOURCES = {"measured": "green", "table": "cyan", "model": "yellow", "linear": "dim"}
-"""Where T(t, x) comes from, best first, and the colour of its bar."""
+"""The sources of T(t, x), best first, and the colours of their bars."""
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def plan_view(view: PlanView) -> Group:
-    """Return the plan in force: who has what, and by which figures it was chosen."""
+    """Return the plan in force: each task's slots, and the figures by which it was chosen."""
     if view.plan is None:
         return Group(Text(NO_PLAN))
     plan = view.plan

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FORMATS = (".png", ".svg")
-"""What a file's name can end in."""
+"""Suffixes of the file that can be written."""
 
 MARKS = {
     "measured": ("o", "tab:green"),

@@ -69,7 +69,7 @@ def show(at: At, task: Task, step: Step = None, as_json: Json = False) -> None:
 
 
 def verify(at: At, task: OneOrAll = "", step: Step = None, as_json: Json = False) -> None:
-    """Read the complete checkpoints and tell which files are not as they were written; exit with 1 if any is not."""
+    """Read the complete checkpoints and list files that are not as they were written; exit with 1 if any is not."""
     storage = _storage(at)
     from unicron.snapshots.storage import catalog  # noqa: PLC0415 by now what it needs is there
 

@@ -1,4 +1,4 @@
-"""The command group `unicron straggler`: what stragglers cost a job or a running task, who they are, what changed."""
+"""The commands `unicron straggler`: the costs of a job's or a task's stragglers, their causes, and comparisons."""
 
 from pathlib import Path
 from typing import Annotated
@@ -36,7 +36,7 @@ def analyze(
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw heat maps and a timeline there.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report that needs no network.")] = None,
 ) -> None:
-    """Simulate a job without its stragglers: what they cost it, who they are, why, and what to do."""
+    """Simulate a job without its stragglers: their costs, their causes, and what to do."""
     with needs("unicron straggler", EXTRAS):
         from unicron_straggler.analysis import diagnosis, pictures, report, words  # noqa: PLC0415
     traced, analysis = words.analyzed(trace, meta)

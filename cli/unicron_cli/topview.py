@@ -1,4 +1,4 @@
-"""What rich shows of a cluster at a glance, in a terminal of any size. Pure."""
+"""The view of a cluster at a glance, in a terminal of any size. Pure."""
 
 import time
 from collections.abc import Sequence
@@ -121,7 +121,7 @@ _COLUMNS = {
     "GOODPUT": NARROW,
     "WAF": WIDE,
 }
-"""What there is about a task, and in a terminal of how many columns."""
+"""The columns of a task, and from which width of the terminal they are shown."""
 
 
 def _cells(task: TaskGlance, bar: int) -> dict[str, RenderableType]:

@@ -1,4 +1,4 @@
-"""What rich shows of a cluster: nodes and tasks."""
+"""The tables of a cluster: nodes and tasks."""
 
 import re
 import time
@@ -69,7 +69,7 @@ def tasks_table(status: Status) -> Table:
 
 
 def left(view: TaskView) -> str:
-    """Return how long a task that runs still takes, if its iterations go on as the last one; empty where none tells."""
+    """Return how long a task still takes, if its iterations go on as the last one; empty where that is not known."""
     counted = view.spec.iterations < UNCOUNTED and view.state is TaskState.RUNNING
     return span((view.spec.iterations - view.iteration - 1) * view.iteration_s) if counted and view.iteration_s else ""
 

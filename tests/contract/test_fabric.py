@@ -122,7 +122,7 @@ async def test_no_state_is_handed_out_or_kept_without_a_proof_that_holds(states,
     with pytest.raises(grpc.aio.AioRpcError, match=reason) as refused:
         await states.keep(shown(states, KEEP, announced), announced, CONTENT)
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert ([path.name for path in states.folder.iterdir()], states.told) == ([NAME], [])
+    assert ([path.name for path in states.folder.iterdir()], states.reports) == ([NAME], [])
     assert await states.fetch(states.header()) == CONTENT
     await states.keep(states.header(KEEP, announced), announced, CONTENT)
     assert states.memory.saved()
@@ -137,7 +137,7 @@ async def test_a_proof_is_of_one_request_and_holds_once(states):
     garbage = msgspec.msgpack.encode(state_ref(b"garbage", "gpt-1.2.saved"))
     with pytest.raises(grpc.aio.AioRpcError, match="of another request"):
         await states.keep(states.header(KEEP, announced), garbage, b"garbage")
-    assert states.told == []
+    assert states.reports == []
     header = states.header()
     assert await states.fetch(header) == CONTENT
     with pytest.raises(grpc.aio.AioRpcError, match="was shown before"):
@@ -246,7 +246,7 @@ async def test_those_who_say_nothing_or_too_much_cost_little_and_states_are_hand
         assert fetched
     assert "the state server turned ipv4:127.0.0.1 away: no proof" in caplog.text
     assert caplog.text.count("turned") <= 20
-    assert states.told == []
+    assert states.reports == []
 
 
 # --- rendezvous ------------------------------------------------------------------------------------------------------

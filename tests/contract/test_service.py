@@ -15,6 +15,7 @@ from helpers.shell import (
     StuckBus,
     ask,
     attempts,
+    current_outcomes,
     exited,
     feed,
     let_go,
@@ -23,7 +24,6 @@ from helpers.shell import (
     running,
     service,
     serving,
-    told,
 )
 from helpers.waiting import elapse, in_virtual_time, insist, until
 from helpers.worlds import LEASE_TTL_S
@@ -172,7 +172,7 @@ async def test_queries_are_answered_and_orders_have_outcomes(world, bus):
 
 @pytest.mark.parametrize("by", ["two\nlines", "\x1b[2J", "\u202eada", "a" * 257])
 @in_virtual_time
-async def test_an_order_by_what_is_no_name_is_refused_and_not_told(world, bus, by):
+async def test_an_order_by_what_is_no_name_is_refused_and_not_current_outcomes(world, bus, by):
     order = queries.SubmitTask(spec=TaskSpec(name="gpt", command=["true"]), by=by)
     async with running(await serving(world)):
         assert "at `$.by`" in (await ask(bus, order)).error
@@ -362,7 +362,7 @@ async def test_corrupt_telemetry_becomes_a_dead_letter_and_good_telemetry_counts
 
 
 @in_virtual_time
-async def test_telemetry_that_is_dropped_is_counted_and_the_core_and_everybody_are_told(world, monkeypatch):
+async def test_telemetry_that_is_dropped_is_counted_and_the_core_and_everybody_are_current_outcomes(world, monkeypatch):
     monkeypatch.setattr("unicron.service.service.WAITING", 5)
     bus = await world.connect()
     beat = NodeHeartbeat(node="n1", incarnation="i", source="n1")
@@ -540,7 +540,7 @@ async def test_a_timer_that_telemetry_cancelled_stays_so_when_the_core_stumbles(
         assert (await ask(bus, queries.GetStatus())).text == "0 2"
         await feed(bus, exited("poison"), 0)
         await elapse(60.0)
-        assert told(world, FAILED) == []
+        assert current_outcomes(world, FAILED) == []
 
 
 @in_virtual_time
@@ -549,9 +549,9 @@ async def test_a_timer_of_a_day_fires_after_a_day(world):
     async with running(await serving(world)):
         await feed(bus, NodeLeft(node="n1", incarnation="86400"), 0)
         await elapse(86_000)
-        assert told(world) == []
+        assert current_outcomes(world) == []
         await elapse(1_000)
-    [fired] = told(world)
+    [fired] = current_outcomes(world)
     assert fired.at == pytest.approx(began + 86_400.0, abs=1.0)
     assert fired.correlation == "fact-0"
 

@@ -36,7 +36,7 @@ NAME = "tally"
 
 
 class State(msgspec.Struct):
-    """What it counted."""
+    """The counts."""
 
     exits: int = 0
     beats: int = 0

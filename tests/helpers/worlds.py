@@ -28,7 +28,7 @@ nats_server.START_S, nats.ANSWER_S, client.ANSWER_S = 120.0, 10.0, 60.0
 
 @contextlib.contextmanager
 def serving(directory, **options):
-    """Run a real server of a test's own, patient unless it is told otherwise."""
+    """Run a real server of a test's own, patient by default."""
     server = nats_server.NatsServer(directory, free_port(), **{"ping_s": PATIENT_PING_S, **options})
     server.start()
     try:

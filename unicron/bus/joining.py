@@ -94,7 +94,7 @@ def _meaning(error: Exception) -> str:
     text = str(error).removeprefix("nats: ").strip("'") or repr(error)
     match error:
         case ssl.SSLCertVerificationError() if "mismatch" in error.verify_message:
-            return f"{error.verify_message}: name the server in UNICRON_NATS_URL as the cluster was told to (--host)"
+            return f"{error.verify_message}: name the server in UNICRON_NATS_URL as in the cluster's --host"
         case ssl.SSLError():
             return f"it is not the cluster that the token is of ({text}); {MISTAKEN}"
         case nats.errors.NoRespondersError():

@@ -52,9 +52,9 @@ async def connect(settings: Settings, name: str, secret: str = "", *, patient: b
     """Connect to the bus as `name`; afterwards interruptions are bridged without an end.
 
     Args:
-        settings: where the bus is, and who we are there.
+        settings: address of the bus, and the credentials.
         name: of the connection.
-        secret: ends the name as the server has it, and as it tells those who may know when the connection has ended.
+        secret: ends the name as the server has it, and as those may read it who may know when the connection has ended.
         patient: whether to try again until the time is up, where every server fails.
 
     Raises:
@@ -166,7 +166,7 @@ class NatsBus:
             ack = await self._call(storing, f"storing on {subject}", subject)
         except nats.js.errors.APIError as error:  # it is full, for one: room may be made
             raise BusUnavailableError(f"storing on {subject}: the journal does not take it: {error}") from error
-        if ack.duplicate and await self._subject_of(ack.seq) != subject:  # somebody used our id, who may not use this
+        if ack.duplicate and await self._subject_of(ack.seq) != subject:  # an unauthorised sender used our id
             return await self.append(subject, data, f"{message_id}.{secrets.token_hex(8)}")
         return ack.seq
 
@@ -180,19 +180,19 @@ class NatsBus:
 
     async def follow(self, filters: Sequence[str], after: int) -> AsyncIterator[JournalEntry]:
         """Read the journal in order; see `Bus.follow`."""
-        positions, told = dict.fromkeys(patterns(filters), after), ""
+        positions, logged = dict.fromkeys(patterns(filters), after), ""
         while not self._closing:
             reader = JournalReader(self._nc, self.tail, self._call, filters, positions)
             self._readers.add(reader)
             try:
                 await self._call(reader.open(), "reading the journal", *map(subjects.stored, filters))
-                told = ""
+                logged = ""
                 async for entry in reader.entries():
                     yield entry
             except BusUnavailableError as error:
-                if told != str(error):  # once, and not ten times a second for as long as the server is away
-                    told = str(error)
-                    log.info("%s: the journal is out of reach: %s", self._name, told)
+                if logged != str(error):  # once, and not ten times a second for as long as the server is away
+                    logged = str(error)
+                    log.info("%s: the journal is out of reach: %s", self._name, logged)
                 await asyncio.sleep(RECONNECT_S)
             finally:
                 self._readers.discard(reader)
@@ -257,7 +257,7 @@ class NatsBus:
                 return
             with contextlib.suppress(
                 nats.errors.Error
-            ):  # the connection broke: who asked gets no answer and asks again
+            ):  # the connection broke: the requester gets no answer and asks again
                 try:
                     reply = await handler(request.data)
                 except BusUnavailableError as error:
@@ -445,7 +445,7 @@ def _retrieve_error(task: "asyncio.Task[Any]") -> None:
 
 
 def _translate_error(error: Exception) -> tuple[type[UnicronError], str] | None:
-    """Return our error for one of NATS, or None for one that only the caller can tell the meaning of."""
+    """Return our error for one of NATS, or None for one whose meaning only the caller knows."""
     match error:
         case nats.js.errors.ServiceUnavailableError() | nats.js.errors.ServerError():
             return BusUnavailableError, f"JetStream is not ready ({error}); try again"

@@ -28,7 +28,7 @@ class Order(Query, kw_only=True, frozen=True):
     """Base of the requests that change something: they have subjects, and rights, of their own.
 
     Attributes:
-        by: who gives it, for a person, such as ada@laptop. Who has the right to order can write any name there.
+        by: name of the user, for people, such as ada@laptop. Nothing proves it.
     """
 
     by: Who = ""
@@ -121,7 +121,7 @@ class GetCurve(Query, kw_only=True, frozen=True):
 
 
 class SwitchRecording(Order, kw_only=True, frozen=True):
-    """Tell the straggler service which share of a task's iterations its workers are to record.
+    """Set the share of a task's iterations that its workers record for the straggler service.
 
     Attributes:
         share: 0 (none) to 1 (each).
@@ -138,7 +138,7 @@ class GetStraggler(Query, kw_only=True, frozen=True):
 
 
 class GetNotifications(Query, kw_only=True, frozen=True):
-    """Ask the notifier for the latest incidents, and whom it tells of them."""
+    """Ask the notifier for the latest incidents, and for the channels that report them."""
 
 
 class GetPools(Query, kw_only=True, frozen=True):
@@ -150,7 +150,7 @@ class GetTokens(Query, kw_only=True, frozen=True):
 
 
 class CreateToken(Order, kw_only=True, frozen=True):
-    """Have the enroller let nodes in by a join token. Its secret stays with who has made it.
+    """Have the enroller let nodes in by a join token. Its secret stays with its maker.
 
     Attributes:
         token: its id.
@@ -176,7 +176,7 @@ class RevokeToken(Order, kw_only=True, frozen=True):
 
 
 class AcknowledgeIncident(Order, kw_only=True, frozen=True):
-    """Tell the notifier that somebody sees to an incident, so that nobody else is called.
+    """Acknowledge an incident, so that nobody else is called.
 
     Attributes:
         incident: its id, or how only that one begins.
@@ -254,7 +254,7 @@ class TaskView(Record, kw_only=True, frozen=True):
         savers: its workers that save its state, by name.
         paused: a user took its slots off it.
         stops_after: it is to be stopped as soon as a later iteration than this is on storage; None where it isn't.
-        slow: how slow it has got, and who is, for a person; empty where it has not.
+        slow: how slow it has become, and which workers are, for a person; empty where it has not.
         drill: what came of the drill of its script, for a person; empty where there was none.
         withheld: what the cluster would do about it, did it not only observe; empty where there is nothing.
     """
@@ -309,7 +309,7 @@ class TableRow(Record, kw_only=True, frozen=True):
 
     @property
     def trigger(self) -> Trigger:
-        """What would have to come next."""
+        """The event that would have to come next."""
         return Trigger.parse(self.event)
 
 
@@ -410,7 +410,7 @@ class StragglerView(Record, kw_only=True, frozen=True):
         share: of the iterations that workers are to record.
         waiting: recorded iterations that wait for the rest of their window.
         dropped: recorded iterations that were left out since the service started, by reason.
-        alert: the diagnosis that was told and still holds; empty where there is none.
+        alert: the reported diagnosis that still holds; empty where there is none.
         history: the latest windows, newest last.
     """
 
@@ -429,7 +429,7 @@ class Load(Record, kw_only=True, frozen=True):
         waiting: inputs that it has read and not taken in.
         position: of the last entry of the journal that it has taken in; those that do not concern it do not count.
         dropped: pieces of telemetry that it has not looked at since it started, since too much waited.
-        disbelieved: pieces that tell of workers that it knows elsewhere, or not at all.
+        disbelieved: pieces about workers that it knows elsewhere, or not at all.
     """
 
     waiting: Count

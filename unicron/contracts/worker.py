@@ -1,4 +1,4 @@
-"""What a worker process and its agent say to each other over the node's unix socket.
+"""The messages between a worker process and its agent over the node's unix socket.
 
 Each message is a msgpack map behind its length as four bytes, big endian.
 """
@@ -74,7 +74,7 @@ class Iterated(ToAgent, kw_only=True, frozen=True):
 
 
 class Timed(ToAgent, kw_only=True, frozen=True):
-    """What this rank did when in an iteration; fields as in `events.StepTimed`."""
+    """The operations of this rank in an iteration; fields as in `events.StepTimed`."""
 
     iteration: int
     epoch: int
@@ -214,7 +214,7 @@ class Membership(ToWorker, kw_only=True, frozen=True):
         rendezvous, rendezvous_id, world_size, layout: as in `commands.Regroup`.
         member: the worker itself, as others need to know it to take its state.
         since: epoch since which the worker's replica has been made up of the same workers.
-        leaving, shelf, cause: as in `commands.Regroup`; the shelf is told to one rank, which tells the others.
+        leaving, shelf, cause: as in `commands.Regroup`; one rank gets the shelf, and passes it on.
         secrets: what opens the rendezvous (`proofs.epoch_secrets`), from the worker's own agent; empty where all are
             open. Never on the bus, in a log or on a screen.
     """
@@ -248,16 +248,16 @@ class Membership(ToWorker, kw_only=True, frozen=True):
 
 
 CAUSE = "UNICRON_RESTART_CAUSE"
-"""The variable that tells a program why it begins again; empty where it does not."""
+"""The variable with the reason why a program begins again; empty where it does not."""
 
 DRILL = "UNICRON_DRILL"
-"""The variable that tells a script in place that one of its ranks is to be replaced on purpose; empty: none is."""
+"""The variable that says to a script in place that one of its ranks is replaced on purpose; empty: none is."""
 
 UNCARRIED = "UNICRON_UNCARRIED"
-"""The variable that tells a script in place why no other process can take a rank's place; empty where one can."""
+"""The variable with the reason why no other process can take a rank's place in a script; empty where one can."""
 
 STOP_GRACE = "UNICRON_STOP_GRACE_S"
-"""The variable that tells a launcher how many seconds its program has to end when it is asked to."""
+"""The variable with the seconds that a launcher gives its program to end."""
 
 LONGEST_CAUSE = 500
 """Characters of it."""
@@ -271,7 +271,7 @@ def printable_cause(cause: str) -> str:
 NOWHERE = Membership(
     epoch=-1, rendezvous="", rendezvous_id="", rank=0, world_size=0, member=Member(worker="", node="", slot=0)
 )
-"""Where a worker is before its first membership."""
+"""The state of a worker before its first membership."""
 
 
 class StateFetched(ToWorker, kw_only=True, frozen=True):

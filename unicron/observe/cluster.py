@@ -1,7 +1,7 @@
-"""What the journal and the telemetry say of a cluster, as it stands now: one message in, the picture changed. Pure.
+"""The present picture of a cluster, folded from journal and telemetry: one message in, the picture changed. Pure.
 
-The same messages always give the same picture; so whoever starts reads the journal from its beginning, and instances
-need not know of one another. What the journal keeps no longer the registry's status tells (`ClusterPicture.fill`).
+The same messages always give the same picture; so each instance reads the journal from its beginning, and instances
+need not know of one another. What the journal no longer keeps comes from the registry's status (`ClusterPicture.fill`).
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ RANKED = (events.WorkerExited, events.WorkerRaised, events.WorkerStalled, events
 """Messages about a worker that has failed, of which the rank is shown."""
 
 TELEMETRY: tuple[type[Message], ...] = (events.IterationFinished, hardware.GpusSampled, slowdowns.ComputeTimed)
-"""What is listened to beside the journal."""
+"""Telemetry that is subscribed to beside the journal."""
 
 CHANGES: tuple[type[Message], ...] = (
     events.FailureDetected,
@@ -60,7 +60,7 @@ CHANGES: tuple[type[Message], ...] = (
     slowdowns.SlowdownEnded,
     stragglers.StragglerDetected,
 )
-"""What a person wants to know of as it happens."""
+"""Messages that a person sees as they happen."""
 
 SAMPLE_S = 10.0
 """Between two points of the goodput's course at first; twice that whenever they become too many."""
@@ -138,9 +138,9 @@ class ClusterPicture:
                 pass
 
     def fill(self, status: Status) -> None:
-        """Add nodes and tasks that the journal does not tell of, since it keeps only what is younger.
+        """Add nodes and tasks that are missing in the journal, since it keeps only what is younger.
 
-        Before the journal is read, so that what it tells of these is understood; after it, what was missing then.
+        Called before the journal is read, so that its entries about these are understood, and after it for the rest.
         """
         known = len(self.nodes) + len(self.tasks)
         for view in status.nodes:

@@ -1,4 +1,4 @@
-"""What the console keeps in mind of a cluster; each part is bounded by the cluster's size or by a number here."""
+"""The console's state of a cluster; each part is bounded by the cluster's size or by a number here."""
 
 from array import array
 from collections import OrderedDict, deque
@@ -46,7 +46,7 @@ class JournalLine(Record, kw_only=True, frozen=True):
     Attributes:
         position: in the journal.
         at: Unix seconds, of the sender's clock.
-        source: who said it: a node or a service.
+        source: the sender: a node or a service.
         kind: of the message.
         chain: id of the chain that it belongs to.
         text: what it says.

@@ -21,7 +21,7 @@ SEEN: tuple[type[Message], ...] = (
     events.StateDiverged,
     hardware.FaultLogged,
 )
-"""What shows that something failed."""
+"""Messages that show a failure."""
 
 CHAINS = 5000
 """Chains whose first messages are known before anything is known to have failed."""

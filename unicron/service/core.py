@@ -1,4 +1,4 @@
-"""What the cores of all services have in common: a table that says what is done about each message."""
+"""The base of all services' cores: a table from message types to handlers."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -53,7 +53,7 @@ class Core:
         handler = self.handlers.get(type(message))
         return handler(message) if handler else []
 
-    def is_credible(self, message: Message) -> bool:  # noqa: ARG002 whoever knows better says so
+    def is_credible(self, message: Message) -> bool:  # noqa: ARG002 subclasses use it
         """Return whether others may rely on a piece of telemetry that was not doubted: it is of somebody known."""
         return True
 

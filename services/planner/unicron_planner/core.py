@@ -47,7 +47,7 @@ from unicron_planner.throughput import MeasuredSize
 
 
 class PlannerTimer(StrEnum):
-    """What the core waits for."""
+    """The timers of the core."""
 
     REFRESH = "refresh"
     ADMISSIONS = "admissions"
@@ -57,7 +57,7 @@ REFRESH = SetTimer(name=PlannerTimer.REFRESH, after_s=0.02)
 """Not at once: a plan on its way shall not have to share a core with this, and a burst of events makes one table."""
 
 ADMISSIONS = SetTimer(name=PlannerTimer.ADMISSIONS, after_s=0.03)
-"""Nodes that join one after the other are planned for together. Whoever loses something never waits."""
+"""Nodes that join one after the other are planned for together. A loss never waits."""
 
 ENDS = {
     TaskState.FINISHED: TriggerKind.TASK_FINISHED,
@@ -79,7 +79,7 @@ class PlannerCore(Core):
     Args:
         state: of an earlier run.
         options: what an administrator set.
-        stopwatch: seconds from any beginning, to tell how long a plan took; a core has no clock of its own.
+        stopwatch: seconds from any beginning, to measure how long a plan took; a core has no clock of its own.
     """
 
     doubts = staticmethod(find_contradiction)
@@ -191,7 +191,7 @@ class PlannerCore(Core):
         return []
 
     def _take_out(self, name: str, kind: TriggerKind, *, owed: bool = False) -> list[Message]:
-        """Take a node out of use; whoever cures a failure waits for an answer, even if nothing changes."""
+        """Take a node out of use; with `owed` there is an answer even if nothing changes, for the cure of a failure."""
         if self._is_up(name):
             self.state.nodes[name] = structs.replace(self.state.nodes[name], up=False)
         return self._decide(Trigger.of(kind, [name]), lost=self._held.lost_with([name]), owed=owed)
@@ -217,7 +217,7 @@ class PlannerCore(Core):
         return self._decide(Trigger.of(TriggerKind.TASK_SUBMITTED, [submitted.task]))
 
     def _pause(self, message: TaskPaused) -> list[Message]:
-        """Plan without a task, or with it again; it is told the plan in any case, for it gives its slots up itself."""
+        """Plan without a task, or with it again; it gets the plan in any case, for it gives its slots up itself."""
         task, pause = message.task, message.paused
         come, go = (self.state.paused, self.state.tasks) if pause else (self.state.tasks, self.state.paused)
         if task not in go:

@@ -1,4 +1,4 @@
-"""From worker counts to slots: who stays, who goes, and where new workers start.
+"""From worker counts to slots: which workers stay or go, and where new ones start.
 
 Two kinds of tasks want different things. A task of data-parallel workers spreads over nodes, since a peer elsewhere is
 what keeps its state alive when a node dies. A task whose workers form tensor-parallel groups wants each group inside
@@ -68,7 +68,7 @@ def place(
         placed[task], dropped = _shrunk(placed[task], sizes[task], wanted, near)
         pool.give(dropped)
 
-    # Those that shrink make room first; then wide replicas choose before narrow ones, which fit anywhere.
+    # Those that shrink free slots first; then wide replicas choose before narrow ones, which fit anywhere.
     # Where domains are known, what must stay in one comes before what may be in several.
     width = {task: (-shapes[task].tensor if near.domains else 0, -shapes[task].replica_workers) for task in grouped}
     for task in sorted(grouped, key=lambda task: (task in growing, width[task])):
@@ -76,7 +76,7 @@ def place(
         replicas = _Grouped(pool, placed[task], held.slots_of(task), shape.replica_workers, shape.tensor, near)
         placed[task] = replicas.resized(sizes[task])
     narrow = [task for task in growing if task in spread]
-    for task in narrow:  # who is not spread over nodes yet chooses before those that can live anywhere
+    for task in narrow:  # a task on a single node chooses before those that can be anywhere
         if sizes[task] > 1:
             _spread(pool, placed[task], sizes[task], near, nodes=2)
     for task in narrow:
@@ -98,7 +98,7 @@ def _living(usable: Mapping[str, Sequence[int]], slots: Iterable[SlotRef]) -> li
 class _FreeSlots:
     """The free slots. Nodes stand in one heap for each number of free slots; entries that are out of date are skipped.
 
-    `pop_most` and `pop_for` take a node out; whoever did so puts it back with `push`.
+    `pop_most` and `pop_for` take a node out; the caller puts it back with `push`.
     """
 
     def __init__(self, free: Mapping[str, Iterable[int]]) -> None:

@@ -1,4 +1,4 @@
-"""What the program needs to know: how each task stands, and what is believed of it. Pure functions on `state`."""
+"""The input of the program: how each task stands, and its estimates. Pure functions on `state`."""
 
 import numpy as np
 

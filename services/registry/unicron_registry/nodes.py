@@ -1,4 +1,4 @@
-"""Which nodes there are: what each must be like, how it comes, is drained and goes. Pure functions on `state`."""
+"""The life of a node: conditions to join, joining, draining and leaving. Pure functions on `state`."""
 
 from msgspec.structs import replace
 

@@ -1,4 +1,4 @@
-"""What can strike in a storm, and the scene that a seed makes: cluster, tasks, weather and faults."""
+"""The faults of a storm, and the scene that a seed makes: cluster, tasks, weather and faults."""
 
 from random import Random
 
@@ -80,7 +80,7 @@ class CrashAgent(StormFault, kw_only=True, frozen=True):
 
 
 class LeaveNode(StormFault, kw_only=True, frozen=True):
-    """An agent is told to end, and does so in order; it is started again `back_s` later.
+    """An agent is ordered to end, and does so in order; it is started again `back_s` later.
 
     Attributes:
         notice_s: how long it may hand over before it does.
@@ -119,7 +119,7 @@ class Blackout(StormFault, kw_only=True, frozen=True):
     """All nodes lose power in one moment, and come back `back_s` later, empty.
 
     Attributes:
-        notice_s: how long before that they are told to leave in order; 0: they are not.
+        notice_s: seconds before, at which they are ordered to leave; 0: they are not.
     """
 
     back_s: float
@@ -179,7 +179,7 @@ class LoseMachine(StormFault, kw_only=True, frozen=True):
 
     Attributes:
         pick: which one of those that are there then, modulo their number.
-        notice_s: how long before that it is told; 0: not at all.
+        notice_s: seconds before, at which it gets notice; 0: not at all.
     """
 
     pick: int
@@ -198,7 +198,7 @@ class Mood(StormFault, kw_only=True, frozen=True):
 
 
 class Lies(StormFault, kw_only=True, frozen=True):
-    """Somebody says on the bus what is not so, for `for_s` seconds; who has a node's key says it in the node's name.
+    """A liar publishes false messages for `for_s` seconds; one with a node's key does so in the node's name.
 
     Attributes:
         how: "repeat": the node says again what it has said; "lie": it says that changed; "pose": it, or a stranger,

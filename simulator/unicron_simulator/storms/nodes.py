@@ -200,7 +200,7 @@ class Machine:
 
     def _start(self, agent: WatchedAgent | None, command: StartWorker) -> None:
         if agent is None or agent is not self.agent:
-            return  # whoever was to fork it died with its agent
+            return  # the standby that was to fork it died with its agent
         name, slot = command.worker, command.slot
         self.invariants.started(command, [each.name for each in self.processes.values() if each.slot == slot])
         self.running[name] = WorkerProcess(

@@ -26,7 +26,7 @@ class SharedStorage:
         self.refuses = ""
 
     def use(self, effect: UseStorage, node: str, now: float, *, sound: bool) -> Message:
-        """Do what an agent has done there; return what it tells.
+        """Do what an agent has done there; return its report.
 
         Args:
             effect: what it wants.

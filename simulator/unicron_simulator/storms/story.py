@@ -1,4 +1,4 @@
-"""A violation told: as few faults as lead to it, and what happened, line by line."""
+"""The story of a violation: as few faults as lead to it, and what happened, line by line."""
 
 from collections.abc import Callable, Iterator
 

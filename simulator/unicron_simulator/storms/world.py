@@ -76,7 +76,7 @@ CUT_SMALL = Sizes(whole=600, segment=200, most=400)
 
 @dataclass(frozen=True)
 class StormParts:
-    """What a storm is played with; tests put broken parts in, to see that the storm finds them."""
+    """The parts of a storm; tests put broken ones in, to see that the storm finds them."""
 
     service: type[Service] = Service
     agent: type[AgentCore] = AgentCore

@@ -7,7 +7,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from helpers.buckets import BUCKET, client, refuse, served
 from helpers.cli import CLEAN, UNICRON, call
-from helpers.layouts import same, told
+from helpers.layouts import plain_state, same
 from helpers.stored import TASK, of_model, save, save_trained, trained
 
 from unicron.contracts.tasks import ParallelLayout
@@ -53,7 +53,7 @@ def test_a_checkpoint_in_a_bucket_is_read_by_unicron_and_by_torch(s3):
     storage, other = Storage(ROOT), trained(2)
     assert catalog.newest(storage, TASK).stored.manifest == stored.manifest
     load_state(gather_state(storage, stored, ParallelLayout(), 0, other), other)
-    assert same(told(other), state["objects"])
+    assert same(plain_state(other), state["objects"])
     found = {"model": trained(3)["model"].state_dict()}
     dcp.load(found, checkpoint_id=stored.address)
     assert same(found["model"], state["objects"]["model"])

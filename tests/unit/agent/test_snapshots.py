@@ -371,14 +371,14 @@ def copy(scene, keeper=N2):
     return scene.snapshots.obey(CopyState(**TO_NODE, task="gpt", state=left_behind(), keeper=keeper), ())
 
 
-def told(problem=""):
+def handed_over(problem=""):
     return events.StateCopied(node="n1", task="gpt", state=left_behind().at("n2", "n2:1"), problem=problem)
 
 
 def test_what_was_left_here_is_copied_elsewhere_when_ordered_and_that_is_told(leaving):
     assert copy(leaving) == [SendCopy(left_behind(), N2, paced=False)]
     assert copy(leaving) == [], "it is on its way"
-    assert leaving.snapshots.handle(CopySent(left_behind(), "n2"), {}, 0.0) == [told()]
+    assert leaving.snapshots.handle(CopySent(left_behind(), "n2"), {}, 0.0) == [handed_over()]
     assert copy(leaving) == [SendCopy(left_behind(), N2, paced=False)], "whoever orders it again may have lost it"
 
 
@@ -388,7 +388,7 @@ def test_a_copy_that_does_not_get_there_is_tried_again_and_given_up_in_the_end(l
         assert leaving.snapshots.handle(CopySent(left_behind(), "n2", "no room"), {}, float(attempt)) == []
         assert leaving.snapshots.tick(attempt + AGAIN_S - 0.1) == []
         assert leaving.snapshots.tick(attempt + AGAIN_S) == [SendCopy(left_behind(), N2, paced=False)]
-    assert leaving.snapshots.handle(CopySent(left_behind(), "n2", "no room"), {}, 9.0) == [told("no room")]
+    assert leaving.snapshots.handle(CopySent(left_behind(), "n2", "no room"), {}, 9.0) == [handed_over("no room")]
     assert leaving.snapshots.tick(99.0) == []
 
 

@@ -32,8 +32,8 @@ async def connect(url, **options):
             INFO,
             r"the NATS server at {} turns us away \(Authorization Violation\): .* without a key; set UNICRON",
         ),
-        (b"SSH-2.0-OpenSSH\r\n", "no NATS server answers at {}: who listens there is no NATS server .*; see what has"),
-        (b"INFO x\r\n", "no NATS server answers at {}: who listens there is no NATS server .*; see what has"),
+        (b"SSH-2.0-OpenSSH\r\n", "no NATS server answers at {}: the listener there is no NATS server .*; see what has"),
+        (b"INFO x\r\n", "no NATS server answers at {}: the listener there is no NATS server .*; see what has"),
         (
             {**INFO, "tls_required": True},
             "no NATS server answers at {}: it ends TLS .*; where it asks for",

@@ -162,7 +162,7 @@ def test_a_plan_is_told_in_words():
     assert words["runner-up"] == (
         "gpt-a 6 (not 7), gpt-b 0 (not 1), bert 2 (not 0): would earn 20 EFLOP (2 %) less until the next failure"
     )
-    assert words["who waits"] == "bert needs 2 workers; higher-weighted tasks use all 9 slots"
+    assert words["waiting"] == "bert needs 2 workers; higher-weighted tasks use all 9 slots"
     assert words["beliefs"] == (
         "one node failure every 12 days among 9 workers (3 seen; 0.0093 a worker and day); "
         "a task earns nothing for 2.5 s after it lost a worker, 4 s when it is only resized"
@@ -181,7 +181,7 @@ def test_many_tasks_are_counted_and_not_listed():
     words = dict(explain(PlanView(plan=Plan(number=1, trigger="t", workers=40, shares=shares, waf=8e13))))
     assert "and 32 tasks more" in words["decision"]
     assert "32 tasks more together gains 64 TFLOP/s" in words["effect"]
-    assert "32 tasks more" in words["who waits"]
+    assert "32 tasks more" in words["waiting"]
     assert max(map(len, words.values())) < 400
 
 

@@ -45,7 +45,7 @@ def struck(worker, sev, task, epoch):
     return [failure(worker=name if sev > 1 else "", node=node, slot=slot, sev=sev, task=task, epoch=epoch)]
 
 
-def told_of(worker):
+def place_of(worker):
     return dict(zip(("worker", "node", "slot"), worker, strict=True))
 
 
@@ -57,7 +57,7 @@ anything = st.one_of(
     st.builds(lambda task, slots: [plan("node_joined:n1", task, slots)], tasks, st.lists(places, unique=True)),
     st.builds(lambda task, state: [events.TaskStateChanged(task=task, state=state)], tasks, st.sampled_from(TaskState)),
     st.builds(lambda worker, task: [start(*worker, task=task)], workers, tasks),
-    st.builds(lambda worker, task: [commands.StopWorker(**told_of(worker), task=task)], workers, tasks),
+    st.builds(lambda worker, task: [commands.StopWorker(**place_of(worker), task=task)], workers, tasks),
     st.builds(lambda worker, task: [ready(*worker, task=task)], workers, tasks),
     st.builds(regroup, small, members, tasks),
     st.builds(regrouped, small, members, small, tasks, recomputed=small, seconds=st.floats(0, 9)),
@@ -129,7 +129,7 @@ def written(given_steps):
     return found
 
 
-def told(life):
+def messages_of(life):
     """Return the messages of a life, after its beginning."""
     task, now, found = Life(), 30.0, journal(began())
     for after, what, which in life:
@@ -204,7 +204,7 @@ def test_every_slot_second_is_in_one_phase(given_steps):
 
 @given(lives)
 def test_so_it_is_of_a_task_that_fails_and_is_healed_again_and_again(life):
-    messages = told(life)
+    messages = messages_of(life)
     goodput, whole = lived(messages)
     report = check(goodput)
     assert sum(row.total_s for row in report.tasks) == pytest.approx(whole, abs=1e-6)
@@ -213,13 +213,13 @@ def test_so_it_is_of_a_task_that_fails_and_is_healed_again_and_again(life):
 
 @given(lives, st.floats(0, 400))
 def test_so_it_is_from_any_time_on(life, after):
-    goodput, whole = lived(told(life), after)
+    goodput, whole = lived(messages_of(life), after)
     assert sum(row.total_s for row in check(goodput).tasks) == pytest.approx(whole, abs=1e-6)
 
 
 @given(lives, st.integers(1, 3), st.integers(0, 5))
 def test_so_it_is_where_few_chains_are_told_apart(life, chains, spans):
-    messages = told(life)
+    messages = messages_of(life)
     few, all_ = taken(messages, chains=chains, spans=spans), taken(messages)
     assert len(few.chains()) <= chains
     report = check(few)

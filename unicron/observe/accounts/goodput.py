@@ -22,7 +22,7 @@ SPANS = 2000
 """Spans of one chain that are kept; beyond that they are only counted."""
 
 _WITHOUT_MEMBERS = {TaskState.WAITING: Phase.IDLE, TaskState.STARTING: Phase.START_UP}
-"""What a task as a whole does in states in which nobody computes for it, and nothing is broken."""
+"""What the slots of a task are accounted as in states in which none computes, and nothing is broken."""
 
 SLOWDOWN = "slowdown"
 """The cause of what a slowdown costs."""
@@ -261,7 +261,7 @@ class Goodput:
         engaged = list(task.engaged())
         struck = [slot for slot in engaged if id(slot) in named]
         if not struck and not whole:
-            return  # it only was on its way: who computes goes on
+            return  # it only was on its way: the others go on computing
         signs = [slot.broke for slot in engaged]
         signs += [slot.stalled for slot in struck] + [self._all.node(slot.node).suspected for slot in struck]
         at = min((sign for sign in signs if sign is not None), default=self._all.now)

@@ -1,4 +1,4 @@
-"""Who holds which slots, and what their time goes into: the state behind the accounts."""
+"""Which task holds which slots, and how their time is spent: the state behind the accounts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -83,7 +83,7 @@ class TaskAccount:
         microbatches: of an iteration; 0 where that is not known.
         reached: the furthest iteration that anybody was in.
         mark: the iteration that the newest membership began with, when, and how many workers it has.
-        iteration_slot_s: slot-seconds of an iteration; 0 as long as nothing tells.
+        iteration_slot_s: slot-seconds of an iteration; 0 where that is not known.
         again_to: iteration up to which it computes again.
     """
 

@@ -1,4 +1,4 @@
-"""Which checkpoints there are, which of them is the newest that passes its check, and which are no longer needed."""
+"""Lists checkpoints, finds the newest that passes its check, and prunes those no longer needed."""
 
 import re
 
@@ -76,7 +76,7 @@ class Newest(Record, kw_only=True, frozen=True):
 
 
 class Pruned(Record, kw_only=True, frozen=True):
-    """What pruning did.
+    """The result of pruning.
 
     Attributes:
         removed: paths or URLs of checkpoints and of attempts that were given up.
@@ -144,7 +144,7 @@ def rewind(storage: Storage, task: str, iteration: int, since: float = 0.0) -> N
 
 
 def _since(every: list[Stored], since: float) -> list[Stored]:
-    """Return those that were written since then, or can't tell."""
+    """Return those that were written since then, or of an unknown time."""
     return [each for each in every if each.manifest is None or each.manifest.written >= since]
 
 

@@ -215,7 +215,7 @@ class LauncherChannel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket, self._lock = connection, threading.Lock()
-        threading.Thread(target=self._answer, name="unicron-told", daemon=True).start()
+        threading.Thread(target=self._answer, name="unicron-answer", daemon=True).start()
 
     def send(self, message: ToAgent) -> None:
         """Send a message to the launcher; if that has ended, this process is about to be killed, too."""

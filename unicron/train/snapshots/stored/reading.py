@@ -1,4 +1,4 @@
-"""What a rank of any layout needs of a checkpoint, and no more than that is read.
+"""Reads the parts of a checkpoint that a rank of any layout needs, and no more.
 
 Nothing of it is code: an index says where a tensor lies, and torch loads it with `weights_only`.
 """
