@@ -216,7 +216,7 @@ class Client:
         if until is not None and after >= until:
             return
         async for entry in self.bus.follow(filters, after):
-            message = _said(entry.subject, entry.data)
+            message = _authenticated(entry.subject, entry.data)
             if message is not None:
                 yield entry.sequence, message
             if until is not None and entry.sequence >= until:
@@ -225,12 +225,12 @@ class Client:
     async def telemetry(self, *kinds: type[Message]) -> AsyncIterator[Message]:
         """Yield telemetry of these kinds as it comes; what can't be used is left out."""
         async for heard in self.bus.receive_telemetry(subjects.events(*kinds)):
-            message = _said(heard.subject, heard.data)
+            message = _authenticated(heard.subject, heard.data)
             if message is not None:
                 yield message
 
 
-def _said(subject: str, data: bytes) -> Message | None:
+def _authenticated(subject: str, data: bytes) -> Message | None:
     try:
         return authenticate(subject, data)
     except InvalidInputError:

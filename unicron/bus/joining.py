@@ -60,7 +60,7 @@ async def join(settings: Settings, token: JoinToken, request: JoinRequest) -> Jo
 async def _join(settings: Settings, token: JoinToken, request: JoinRequest, within_s: float) -> JoinReply:
     nc, failed = KeyedClient(), [NOTHING]
 
-    async def note(error: Exception) -> None:
+    async def record_error(error: Exception) -> None:
         failed[0] = error
 
     connecting = nc.connect(
@@ -73,7 +73,7 @@ async def _join(settings: Settings, token: JoinToken, request: JoinRequest, with
         connect_timeout=2,
         reconnect_time_wait=RECONNECT_S,  # type: ignore[arg-type]
         max_reconnect_attempts=-1,
-        error_cb=note,
+        error_cb=record_error,
     )
     try:
         async with asyncio.timeout(within_s):
