@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from unicron_agent.settings import AgentSettings
 from unicron_deploy.production.wanted import Agent
 
-from unicron.contracts.queries import RunningSettings, Status
+from unicron.contracts.answers import RunningSettings, Status
 from unicron.contracts.tasks import TaskState
 from unicron.contracts.watchdogs import LogPattern
 from unicron.settings import PREFIX

@@ -17,8 +17,8 @@ from unicron import __version__
 from unicron.bus import topology
 from unicron.bus.nats import NatsBus
 from unicron.client import Client
+from unicron.contracts.answers import RunningSettings, Status
 from unicron.contracts.events import NodeHeartbeat
-from unicron.contracts.queries import RunningSettings, Status
 from unicron.contracts.tasks import NodeState
 from unicron.errors import CheckpointError, InvalidInputError, UnicronError
 from unicron.files import MB, read_text

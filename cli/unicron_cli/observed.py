@@ -6,10 +6,10 @@ from urllib.parse import urlsplit
 
 from unicron_deploy.production.wanted import Wanted
 
+from unicron.contracts.answers import RunningSettings, Status
 from unicron.contracts.base import Record
 from unicron.contracts.notices import NotificationsView
 from unicron.contracts.pools import PoolsView
-from unicron.contracts.queries import RunningSettings, Status
 
 State = Literal["ok", "warning", "missing", "fail"]
 

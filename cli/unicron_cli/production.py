@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from unicron.contracts.queries import NodeView, Status, TaskView
+from unicron.contracts.answers import NodeView, Status, TaskView
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron_cli import agentchecks
 from unicron_cli.observed import Check, Observed, State, listed

@@ -16,7 +16,7 @@ import pytest
 from helpers import ROOT
 from helpers.ports import free_port
 from unicron.client import Client
-from unicron.contracts.queries import NodeView, Status, TaskView
+from unicron.contracts.answers import NodeView, Status, TaskView
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import UnicronError
 from unicron.service.bootstrap import connected_client

@@ -32,6 +32,9 @@ RELEASE = os.environ.get("UNICRON_TEST_SLURM", "")
 FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "unicron-tests", f"slurm{RELEASE}")
 """Where the packages are unpacked."""
 
+USERS_SIGNAL = "PreemptParameters=send_user_signal" if RELEASE else "SlurmctldParameters=preempt_send_user_signal"
+"""The line of a configuration by which jobs get the signal that they have asked for before they are preempted."""
+
 LIB = FOLDER / "usr/lib" / f"{platform.machine()}-linux-gnu"
 LOADER = Path(f"/lib64/ld-linux-{platform.machine().replace('_', '-')}.so.2")
 
@@ -197,7 +200,13 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
         )
         with (self.folder / "logs" / f"{name}.out").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=self.env
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=self.env,
+                cwd=self.folder,  # where a daemon that fails dumps its core
             )
 
     def stop(self, name: str) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 import torch
 from helpers.cli import UNICRON
-from helpers.slurm import missing, slurm
+from helpers.slurm import USERS_SIGNAL, missing, slurm
 from helpers.training import difference, plain_run
 
 pytestmark = [
@@ -51,9 +51,10 @@ checkpoints: {store}
 env: {{ITERATIONS: "{iterations}", OUT: {out}, NAP: "{nap}"}}
 """
 
-PREEMPTED = """\
+PREEMPTED = f"""\
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
+{USERS_SIGNAL}
 PartitionName=low Nodes=n[1-4] PriorityTier=1 GraceTime=60
 PartitionName=high Nodes=n[1-4] PriorityTier=9
 """
@@ -247,7 +248,7 @@ def test_a_job_is_preempted_and_the_next_cancelled_and_another_goes_on(cluster, 
         "sbatch", "--parsable", "-p", "high", "-N4", "--exclusive", "--output=/dev/null", "--wrap=true"
     ).strip()
     first.until_ended()
-    assert "ends with status 75" in first.text, first.text
+    assert "ends with status 75: Slurm has sent SIGUSR1" in first.text, first.text
     cluster.until(lambda: other not in cluster.squeue(), "the end of the other job")
     second = submit("--dir", folder, "--nodes=2", workers=2, iterations=60)
     second.until_iteration(25)

@@ -10,7 +10,7 @@ from unicron_deploy.production.layout import ETC, RULES
 from unicron_deploy.production.setup import write
 from unicron_deploy.production.wanted import SEEN_BY_ALL, read
 
-from unicron.contracts.queries import RunningSettings, Status, TaskView
+from unicron.contracts.answers import RunningSettings, Status, TaskView
 from unicron.contracts.tasks import Member, TaskSpec, TaskState
 from unicron.contracts.watchdogs import LogPattern
 from unicron.errors import InvalidInputError
