@@ -119,7 +119,9 @@ def test_a_user_may_not_drain_in_slurm_use_all_partitions_or_end_anothers_job(cl
     assert told.startswith("RefusedError [pool.gpu.slurm] partition = 'staff': sbatch: ")
     assert "name one that you may use: `scontrol show partition` lists AllowGroups" in told
     assert told.endswith("[]\n")
-    of_root = cluster.run("sbatch", "--parsable", "--job-name=gpu-2", "--output=/dev/null", "--wrap=sleep 1000").strip()
+    of_root = cluster.run(
+        "sbatch", "--parsable", "--job-name=gpu-2", "--output=/dev/null", "--wrap=tail -f /dev/null"
+    ).strip()
     told = call(sys.executable, "call.py", "release", "gpu-2")
     assert told.startswith(f"RefusedError gpu-2 is job {of_root}: scancel: ")
     assert "this takes the owner of the job, or an operator of Slurm: have one of them do it" in told
