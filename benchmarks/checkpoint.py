@@ -1,4 +1,4 @@
-"""What it costs to save the state in every iteration, and how fast it is had again.
+"""The cost of saving the state in every iteration, and the time to restore it.
 
 A real cluster of two nodes and tasks of `benchmarks.checkpointing` on it, with states of about 10 and 100 MB (model and
 AdamW in float32). Ways of keeping the state in every iteration take turns in blocks of iterations, in one process each:
@@ -50,7 +50,7 @@ MICROBATCHES = 4
 
 
 class Scenario(NamedTuple):
-    """Who trains."""
+    """The workers of a measurement."""
 
     workers: int
     shard: int  # workers that share a replica
@@ -208,5 +208,5 @@ if __name__ == "__main__":
         option("--block", default=5, help="iterations of a turn"),
         option("--repeats", default=5, help="of having a state again"),
         option("--only", choices=("saving", "having"), help="measure one half"),
-        option("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), help="who trains"),
+        option("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), help="workers and layouts"),
     )

@@ -1,4 +1,4 @@
-"""What `benchmarks.console` looks at: a console on a real NATS server with a journal, a browser, and many who look."""
+"""The scene of `benchmarks.console`: a console on a real NATS server with a journal, a browser, and many readers."""
 
 import asyncio
 import contextlib

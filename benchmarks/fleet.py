@@ -47,14 +47,14 @@ STALE_SID = 10_000_000  # of the first subscription that only weighs on the serv
 
 @dataclass
 class Count:
-    """What was sent and acknowledged since the start, and the seconds that each fact took since the last count."""
+    """Messages sent and acknowledged since the start, and the seconds of each fact since the last count."""
 
     sent: Counter[str]
     took: list[float] = field(default_factory=list)
 
 
 class Fleet:
-    """What the benchmark has of the generator: a pipe to it, and how many nodes it is to have in the end."""
+    """The benchmark's handle of the generator: a pipe to it, and the final number of nodes."""
 
     def __init__(self, pipe: "Connection[Any, Any]", nodes: int) -> None:
         self._pipe, self.nodes = pipe, nodes
@@ -112,7 +112,7 @@ class Generator:
             what, *arguments = await asyncio.to_thread(pipe.recv)
             try:
                 found = await getattr(self, what)(*arguments)
-            except Exception as error:  # noqa: BLE001 - it is the other side's to tell
+            except Exception as error:  # noqa: BLE001 - the other side raises it
                 found = error
             pipe.send(found)
         running.result()
@@ -193,7 +193,7 @@ class Generator:
             await self._say(fact, fact.node)
 
     async def _each_tick(self) -> None:
-        """Beat, look and tell facts, as many as are due."""
+        """Beat, look and publish facts, as many as are due."""
         looked = published = time.monotonic()  # up to when all is done
         looks, facts = itertools.count(), itertools.count()
         while True:
@@ -224,10 +224,10 @@ class Generator:
             node.beats += 1
             heapq.heappush(self._due, (at + (node.every_s if node.beats >= FRESH else BEAT_S), number))
             beat = NodeHeartbeat(node=node.name, incarnation=f"{fabric_proofs.boot_id(node.name)}.1")
-            await self._tell(beat, number)
+            await self._send(beat, number)
             self._counted.sent["beats"] += 1
 
-    async def _tell(self, telemetry: Any, number: int) -> None:
+    async def _send(self, telemetry: Any, number: int) -> None:
         self._ids += 1
         said = replace(telemetry, id=f"fleet-{self._ids}", at=time.time(), source=telemetry.node)
         with contextlib.suppress(nats_errors.Error):  # its connection broke: what it would have published is lost
@@ -254,12 +254,12 @@ class Generator:
         self._counted.sent["facts"] += 1
 
     async def _iterate(self) -> None:
-        """Tell, of each task, that an iteration is done, once a second."""
+        """Publish for each task, once a second, that an iteration is done."""
         for iteration in range(10**9):
             for worker in [each for each in self._workers.values() if each.rank == 0]:
                 group = {"epoch": worker.epoch, "world_size": worker.world_size}
                 place = {**_place(worker), **group, "iteration": worker.iteration + iteration}
-                await self._tell(IterationFinished(**place, seconds=1.0, loss=1.0), _number(worker.node))
+                await self._send(IterationFinished(**place, seconds=1.0, loss=1.0), _number(worker.node))
             await asyncio.sleep(1.0)
 
 

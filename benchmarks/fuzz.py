@@ -48,7 +48,7 @@ from unicron.services import SERVICES
 
 SLOTS = 2
 OPEN = "open"
-"""What the one attacker is called who needs no key."""
+"""Name of the one attacker that needs no key."""
 
 RATES = {OPEN: 2000, "node-3": 700, SUBSCRIBER: 1000, USER: 1000}
 """Messages a second of each attacker; those with keys are all but the first."""
@@ -70,7 +70,7 @@ FLUSH_S = 10
 
 
 class Overheard:
-    """What is really said on the bus.
+    """The real messages on the bus.
 
     Attributes:
         heard: facts of the cluster since the beginning.
@@ -159,7 +159,7 @@ class Attacker:
     def _made(self) -> tuple[str, str, bytes, str]:
         """Return a message, with what kind of one it is, where it is said, and where a reply is to go."""
         random = self._random
-        directed = 0 if self.name == OPEN else 5  # who may say everything needs no reply for it
+        directed = 0 if self.name == OPEN else 5  # an attacker with all rights needs no reply for it
         kind = random.choices(["garbage", "changed", "forged", "asked", "directed"], [50, 46, 2, 2, directed])[0]
         reply = self._elsewhere() if directed else ""
         if kind == "forged":
@@ -331,8 +331,8 @@ def _commands(overheard: Overheard, attackers: list[Attacker]) -> tuple[list[str
     copied = set[str]().union(*(each.copied for each in attackers))
     refused = [each for each in overheard.heard if isinstance(each, CommandRefused)]
     foreign = [each for each in refused if "fuzz" not in each.command and each.id[:5] != "fuzz"]
-    told = [each for each in overheard.heard if isinstance(each, WorkerReady | WorkerExited)]
-    obeyed = {each.worker for each in told if each.task == "forged" and not each.id.startswith("fuzz")}
+    facts = [each for each in overheard.heard if isinstance(each, WorkerReady | WorkerExited)]
+    obeyed = {each.worker for each in facts if each.task == "forged" and not each.id.startswith("fuzz")}
     return [each.reason for each in foreign if each.command not in copied], obeyed
 
 

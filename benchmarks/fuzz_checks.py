@@ -1,4 +1,4 @@
-"""What must go on as if nothing had been, around an attack on a cluster: training, healing, and exact parameters."""
+"""Checks around an attack on a cluster that training, healing, and exact parameters go on undisturbed."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ HEALED_S = 60.0
 
 
 class Checks:
-    """What must go on as if nothing had been.
+    """Checks that a cluster goes on undisturbed.
 
     Attributes:
         failed: in words.

@@ -1,4 +1,4 @@
-"""What a GPU and its NCCL do where ranks are interrupted, and how tasks heal there: on one GPU of any machine.
+"""The behaviour of a GPU and its NCCL where ranks are interrupted, and how tasks heal there: on any one GPU.
 
     python -m benchmarks.gpu start noise killed
 

@@ -131,7 +131,7 @@ class Bystander:
 
 
 class Rounds:
-    """What is done to the cluster, round by round."""
+    """The faults of the cluster, round by round."""
 
     def __init__(self, scene: Scene, bus: NatsBus, manners: Sequence[str]) -> None:
         self.scene, self.cluster, self.bus, self.manners = scene, scene.cluster, bus, manners

@@ -31,7 +31,7 @@ from benchmarks.inplace_scripts.verdicts import Run, Verdict, difference, reason
 
 PATIENCE_S = 120.0
 ABORTED = "terminate called without an active exception"
-"""What a rank writes that gloo's threads abort as its interpreter ends, which happens to plain scripts now and then."""
+"""Last output of a rank in which gloo's threads abort as its interpreter ends, as in plain scripts now and then."""
 
 
 def run(name: str, way: str, strike: str, folder: Path, patience: float) -> Run:

@@ -1,4 +1,4 @@
-"""What a script that is healed in place pays in each iteration for the snapshots that its ranks leave.
+"""The cost of an iteration's snapshots in a script that is healed in place.
 
     python -m benchmarks.inplace_cost --json
 

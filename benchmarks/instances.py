@@ -1,4 +1,4 @@
-"""What a second instance of each service brings, and what it costs.
+"""The gain and the cost of a second instance of each service.
 
 The services of a real cluster are killed one after the other, some times each. With one instance (the baseline) it is
 started again at once, as a container engine does that restarts what died; with two the other one takes the lease. The

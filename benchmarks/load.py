@@ -10,7 +10,7 @@ thousands of them cost the servers: memory, and pings. The baseline is, before, 
 these workers' nodes alone, and a tenth of the facts.
 
 - `facts_per_s`, `beats_per_s`, `gets_per_s`: what was stored, sent, asked. `heard_per_s` is the telemetry that somebody
-  who listens to all of it was given, `dropped` what services have not looked at, and `dropped_in_joining` before that.
+  a subscriber to all of it was given, `dropped` what services have not looked at, and `dropped_in_joining` before that.
 - `store_p50_ms`, `store_p99_ms`: from sending a fact to its acknowledgement.
 - `SERVICE_waiting_p99`, `_max`: inputs that it had read and not taken in, looked at twice a second; `SERVICE_answer_`:
   milliseconds that a query took which stands in that queue like everything else; `SERVICE_behind_`: entries of the
@@ -41,9 +41,10 @@ from benchmarks.harness.processes import cpu_s, memory_mb
 from benchmarks.harness.stats import median, percentiles, quantile, worst
 from unicron import codec, subjects
 from unicron.client import Client
+from unicron.contracts.answers import Reply
 from unicron.contracts.events import DeadLetter, FailureDetected, Regrouped, TaskStateChanged, WorkerReady
 from unicron.contracts.failures import DetectionMethod
-from unicron.contracts.queries import GetStates, Reply
+from unicron.contracts.queries import GetStates
 from unicron.errors import UnicronError
 from unicron.services import SERVICES
 

@@ -78,7 +78,7 @@ class Saving(NamedTuple):
 
 
 class Scheme(NamedTuple):
-    """What is saved where: always to storage, and to the memory of other nodes where `memory` says how."""
+    """The copies of a state: always on storage, and in the memory of other nodes where `memory` says how."""
 
     storage: Saving
     memory: Saving | None = None

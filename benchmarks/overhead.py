@@ -1,4 +1,4 @@
-"""What a `Session` costs while nothing fails, against plain torch on the same cores in the same minutes.
+"""The cost of a `Session` while nothing fails, against plain torch on the same cores in the same minutes.
 
 Two ranks train the decoder of examples/parallel/train.py: data parallel (plain: DDP, its gradients synchronized in the
 last microbatch), with sharded parameters (FSDP2), and tensor parallel. Three pairs of ranks take turns with blocks of

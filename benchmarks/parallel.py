@@ -13,7 +13,7 @@ with those of a task that nothing strikes. Microbatches mostly wait, so that all
 With `--vs` the same model has the same faults under these peers, one after the other on the same machine
 (`benchmarks.peers`): as baselines, under the same names. What a peer can't do is left out with its reason.
 
-Figures are by layout and fault, and `benchmarks.harness.healing` tells what they mean: medians over phases and
+Figures are by layout and fault, and `benchmarks.harness.healing` explains them: medians over phases and
 repetitions, and for `beyond` the worst; `over_goal` is that beyond what the fault's detection may take: three
 microbatches, at least 0.7 s, of a stopped rank, and the grace of a node.
 """

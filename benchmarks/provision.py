@@ -62,6 +62,7 @@ COUNTED: dict[str, type[Message]] = {
 TOLD: tuple[type[Message], ...] = (*COUNTED.values(), MachineRefused, MachineRetired, ReplacementDelayed)
 HEARD: tuple[type[Message], ...] = (*TOLD, NodeAdmitted, NodeGone, Regrouped)
 MOOD_S = 5.0
+JOBS_S = 60.0
 SURPLUS = {"late", "twice"}
 """Moods in which a machine comes that nobody needs: its node leaves, unless it was given back before it joined."""
 
@@ -113,10 +114,23 @@ def remove_containers() -> None:
 
 
 def cancel_jobs() -> None:
-    """Cancel the jobs of the pool."""
-    jobs = called("squeue", "--noheader", "-o", "%j").split()
-    if left := [job for job in jobs if job.startswith(f"{POOL}-")]:
-        called("scancel", "--name", ",".join(left))
+    """End the jobs of the pool, and wait until Slurm has none of them any more.
+
+    Their agents find no cluster to hand anything over to, so nobody waits for them.
+    """
+    end = time.monotonic() + JOBS_S
+    while left := jobs_left():
+        if time.monotonic() > end:
+            raise TimeoutError(f"jobs {', '.join(left)} have not ended {JOBS_S:g} s after scancel; see `squeue`")
+        called("scancel", "--full", "--signal=KILL", *left)
+        called("scancel", *left)
+        time.sleep(0.5)
+
+
+def jobs_left() -> list[str]:
+    """Return the jobs of the pool that have not ended."""
+    rows = called("squeue", "--noheader", "-o", "%j %A")
+    return [row.split()[1] for row in rows.splitlines() if row.startswith(f"{POOL}-")]
 
 
 async def by_engine(_: Scene, machine: str, __: str) -> None:
@@ -163,7 +177,7 @@ def ways(folder: Path) -> dict[str, Way]:
 
 
 class Strike(NamedTuple):
-    """What came of a node that was killed; times in seconds from then.
+    """The outcome for a node that was killed; times in seconds from then.
 
     Attributes:
         machine: that it was.

@@ -90,7 +90,7 @@ def end_twins(folder: Path) -> None:
 
 
 class Program:
-    """What one run of the program does.
+    """The actions of one run of the program.
 
     Args:
         folder: of this benchmark's pool.

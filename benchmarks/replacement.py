@@ -1,4 +1,4 @@
-"""What it is worth that lost nodes are replaced, and to have some to spare: eight weeks of trace-a in virtual time.
+"""The worth of replacing lost nodes, and of spare ones: eight weeks of trace-a in virtual time.
 
 Six tasks on 16 nodes of eight GPUs, as in docs/evaluation.md; each figure is the median over seeds of the goodput, the
 part of the WAF of a cluster without failures that was earned. Without a pool a lost node is back after its repair, in 1
@@ -16,7 +16,7 @@ from benchmarks.harness.command import Figures, Options, Result, main, option
 TRACE, SEEDS, SPARES = "trace-a", 20, 1
 POLICIES = ("unicron", "megatron")
 DELIVERIES = {"repair": None, "10_min": 600.0, "1_h": 3600.0, "1_d": 86400.0}
-"""When another machine has joined, None for the node itself after its repair."""
+"""Seconds until another machine has joined, None for the node itself after its repair."""
 
 
 def goodput(seed: int, spares: int, delivery_s: float | None) -> Figures:

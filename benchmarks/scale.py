@@ -1,4 +1,4 @@
-"""What one lost node costs on a very large cluster: bytes of messages and values, and CPU seconds of each service.
+"""The cost of one lost node on a very large cluster: bytes of messages and values, and CPU seconds of each service.
 
 The real services, shells and stores included, on the bus in memory in virtual time. By default 131,072 GPUs in 16,384
 nodes and 64 tasks that fill them. There are no workers: a script answers each command at once as agents would. It lets
@@ -31,9 +31,10 @@ from unicron import codec, subjects
 from unicron.bus import replies, topology
 from unicron.bus.protocol import JournalEntry, TelemetryEntry
 from unicron.clock import VirtualClock
+from unicron.contracts.answers import Reply
 from unicron.contracts.base import Message
 from unicron.contracts.events import FailureDetected, NodeHeartbeat, TaskStateChanged
-from unicron.contracts.queries import GetStatus, Query, Reply, SubmitTask
+from unicron.contracts.queries import GetStatus, Query, SubmitTask
 from unicron.contracts.tasks import Slot, TaskSpec, TaskState
 from unicron.service.service import Service
 
@@ -45,7 +46,7 @@ owner: ContextVar[str] = ContextVar("owner", default="script")  # for whom the r
 
 @dataclass
 class Counted:
-    """What went over the bus and what it cost, since the last `cut`."""
+    """Traffic on the bus and its cost, since the last `cut`."""
 
     messages: int = 0
     bytes: int = 0
@@ -176,7 +177,7 @@ class Stage:
             "reason": "Client Closed",
         }
         subject = topology.DISCONNECTS.replace("*", topology.NODES)
-        for wanted, inbox in self.memory.hearers:
+        for wanted, inbox in self.memory.subscriptions:
             if wanted(subject):
                 inbox.put_nowait(TelemetryEntry(subject, json.dumps(advisory).encode()))
 

@@ -136,7 +136,7 @@ def gone_on(way: str, notes: Notes, at: float) -> dict[int, dict[str, Any]]:
 def since(notes: Notes, at: float) -> dict[int, dict[str, Any]]:
     """Return each rank's note of the first iteration that the struck rank's new process has done, as far as they are.
 
-    Who lives on in its process has done none that it had done before.
+    A rank that lives on in its process has done none that it had done before.
     """
     old = {note["pid"] for note in notes if note["at"] < at}
     struck = next((note for note in notes if note["rank"] == STRUCK and note["pid"] not in old), None)

@@ -25,7 +25,7 @@ EXAMPLES = ROOT / "examples"
 
 
 class Standing(msgspec.Struct):
-    """Where a process stands."""
+    """The position of a process."""
 
     iteration: int
     epoch: int
@@ -75,7 +75,7 @@ class Scene:
 
 
 def watched(scene: Scene) -> Any:
-    """Return a `Session` that tells the scene what it does."""
+    """Return a `Session` that reports its steps to the scene."""
 
     class Watched(unicron.train.session.session.Session):
         def __init__(self, **arguments: Any) -> None:
@@ -91,7 +91,7 @@ def watched(scene: Scene) -> Any:
 
 
 def watched_gradients(scene: Scene) -> type[TorchGradients]:
-    """Return gradients that tell the scene what they do."""
+    """Return gradients that report their steps to the scene."""
 
     class Watched(TorchGradients):
         def accumulate(self) -> None:

@@ -64,17 +64,17 @@ def tables() -> str:
 
 def faults() -> str:
     """Return the Markdown table of the faults that can be injected."""
-    rows = ["| fault | strikes | value | default | what it does |", "|---|---|---|---|---|"]
+    rows = ["| fault | hits | value | default | what it does |", "|---|---|---|---|---|"]
     for kind in FAULTS.values():
         value = f"{kind.value.name}: {kind.value.allowed}" if kind.value else ""
         default = "" if kind.value is None else "required" if kind.value.default is None else kind.value.default
-        rows.append(f"| `{kind.name}` | {' or '.join(kind.strikes)} | {value} | {default} | {kind.text} |")
+        rows.append(f"| `{kind.name}` | {' or '.join(kind.targets)} | {value} | {default} | {kind.text} |")
     return "\n".join(rows)
 
 
 def metrics() -> str:
-    """Return the Markdown table of the metrics that processes tell."""
-    rows = ["| metric | kind | labels | told by | what it is |", "|---|---|---|---|---|"]
+    """Return the Markdown table of the metrics that processes export."""
+    rows = ["| metric | kind | labels | exported by | what it is |", "|---|---|---|---|---|"]
     for each in FAMILIES.values():
         labels = ", ".join(each.labels)
         rows.append(f"| `{each.name}` | {each.kind} | {labels} | {each.teller} | {each.text} |")

@@ -45,7 +45,7 @@ async def main(urls: list[str], key: str | None) -> None:
     async def on_stored(_: Msg) -> None:
         grown.set()
 
-    for kind in WANTED:  # the server tells here what it has stored
+    for kind in WANTED:  # subjects of the server's notices of stored entries
         await client.subscribe(f"unicron.stored.evt.*.{kind}.*", cb=on_stored)
     while True:
         grown.clear()

@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell whatever is started in this run."""
+    """Set the environment of all processes of this run."""
     if config.getoption("on_streams") and likenccl.can_be_built():
         os.environ.update(likenccl.env())
 
@@ -122,6 +122,6 @@ async def bus(world: World) -> Bus:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def held() -> AsyncIterator[Gate]:
-    """Where workers of a cluster that a module shares are held until they are struck."""
+    """The gate at which workers of a module's shared cluster wait for a fault."""
     async with gate() as found:
         yield found

@@ -23,7 +23,7 @@ DRAIN_S = 3.0
 def next_beat(period_s: float, after: float) -> float:
     """Return the next time that is a multiple of a period, on the clock of the event loop.
 
-    That is the clock of the machine: who does something as often as others there does it at the same moment as they do.
+    That is the clock of the machine: processes with the same period wake up at the same moment.
     Waking up costs a process more than what it then does, and it costs the server, which hears from all, as much.
     """
     return (math.floor(after / period_s + 0.01) + 1) * period_s  # of timers that fire a little early, none fires twice

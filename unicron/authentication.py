@@ -1,4 +1,4 @@
-"""What came in on a subject: a message that belongs there, from who may say such a thing."""
+"""Decodes a message and checks that its sender may send it on this subject."""
 
 from unicron import codec, subjects
 from unicron.contracts.base import AGENT, Message

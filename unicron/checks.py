@@ -1,4 +1,4 @@
-"""What a task must be like to be taken in: one set of rules for all who take it."""
+"""The rules that a task must obey: one set for all services that accept tasks."""
 
 import math
 from pathlib import Path
@@ -6,13 +6,7 @@ from typing import Any, NamedTuple
 
 from unicron import subjects
 from unicron.contracts.ranges import MOST_SECONDS
-from unicron.contracts.tasks import (
-    SHORTEST_SILENCE_S,
-    UNCOUNTED,
-    ModelSpec,
-    ParallelLayout,
-    TaskSpec,
-)
+from unicron.contracts.tasks import SHORTEST_SILENCE_S, UNCOUNTED, ModelSpec, ParallelLayout, TaskSpec
 from unicron.costmodel import catalogue
 from unicron.errors import InvalidInputError
 from unicron.log_patterns import compiled

@@ -36,7 +36,7 @@ class SystemClock:
 
 
 class VirtualClock:
-    """Time that moves only when told to, or, under `run`, to the next timer whenever nothing is left to do."""
+    """Time that moves only on request, or, under `run`, to the next timer whenever nothing is left to do."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._start = start
@@ -152,7 +152,7 @@ class _VirtualLoop(asyncio.BaseEventLoop):
         done: asyncio.Future[T] = self.create_future()
         try:
             done.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001 it is for whoever waits
+        except Exception as error:  # noqa: BLE001 the awaiting code gets it
             done.set_exception(error)
         return done
 

@@ -1,4 +1,4 @@
-"""The errors of Unicron: one base, and a few that callers tell apart.
+"""The errors of Unicron: one base, and a few that callers distinguish.
 
 Each message names what was wrong, where, and the cure.
 """
@@ -61,7 +61,7 @@ class UnusableStateError(GroupBrokenError):
 
 
 class NonFiniteGradientError(RuntimeError, UnicronError):
-    """The gradient is not finite, and the session was told to stop then: no restart would change that."""
+    """The gradient is not finite, and the session's rule is to stop then: no restart would change that."""
 
 
 class StateLostError(RuntimeError, UnicronError):

@@ -40,7 +40,7 @@ def nonce() -> bytes:
 
 
 def boot_id(secret: str) -> str:
-    """Return what everybody may know of a start of an agent, by what only it and who hears of its end may know."""
+    """Return the public id of an agent's start; only the agent, and readers of its end, know the `secret`."""
     return sha256(secret.encode()).hexdigest()[:BOOT_CHARS]
 
 
@@ -77,7 +77,7 @@ def is_signed(keys: Iterable[bytes], proofs: Sequence[bytes], *over: str | bytes
 
 
 def epoch_secrets(keys: Iterable[bytes], rendezvous_id: str, epoch: int) -> list[bytes]:
-    """Return the secrets of a membership: its workers are told them, and can work out those of no other."""
+    """Return the secrets of a membership, which its workers get; they open no other membership."""
     return [sign(key, "membership", rendezvous_id, epoch) for key in keys]
 
 
@@ -87,7 +87,7 @@ def challenge_responses(epoch_secrets: Iterable[bytes], address: str, challenge:
 
 
 def is_response(epoch_secrets: Iterable[bytes], proofs: Sequence[bytes], address: str, challenge: bytes) -> bool:
-    """Return whether a challenge was answered by who has a secret of the membership."""
+    """Return whether a challenge was answered with a secret of the membership."""
     return is_signed(epoch_secrets, proofs, *_meeting(address, challenge))
 
 
@@ -99,7 +99,7 @@ class CallProof(msgspec.Struct, kw_only=True, frozen=True):
     """Goes with a call to a state server, ahead of what is asked for.
 
     Attributes:
-        node: who calls.
+        node: the caller's.
         at: when, in Unix seconds of that node.
         nonce: of this call alone.
         request: SHA-256 of the first message.

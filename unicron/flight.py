@@ -1,4 +1,4 @@
-"""What torch's flight recorder says: which collectives of a process are under way, and what was the last that was done.
+"""Reads torch's flight recorder: which collectives of a process are under way, and which was completed last.
 
 The recorder keeps the newest 2,000 of each process (https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html).
 """
@@ -17,7 +17,7 @@ from unicron.errors import InvalidInputError
 from unicron.printable import one_line
 
 MOST_LINES = 8
-"""How many of those under way are told, the first."""
+"""How many of those under way are reported, the first."""
 
 LIBRARIES = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parent), "<")
 """Beginnings of the names of files that are no script's."""
@@ -36,7 +36,7 @@ Types = Annotated[list[Label], Meta(max_length=10_000)]
 
 
 class FlightEntry(msgspec.Struct, frozen=True):
-    """An entry of the recorder. What may be long is looked at only where it is told.
+    """An entry of the recorder. Fields that may be long are decoded only where they are reported.
 
     Attributes:
         process_group: name and description of its group.
@@ -76,7 +76,7 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 def parse(recorded: bytes) -> Recording:
-    """Return what torch tells as JSON.
+    """Return torch's recording as JSON.
 
     Raises:
         InvalidInputError: it is something else.
@@ -107,7 +107,7 @@ def describe(recording: Recording, begun: Callable[[FlightEntry], Iterable[Frame
         begun: returns the calls that a collective was begun in, where the recording does not have them.
 
     Raises:
-        InvalidInputError: what is to be told of one is out of range.
+        InvalidInputError: a field that would be reported is out of range.
     """
     last: dict[tuple[str, str], FlightEntry] = {each.process_group: each for each in recording.entries if each.done}
     waiting = [each for each in recording.entries if not each.done]

@@ -52,7 +52,7 @@ class JoinToken(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """What the enroller keeps of the secret."""
+        """The digest of the secret, which the enroller keeps."""
         return digest(self.secret)
 
     def line(self) -> str:
@@ -65,7 +65,7 @@ class JoinToken(NamedTuple):
 
 
 def digest(secret: bytes) -> bytes:
-    """Return what tells a token's secret from others; nobody gets from it to the secret, which is 256 random bits."""
+    """Return a digest of a token's secret; it does not lead back to the secret, which is 256 random bits."""
     return sha256(secret).digest()
 
 

@@ -1,4 +1,4 @@
-"""The metrics that processes tell Prometheus: their names, what they are, and whose."""
+"""The metrics that processes export to Prometheus: names, descriptions, and which process has which."""
 
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ class Family(NamedTuple):
 
 
 class MetricSample(NamedTuple):
-    """What is read when somebody asks: a value of a family, with the values of its labels."""
+    """A sample of a scrape: a value of a family, with the values of its labels."""
 
     family: str
     labels: tuple[str, ...]
@@ -61,7 +61,7 @@ FAMILIES = {
             "console",
             "What slots' time went into since the journal begins; `training` over all is goodput. No task: free slots.",
         ),
-        Family("unicron_dead_letters_total", COUNTER, ("source",), "all", "Messages put aside, told of by `source`."),
+        Family("unicron_dead_letters_total", COUNTER, ("source",), "all", "Messages put aside, reported by `source`."),
         Family(
             "unicron_notifications_total",
             COUNTER,
@@ -122,7 +122,7 @@ FAMILIES = {
             GAUGE,
             ("source",),
             "services",
-            "How old the last fact was that it took in, as the clocks of both tell.",
+            "Age of the last fact that it processed, by the clocks of both.",
         ),
         Family(
             "unicron_telemetry_dropped_total",

@@ -1,4 +1,4 @@
-"""Processes that may outlive whoever started them: found again by id and start time, ended as whole sessions."""
+"""Processes that may outlive their parent: found again by id and start time, ended as whole sessions."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ class ProcessRecord(msgspec.Struct, kw_only=True, frozen=True):
 
     Attributes:
         pid: process id, and the id of its session and process group.
-        ticks: when it started, in clock ticks since the machine did; tells it from a later process with its id.
+        ticks: its start, in clock ticks since the machine's boot; distinguishes it from a later process with its id.
     """
 
     pid: int

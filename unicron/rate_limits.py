@@ -1,10 +1,10 @@
-"""What comes too often is let through only so often, and the rest is counted: "4,012 more like this"."""
+"""Rate limits: events beyond a rate are only counted: "4,012 more like this"."""
 
 from collections import Counter
 from typing import NamedTuple
 
 OTHERS = "others"
-"""All senders together beyond those that are told apart."""
+"""All senders together beyond those that are counted separately."""
 
 
 class Limit(NamedTuple):
@@ -14,7 +14,7 @@ class Limit(NamedTuple):
         each: things of one sender in one period.
         overall: of all senders together.
         period_s: seconds.
-        senders: that are told apart; on an open bus names cost a forger nothing.
+        senders: that are counted separately; on an open bus names cost a forger nothing.
     """
 
     each: int
@@ -27,8 +27,8 @@ LETTERS = Limit(each=10, overall=100, period_s=10.0)
 """Dead letters, and alerts, of one process."""
 
 TELEMETRY = Limit(each=1000, overall=1_000_000, period_s=1.0, senders=65536)
-"""Pieces of telemetry that a service takes: an agent beats twice a second, and workers tell each iteration. More nodes
-than senders that are told apart would be given up, since they drown one another."""
+"""Pieces of telemetry that a service takes: an agent beats twice a second, and workers report each iteration. More
+nodes than separately counted senders would be given up, since they drown one another."""
 
 
 class RateLimiter:

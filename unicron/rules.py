@@ -1,4 +1,4 @@
-"""What exceptions, lines of logs and events of GPUs say about their cause: `rules.toml` (paper, table 1).
+"""What exceptions, lines of logs and events of GPUs mean: `rules.toml` (paper, table 1).
 
 The detector judges by them. Agents have the same ones, to pick out of a log the few lines that say something.
 """
@@ -16,7 +16,7 @@ from unicron.contracts.failures import FailureStatus, Severity
 from unicron.errors import InvalidInputError
 
 LONGEST_LINE = 1000
-"""Characters of a line of a log that are looked at, and told: a pattern may take the square of them."""
+"""Characters of a line of a log that are searched and reported: a pattern may take the square of them."""
 
 OF_NETWORKS = {
     FailureStatus.CONNECTION_REFUSED,
@@ -25,7 +25,7 @@ OF_NETWORKS = {
 }
 
 _XID = re.compile(r"\bXid\s*\((?:PCI:)?[0-9a-fA-F:.]+\)\s*:?\s*(\d{1,3})\b")
-"""What the driver tells by itself; behind that it may name an earlier one."""
+"""The Xid of a driver's own message; behind that it may name an earlier one."""
 
 
 class ErrorVerdict(Record, kw_only=True, frozen=True):
@@ -95,7 +95,7 @@ class _RulesFile(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
 
 
 class Ruling(NamedTuple):
-    """What a rule says, and which one it is.
+    """The verdict of a rule, and its name.
 
     Attributes:
         verdict: what it says.
@@ -169,7 +169,7 @@ class Rules:
         return found or (self._otherwise.match_exception(text) if self._otherwise else None)
 
     def rule_for_hardware(self, text: str) -> Ruling | None:
-        """Return the rule for a line of the kernel's log, or what a GPU's driver told; None where it says nothing."""
+        """Return the rule for a line of the kernel's log, or a GPU driver's message; None where none matches."""
         found = self._rule_for_xids(text) or _first(self._kernel, text)
         return found or (self._otherwise.rule_for_hardware(text) if self._otherwise else None)
 

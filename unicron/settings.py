@@ -20,7 +20,7 @@ MOST_PORT = 65535
 
 
 class Settings(msgspec.Struct, kw_only=True, frozen=True):
-    """What every process needs to know; services add fields of their own by subclassing.
+    """The settings that every process has; services add fields of their own by subclassing.
 
     Attributes:
         nats_url: where the message bus is; where several servers make it up, all of them, with commas between.
@@ -127,7 +127,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def log_name(self) -> str:
-        """What tells the process from others in a log."""
+        """The name of the process in a log."""
         return self.process
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Where messages travel: `unicron.v1.<kind>.<node or service>.<Type>.<key>`, built here and nowhere else.
+"""The subjects of messages: `unicron.v1.<kind>.<node or service>.<Type>.<key>`, built here and nowhere else.
 
 The token after the kind is the node (for control services, the service), so that the rights of an agent can end at its
 own node. Kinds: `evt` facts and `cmd` commands (kept in the journal), `tel` telemetry (core NATS, may be lost),
@@ -21,7 +21,7 @@ from unicron.services import ANSWERING
 
 ROOT = "unicron.v1"
 FACTS = f"{ROOT}.evt.>"
-"""Every fact, whoever saw it."""
+"""Every fact, of any sender."""
 
 JOURNAL = (FACTS, f"{ROOT}.cmd.>")
 """Everything that the journal stream keeps."""
@@ -30,10 +30,10 @@ ANY = f"{ROOT}.>"
 """Everything of ours."""
 
 STORED = "unicron.stored"
-"""Where the server tells what it has stored in the journal: by the subject of each message, from its kind on."""
+"""Subjects of the server's notices of new journal entries: by the subject of each message, from its kind on."""
 
 JOIN = f"{ROOT}.enrol"
-"""Where who is no node yet asks to become one, with a join token."""
+"""Subject on which a machine with a join token asks to become a node."""
 
 TELEMETRY: tuple[type[Message], ...] = (NodeHeartbeat, IterationFinished, StepTimed, ComputeTimed, GpusSampled)
 """Message types that travel as telemetry."""
@@ -110,7 +110,7 @@ def read_by(node: str) -> list[str]:
 
 
 def stored(subject: str) -> str:
-    """Return where the server tells that it has stored something on `subject`, a filter of the journal's."""
+    """Return the subject of the server's notices about messages stored on `subject`, a filter of the journal's."""
     return f"{STORED}{subject.removeprefix(ROOT)}"
 
 
@@ -120,7 +120,7 @@ def matches(patterns: Iterable[str], subject: str) -> bool:
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
-    """Return what tells of subject after subject whether it falls under a filter, as `matches` does: None if not."""
+    """Return a test whether a subject falls under a filter, as `matches` does; None if it does not."""
     return _compiled(tuple(patterns)).fullmatch
 
 

@@ -44,10 +44,10 @@ XIDS = {
     79: "GPU has fallen off the bus.",
     94: "Contained: SM (0x1). RST: No, D-RST: No",
 }
-"""What the driver says with these codes."""
+"""Messages of the driver, by the code of the Xid."""
 
 IN_SESSIONS = frozenset({"raise", "slow-worker", "reset-connection"})
-"""What a session does to its own script."""
+"""Faults that a session injects into its own script."""
 
 WAKE = """
 import os, signal, sys, time
@@ -59,12 +59,12 @@ if os.getppid() == int(sys.argv[2]):
 
 
 class Chaos:
-    """What breaks this node.
+    """Injects faults into this node.
 
     Args:
         core: of the agent.
         supervisor: of its workers.
-        send: tells a worker.
+        send: sends a message to a worker.
         memory: of the node.
         cut: keeps the agent off the bus for so many seconds.
         kernel_log: that the agent follows; empty for none.
@@ -93,16 +93,16 @@ class Chaos:
         """
         kind = kind_of(query.fault)
         value = kind.checked(query.value)
-        if query.worker and WORKER not in kind.strikes:
-            raise InvalidInputError(f"{kind.name} strikes a whole node, not worker {query.worker!r} alone")
-        if not query.worker and NODE in kind.strikes:
-            return await self._strike_node(kind.name, value)
+        if query.worker and WORKER not in kind.targets:
+            raise InvalidInputError(f"{kind.name} hits a whole node, not worker {query.worker!r} alone")
+        if not query.worker and NODE in kind.targets:
+            return await self._fault_node(kind.name, value)
         worker = self._core.workers.get(query.worker)
         if worker is None or not worker.pid:
             raise InvalidInputError(f"worker {query.worker!r} does not run on {self._core.node}")
-        return self._strike_worker(kind.name, worker, value)
+        return self._fault_worker(kind.name, worker, value)
 
-    def _strike_worker(self, fault: str, worker: LocalWorker, value: str) -> str:
+    def _fault_worker(self, fault: str, worker: LocalWorker, value: str) -> str:
         name, done = worker.worker, ""
         if fault in IN_SESSIONS and self._supervisor.restarts(name):
             raise InvalidInputError(f"{fault} needs a script with a Session, and {worker.task} heals by restarts")
@@ -127,19 +127,19 @@ class Chaos:
                 raise _not_carried_out(fault)
         return f"{fault} {name} on {self._core.node}{done or (value and f': {value}')}"
 
-    async def _strike_node(self, fault: str, value: str) -> str:
+    async def _fault_node(self, fault: str, value: str) -> str:
         node = self._core.node
         match fault:
             case "kill-node":
                 workers = [worker.pid for worker in self._core.workers.values() if worker.pid]
-                self._strike_when_published(partial(_kill_node, f"{FOLDER_VARIABLE}={self._memory.folder}", workers))
+                self._inject_when_published(partial(_kill_node, f"{FOLDER_VARIABLE}={self._memory.folder}", workers))
                 return f"{node} kills itself with all its workers"
             case "silence-node":
                 await asyncio.create_subprocess_exec(sys.executable, "-ISc", WAKE, value, str(os.getpid()))
-                self._strike_when_published(partial(os.kill, os.getpid(), signal.SIGSTOP))
+                self._inject_when_published(partial(os.kill, os.getpid(), signal.SIGSTOP))
                 return f"the agent of {node} stops for {value} s"
             case "cut-node":
-                self._strike_when_published(partial(self._cut, float(value)))
+                self._inject_when_published(partial(self._cut, float(value)))
                 return f"the agent of {node} is off the bus for {value} s"
             case "full-disk":
                 self._memory.fill()
@@ -152,13 +152,13 @@ class Chaos:
             case _:
                 raise _not_carried_out(fault)
 
-    def _strike_when_published(self, strike: Callable[[], None], looks: int = LOOKS) -> None:
-        """Strike when the answer is out and the journal has what there is to say, or does not take it for long."""
+    def _inject_when_published(self, fault: Callable[[], None], looks: int = LOOKS) -> None:
+        """Inject the fault when the answer is out and all facts are published, or the bus is away for long."""
         later = asyncio.get_running_loop().call_later
         if looks == 0 or (looks < LOOKS and not self._unpublished()):
-            strike()
+            fault()
         else:
-            later(SOON_S, self._strike_when_published, strike, looks - 1)
+            later(SOON_S, self._inject_when_published, fault, looks - 1)
 
     def _end_for_want_of_memory(self, worker: LocalWorker) -> str:
         """Write the kernel's line where there is a log for it, and kill the worker behind it."""
@@ -170,12 +170,12 @@ class Chaos:
             append(self._kernel_log, line, time.monotonic())
         except InvalidInputError as error:
             self._supervisor.kill(worker.worker)
-            return f", and nothing tells why: {error}"
+            return f", without a line in the log: {error}"
         asyncio.get_running_loop().call_later(READ_S, self._supervisor.kill, worker.worker)
         return f": {line}"
 
     def _log_xid(self, code: int, worker: LocalWorker | None = None) -> str:
-        """Have the driver tell of an Xid, by the worker's process, or by none."""
+        """Log an Xid as the driver does, of the worker's process, or of none."""
         slots = {slot: address for address, slot in addresses().items()}
         address = slots.get(worker.slot if worker else 0, NO_GPU)
         who = f"pid={worker.pid}, name=python" if worker else "pid='<unknown>', name=<unknown>"

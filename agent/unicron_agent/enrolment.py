@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class Enrolled(msgspec.Struct, kw_only=True, frozen=True):
-    """What a node knows of itself since it was let in."""
+    """The facts that a node keeps since it was let in."""
 
     node: str
     pool: str
@@ -101,7 +101,7 @@ def own_name(environ: Mapping[str, str]) -> str:
 
 
 class Keys:
-    """What a node was given and has made, in a folder that is its user's alone."""
+    """The keys and certificates of a node, in a folder that is its user's alone."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

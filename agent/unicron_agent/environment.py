@@ -49,7 +49,7 @@ def of_worker(command: StartWorker, slots: Sequence[Slot]) -> dict[str, str]:
 
 
 def of_torchrun(command: StartWorker, slots: Sequence[Slot]) -> dict[str, str]:
-    """Return what torchrun's variables tell a rank of its node, where the order says who is on it.
+    """Return a rank's torchrun variables about its node, where the order has the ranks on it.
 
     All ranks of a node see the devices of all of them, and each takes the one that its local rank names.
     """
@@ -66,7 +66,7 @@ def of_torchrun(command: StartWorker, slots: Sequence[Slot]) -> dict[str, str]:
 
 
 def of_checkpoints(spec: TaskSpec) -> dict[str, str]:
-    """Return the variable that tells a script where to keep checkpoints of its own, beside those of its task.
+    """Return the variable with the folder for a script's own checkpoints, beside those of its task.
 
     It is the same for all workers of a task, and of a later task of that name; a task file's `env` goes over it.
     """

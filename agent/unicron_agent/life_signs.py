@@ -12,7 +12,7 @@ IDLE = 0.05
 
 
 class ProcessUse(NamedTuple):
-    """What a process and all that it has started have used so far.
+    """The resources that a process and its descendants have used so far.
 
     Attributes:
         cpu_s: seconds of CPU.

@@ -28,7 +28,7 @@ async def _run(make_standby: Callable[[Path], Standby], settings: AgentSettings)
     await lock_run_folder(Path(settings.run_dir))
     settings = await enrol(settings)
     slots = find_slots(settings.slots)
-    secret = token_hex()  # whoever could name a connection like ours could have this node given up
+    secret = token_hex()  # a client that could name its connection like ours could have this node given up
     bus = await connect(settings, f"agent.{settings.node}", secret)
     try:
         clock, standby = SystemClock(), make_standby(Path(settings.run_dir, "logs", "standby.log").resolve())
@@ -69,7 +69,7 @@ def _try_lock(held: int) -> bool:
 
 
 def main(make_standby: Callable[[Path], Standby] = WarmStandby) -> int:
-    """Run the agent of this node until it is told to stop; return the exit status.
+    """Run the agent of this node until it is stopped; return the exit status.
 
     Args:
         make_standby: makes what forks workers, by the file that it logs to.

@@ -1,4 +1,4 @@
-"""What an agent can be told."""
+"""The settings of an agent."""
 
 from typing import ClassVar
 
@@ -7,7 +7,7 @@ from unicron.settings import PREFIX, Settings
 from unicron_agent.watchdogs.limits import WatchdogLimits
 
 SLOWEST_BEAT_S = 1.0
-"""Detectors give a node up that is silent for three; in a large cluster both are told that it beats more rarely."""
+"""Detectors give a node up that is silent for three; in a large cluster the registry has agents beat more rarely."""
 
 
 class AgentSettings(Settings, kw_only=True, frozen=True):
@@ -38,12 +38,12 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
         between_s: seconds that a script may be busy between two iterations, with an evaluation, say.
         kernel_log: the kernel's log of this machine, /dev/kmsg or a file that a log daemon writes; empty: not watched.
         rules: folder of TOML files with rules of your own, tried before ours (docs/operations.md); empty for none.
-        leave_s: seconds that it takes at most to hand over what it has, once it is told that its node is to go.
-        disk_free: share of a file system, or of its inodes, below which its folders are told to be nearly full; 50 GiB
+        leave_s: seconds that it takes at most to hand over its states, once its node is announced to go.
+        disk_free: share of a file system, or of its inodes, below which an alert says that it is nearly full; 50 GiB
             are enough of any.
-        ahead_s: seconds ahead of which is told that a file system or the memory of a GPU will be full.
-        gpu_free: share of a GPU's memory below which it is told to be nearly full; 0: never.
-        memory_ahead_s: seconds ahead of which is told that workers whose memory grows without end will have all of it.
+        ahead_s: seconds ahead of which an alert says that a file system or the memory of a GPU will be full.
+        gpu_free: share of a GPU's memory below which an alert says that it is nearly full; 0: never.
+        memory_ahead_s: seconds ahead of which an alert says that workers whose memory grows without end will fill it.
         replace_s: seconds ahead of which one of them is replaced, at the end of an iteration; 0: never.
         chaos: whether the agent breaks things of its own when asked to.
     """
@@ -88,12 +88,12 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
                 )
         if self.replace_s:
             self.check_seconds("replace_s")
-            self.check_order("replace_s", "memory_ahead_s", "a worker would be replaced before anybody is told why")
+            self.check_order("replace_s", "memory_ahead_s", "a worker would be replaced before there is an alert")
         self.check_order("hang_s", "between_s", "a script would have less time between two iterations than in one")
 
     @property
     def watchdogs(self) -> WatchdogLimits:
-        """What of it the watchdogs need to know."""
+        """The watchdogs' part of the settings."""
         return WatchdogLimits(self.ahead_s, self.gpu_free, self.memory_ahead_s, self.replace_s)
 
     @property

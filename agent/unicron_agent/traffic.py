@@ -29,8 +29,8 @@ class NodeTraffic:
 
     def forecast(self) -> Forecast:
         """Return the forecast of all workers together."""
-        told = [self._forecast_of(slot) for slot in self._slots()] or [Forecast()]
-        return Forecast(min(each.idle_until for each in told), max(each.iteration_s for each in told))
+        forecasts = [self._forecast_of(slot) for slot in self._slots()] or [Forecast()]
+        return Forecast(min(each.idle_until for each in forecasts), max(each.iteration_s for each in forecasts))
 
     def _forecast_of(self, slot: int) -> Forecast:
         try:

@@ -1,1 +1,1 @@
-"""What benchmarks share: command line and output, clusters, processes, paired runs, strikes, statistics."""
+"""Shared code of benchmarks: command line and output, clusters, processes, paired runs, strikes, statistics."""

@@ -1,4 +1,4 @@
-"""What an agent says whose workers are none: it carries out each command at once."""
+"""A stand-in of an agent, without workers: it carries out each command at once."""
 
 from typing import Any
 

@@ -24,7 +24,7 @@ Figures = dict[str, Any]
 
 @dataclass
 class Result:
-    """What was measured.
+    """The results of a benchmark.
 
     Attributes:
         figures: flat; each name ends in its unit.

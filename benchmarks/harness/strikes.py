@@ -19,7 +19,7 @@ LAYOUTS = {
     "mcore_dp2_tp2_pp2": ParallelLayout(replicas=2, tensor=2, pipeline=2),
 }
 MEGATRON = "mcore"
-"""What the names of those begin with in which megatron-core's own model is trained, by examples/megatron."""
+"""Prefix of the names of tasks in which megatron-core's own model is trained, by examples/megatron."""
 
 NODE = "node"
 FAULTS = ("killed", "raised", "stopped", NODE)
@@ -45,7 +45,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What a task's workers are to do."""
+    """The orders to a task's workers."""
 
     example: str  # whose model they train, "parallel" or "megatron"
     folder: str  # where they note what they did
@@ -65,7 +65,7 @@ class Struck(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What one rank did: from when to when, in Unix seconds, and where it stood."""
+    """A record of one rank: an activity from when to when, in Unix seconds, and its position."""
 
     what: str  # "computed", a microbatch that counts; "updated", the end of an iteration
     pid: int

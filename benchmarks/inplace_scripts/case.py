@@ -1,4 +1,4 @@
-"""What the scripts import: data, the loss, the kill, and where results go. It knows nothing of Unicron.
+"""Shared code of the scripts: data, the loss, the kill, and results. It knows nothing of Unicron.
 
 A script is started with a folder and, where one of its ranks is to be killed, with `RANK:ITERATION`.
 """

@@ -37,7 +37,7 @@ USUAL = {
     "metric": {"setup": "$told = []", "kept": "told=$told"},
     "evaluation": {"setup": "$errors = []", "kept": "errors=$errors"},
 }
-"""What choices of a kind have if they name nothing else."""
+"""Defaults of choices of a kind."""
 
 
 def _expanded(kind: str, part: dict[str, str]) -> dict[str, str]:

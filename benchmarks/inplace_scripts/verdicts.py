@@ -1,4 +1,4 @@
-"""What came of a training script that was run in place, compared with torchrun. Pure; `benchmarks.inplace` runs them.
+"""Compares the result of a training script that was run in place with torchrun's. Pure; `benchmarks.inplace` runs them.
 
 A script that fails under torchrun is right if it fails in place, too, with whatever status and words.
 """

@@ -21,7 +21,7 @@ from benchmarks.struck import example
 
 
 def watch(manager: Any, scene: Watched, size: int) -> None:
-    """Have the manager tell when a quorum's group has formed; its releases differ in how they form it."""
+    """Call back when a quorum's group of the manager has formed; its releases differ in how they form it."""
     quorum, known = manager._async_quorum, 0  # noqa: SLF001 the benchmark looks inside
 
     def watching(*args: Any, **named: Any) -> None:

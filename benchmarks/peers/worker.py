@@ -1,4 +1,4 @@
-"""What the peers' training scripts share: the model of the example, its batches, and who notes and strikes."""
+"""Shared code of the peers' training scripts: the model of the example, its batches, notes and strikes."""
 
 import argparse
 import datetime as dt
@@ -57,7 +57,7 @@ def join() -> None:
 
 
 def batch(args: argparse.Namespace, iteration: int, number: int, shard: int, shards: int) -> tuple[Any, Any]:
-    """Return this rank's part of a microbatch: the same whoever computes it."""
+    """Return this rank's part of a microbatch: the same on every worker."""
     torch.manual_seed((args.seed * 100_003 + max(iteration, 0)) * 1009 + number)
     text = torch.randint(256, (args.batch, args.context + 1))
     text = (text.cumsum(1) + text[:, :1]) % 256

@@ -1,4 +1,4 @@
-"""Fault scripts: YAML that says which fault strikes whom, and when. Pure; `unicron_chaos.strikes` carries them out."""
+"""Fault scripts: YAML with faults, their targets and times. Pure; `unicron_chaos.injection` carries them out."""
 
 import difflib
 from pathlib import Path
@@ -122,8 +122,8 @@ def _fault(value: Any) -> ScriptedFault:
 
 
 def _target(value: Any, kind: FaultKind) -> RankTarget | str:
-    either = len(kind.strikes) > 1 and isinstance(value, dict) and "node" in value
-    if either or WORKER not in kind.strikes:
+    either = len(kind.targets) > 1 and isinstance(value, dict) and "node" in value
+    if either or WORKER not in kind.targets:
         return _name(_mapping(value, "target", "node")["node"], "target.node")
     target = _mapping(value, "target", "worker")
     return RankTarget(task=_name(target["task"], "target.task"), rank=_count(target["rank"], "target.rank"))

@@ -8,35 +8,35 @@ from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 from unicron.client import Client
-from unicron.contracts.queries import NodeView, Status
+from unicron.contracts.answers import NodeView, Status
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import UnicronError
+from unicron_chaos.injection import Injection, Restart, inject
 from unicron_chaos.script import RankTarget
-from unicron_chaos.strikes import Restart, Strike, strike
 
 WHOLE_S = 120.0
 """How long the cluster may take to be whole again after the last fault."""
 
 
 class Choice(NamedTuple):
-    """A fault and whom it strikes."""
+    """A fault and its target."""
 
     fault: str
     target: RankTarget | str
 
 
 WORKER_FAULTS = ("raise", "kill-worker", "stop-worker", "exit-worker", "oom-worker", "reset-connection")
-"""Those that a task heals from by itself, each at its default, and that need nothing of a node."""
+"""Faults that a task heals from by itself, each at its default, and that need nothing of a node."""
 
 _OWN = {"raise", "exit-worker"}
-"""Those that a program's own error looks like."""
+"""Faults that look like a program's own error."""
 
 ATTEMPTS, WINDOW_S = 3, 600.0
 """So many failures of a task on one node in that time are met by restarts, and so many of its connections by reattempts
 (the detector's defaults); one more costs the node, or the task."""
 
 AWAY_FAULTS = ("silence-node", "cut-node")
-"""Those from which a node comes back by itself."""
+"""Faults from which a node comes back by itself."""
 
 
 class Storm:
@@ -91,7 +91,7 @@ class Storm:
         """Return how long it stays calm: faults come at a constant rate."""
         return self._random.expovariate(1 / mean_s)
 
-    def struck(self, choice: Choice, status: Status) -> None:
+    def record_hit(self, choice: Choice, status: Status) -> None:
         """Remember a fault that was carried out."""
         if isinstance(choice.target, RankTarget):
             self._suffered[_where(choice.fault, choice.target, status)].append(self._clock())
@@ -114,8 +114,8 @@ def _where(fault: str, target: RankTarget, status: Status) -> tuple[str, str]:
 
 async def rage(
     client: Client, storm: Storm, duration_s: float, mean_s: float, restart: Restart | None
-) -> AsyncIterator[Strike | UnicronError]:
-    """Strike for `duration_s`, then bring back what was killed; yield what was done.
+) -> AsyncIterator[Injection | UnicronError]:
+    """Inject faults for `duration_s`, then bring back what was killed; yield what was done.
 
     Where a fault can't be carried out, yield why: its target went away, or a service is just coming back.
     """
@@ -127,14 +127,14 @@ async def rage(
             status = await client.status()
             if (choice := storm.choose(status)) is None:
                 continue
-            made = await strike(client, choice.fault, choice.target, restart)
+            made = await inject(client, choice.fault, choice.target, restart)
         except UnicronError as error:
             yield error
             continue
-        storm.struck(choice, status)
+        storm.record_hit(choice, status)
         yield made
     for node in list(storm.down):
-        yield await strike(client, "restart-node", node, restart)
+        yield await inject(client, "restart-node", node, restart)
         storm.down.remove(node)
 
 

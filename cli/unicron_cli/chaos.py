@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 from msgspec import to_builtins
+from unicron_chaos.injection import Injection, Restart, inject, run_script
 from unicron_chaos.script import load, parse_target
 from unicron_chaos.storm import Storm, rage, troubles
-from unicron_chaos.strikes import Restart, Strike, run_script, strike
 from unicron_deploy.embedded import Cluster
 
 from unicron.client import Client
@@ -24,14 +24,14 @@ _WHOM = {WORKER: "the worker that has this rank now", NODE: "the node of this na
 
 def _add(kind: FaultKind) -> None:
     """Make the command of a fault."""
-    whom = _sentence(" or ".join(_WHOM[each] for each in kind.strikes))
-    target = typer.Argument(metavar="|".join(kind.strikes), help=whom)
+    whom = _sentence(" or ".join(_WHOM[each] for each in kind.targets))
+    target = typer.Argument(metavar="|".join(kind.targets), help=whom)
 
     def plain(target: str = target, nats: Nats = None, as_json: Json = False) -> None:
-        _strike(kind.name, target, nats, as_json)
+        _inject(kind.name, target, nats, as_json)
 
     def restarting(target: str = target, folder: Folder = FOLDER, nats: Nats = None, as_json: Json = False) -> None:
-        _strike(kind.name, target, nats, as_json, restart=restarter(folder))
+        _inject(kind.name, target, nats, as_json, restart=restarter(folder))
 
     command: Callable[..., None] = restarting if kind.name == "restart-node" else plain
     if kind.value is not None:
@@ -43,7 +43,7 @@ def _add(kind: FaultKind) -> None:
         )
 
         def with_value(target: str = target, value: str = value, nats: Nats = None, as_json: Json = False) -> None:
-            _strike(kind.name, target, nats, as_json, value=value)
+            _inject(kind.name, target, nats, as_json, value=value)
 
         command = with_value
     app.command(kind.name, help=_sentence(kind.text))(command)
@@ -85,7 +85,7 @@ def storm(
     """Let random faults strike, bring killed nodes back, and exit with 1 if the cluster is not whole again."""
     restart = restarter(folder) if folder else None
 
-    async def run(client: Client) -> tuple[list[Strike], list[str]]:
+    async def run(client: Client) -> tuple[list[Injection], list[str]]:
         done = []
         async for made in rage(client, Storm(seed, nodes=restart is not None), minutes * 60, every, restart):
             if isinstance(made, UnicronError):
@@ -123,17 +123,17 @@ def restarter(folder: Path) -> Restart:
     return restart
 
 
-def _strike(
+def _inject(
     fault: str, target: str, nats: str | None, as_json: bool, *, value: str = "", restart: Restart | None = None
 ) -> None:
     aim = parse_target(target)
-    made = with_client(nats, lambda client: strike(client, fault, aim, restart, value))
+    made = with_client(nats, lambda client: inject(client, fault, aim, restart, value))
     if as_json:
         done(made.text, as_json, **{name: value for name, value in to_builtins(made).items() if name != "text"})
     else:
         _print_line(made)
 
 
-def _print_line(strike: Strike) -> None:
-    hit = f" ({strike.worker} on {strike.node})" if strike.worker else ""
-    say(f"{strike.fault} {strike.target}{hit}: {strike.text}")
+def _print_line(injection: Injection) -> None:
+    hit = f" ({injection.worker} on {injection.node})" if injection.worker else ""
+    say(f"{injection.fault} {injection.target}{hit}: {injection.text}")

@@ -82,13 +82,13 @@ def _row(copies: list[StateRef]) -> dict[str, object]:
 
 
 async def _states(client: Client) -> list[StateRef]:
-    """Return what all nodes have that are in use; who doesn't answer is told of."""
+    """Return the states of all nodes that are in use; warn of each that doesn't answer."""
 
     async def of(node: str) -> list[StateRef]:
         try:
             return await client.states(node)
         except UnicronError as error:
-            warn(f"{node} does not tell what it has: {error}")
+            warn(f"{node} does not list its states: {error}")
             return []
 
     nodes = [view.node for view in (await client.status()).nodes if view.state in {NodeState.UP, NodeState.DRAINING}]

@@ -15,8 +15,8 @@ from unicron import __version__
 from unicron.bus import topology
 from unicron.bus.nats import NatsBus
 from unicron.client import Client
+from unicron.contracts.answers import Status
 from unicron.contracts.events import NodeHeartbeat
-from unicron.contracts.queries import Status
 from unicron.errors import CheckpointError, InvalidInputError, UnicronError
 from unicron.files import MB, read_text
 from unicron.service.bootstrap import connected
@@ -27,7 +27,7 @@ from unicron_cli.production import FileSeen, Observed, ServerSeen, StreamSeen, T
 T = TypeVar("T")
 
 PORT, GREETING_S = 4222, 2.0
-"""Where a NATS server listens unless its address says otherwise, and how long it may take to greet."""
+"""Usual port of a NATS server, and how long it may take to greet."""
 
 HEARING_S = 1.2
 """How long nodes are listened to, which beat twice a second."""
@@ -44,7 +44,7 @@ async def look(settings: Settings, keys: Path, targets: Path | None, *, patient:
     """Return what is to be seen of the cluster that `settings` lead to.
 
     Args:
-        settings: where the bus is, and who we are there.
+        settings: address of the bus, and the credentials.
         keys: folder of the cluster's keys; there need not be one.
         targets: file in which Prometheus finds whom to scrape; None where there is none.
         patient: whether to wait for a bus that is not there yet.
@@ -82,7 +82,7 @@ async def _answer(asked: Awaitable[T]) -> T | None:
 
 
 async def greeting(address: str) -> ServerSeen:
-    """Return what a NATS server says of itself to whoever connects."""
+    """Return the greeting of a NATS server."""
     url = urlsplit(address if "://" in address else f"nats://{address}")
     shown = f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
     try:
@@ -90,12 +90,12 @@ async def greeting(address: str) -> ServerSeen:
             reader, writer = await asyncio.open_connection(url.hostname, url.port or PORT)
             kind, _, said = (await reader.readline()).partition(b" ")
             writer.close()
-        told = json.loads(said) if kind == b"INFO" else {}
+        info = json.loads(said) if kind == b"INFO" else {}
     except (OSError, ValueError):
-        told = {}
-    if not isinstance(told, dict):
-        told = {}
-    return ServerSeen(address=shown, version=str(told.get("version", "")), tls=told.get("tls_required") is True)
+        info = {}
+    if not isinstance(info, dict):
+        info = {}
+    return ServerSeen(address=shown, version=str(info.get("version", "")), tls=info.get("tls_required") is True)
 
 
 async def _streams(bus: NatsBus) -> list[StreamSeen]:
@@ -138,7 +138,7 @@ def addresses(targets: Path) -> list[str]:
 
 
 async def scrape(address: str) -> TargetSeen:
-    """Return what a process tells Prometheus of itself."""
+    """Return the metrics that a process exports."""
 
     def read() -> str:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=SCRAPE_S) as answer:
@@ -148,10 +148,10 @@ async def scrape(address: str) -> TargetSeen:
         text = await asyncio.to_thread(read)
     except (OSError, ValueError):
         return TargetSeen(address=address, up=False)
-    told = _ACTIVE.search(text)
-    if told is None:
+    matched = _ACTIVE.search(text)
+    if matched is None:
         return TargetSeen(address=address, up=True)
-    return TargetSeen(address=address, up=True, service=told[1], active=float(told[2]) > 0)
+    return TargetSeen(address=address, up=True, service=matched[1], active=float(matched[2]) > 0)
 
 
 def files(keys: Path, now: float) -> Iterator[FileSeen]:

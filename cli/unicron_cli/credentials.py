@@ -1,4 +1,4 @@
-"""The commands `unicron credentials`: who may do what on the bus, and with which key."""
+"""The commands `unicron credentials`: keys on the bus, and the rights of each."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ Node = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")]
 
 @app.command("list")
 def list_keys(folder: Folder = FOLDER, as_json: Json = False) -> None:
-    """List who has a key, and who was shut out."""
+    """List all keys, and the names that were shut out."""
     keyring = _keyring(folder)
     users, shut = keyring.users(), keyring.shut()
     if as_json:
@@ -46,7 +46,7 @@ def subscriber(folder: Folder = FOLDER, as_json: Json = False) -> None:
         _reload(folder)
     text = (
         f"{path}\nUNICRON_NATS_NKEY={path} python examples/subscriber.py\n"
-        "whoever has this file may read all facts and telemetry; its replies come to _INBOX.subscriber.>"
+        "anybody with this file may read all facts and telemetry; its replies come to _INBOX.subscriber.>"
     )
     done(text, as_json, name="subscriber", file=str(path))
 
@@ -64,7 +64,7 @@ def node(name: Node, folder: Folder = FOLDER, as_json: Json = False) -> None:
 
 @app.command("rotate")
 def rotate(name: Name, folder: Folder = FOLDER, as_json: Json = False) -> None:
-    """Replace a key: the old one opens nothing any more, and who finds the new one in its file goes on with it.
+    """Replace a key: the old one opens nothing any more; a process that reads the new one from its file goes on.
 
     `fabric` stands for the key that opens nodes to one another: of that, the old one is taken for ten minutes more.
     """
@@ -102,5 +102,5 @@ def _keyring(folder: Path) -> Keyring:
 def _reload(folder: Path) -> str:
     """Have the embedded server of `folder` look who is let in; return what was done, or what is left to do."""
     if (folder / "cluster.json").exists() and Cluster.load(folder).reload():
-        return "the server has been told"
+        return "the server has read the keys again"
     return RELOAD

@@ -10,24 +10,23 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
+from unicron_chaos.injection import Injection, run_script
 from unicron_chaos.script import ScriptedFault, load
-from unicron_chaos.strikes import Strike, run_script
 from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
 from unicron_deploy.options import CONSOLE_PORT
 
 from unicron.client import Client
+from unicron.contracts.answers import Status
 from unicron.contracts.base import Message, TimerFired
 from unicron.contracts.events import Alert, DeadLetter, FailureDetected, IterationFinished, NodeAdmitted
-from unicron.contracts.queries import Status
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.observe.words.story import story
@@ -48,9 +47,6 @@ CHAIN_LINES = 14
 
 THROUGHPUT = {1: 48e9, 2: 86e9, 3: 115e9, 4: 134e9}
 """T(t, x) of both tasks, FLOP/s, from a quiet machine: they share its cores, so that measuring here would mislead."""
-
-Disturb = Callable[[Cluster, Client], Coroutine[Any, Any, None]]
-"""Does something else to the cluster while the demo runs (tests kill services with it)."""
 
 
 def run_demo(json_path: Path | None, corpus: Path | None) -> int:
@@ -84,27 +80,19 @@ def run_demo(json_path: Path | None, corpus: Path | None) -> int:
 
 
 class Demo:
-    """One run of the demo in the folder `root`; `disturb` is what else happens meanwhile."""
+    """One run of the demo in the folder `root`."""
 
-    def __init__(
-        self,
-        root: Path,
-        corpus: Path,
-        script: Sequence[ScriptedFault],
-        disturb: Disturb | None = None,
-        iterations: int = ITERATIONS,
-    ) -> None:
+    def __init__(self, root: Path, corpus: Path, script: Sequence[ScriptedFault]) -> None:
         self._root = root
         self._script = script
-        self._disturb = disturb
         self.cluster = Cluster(root / "cluster", nodes=3, slots=2, port=free_port(), console=CONSOLE_PORT)
         self._specs = [
-            _spec(root, corpus, iterations, name="gpt-a", weight=1.0, seed=1),
-            _spec(root, corpus, iterations, name="gpt-b", weight=2.0, seed=2),
+            _spec(root, corpus, name="gpt-a", weight=1.0, seed=1),
+            _spec(root, corpus, name="gpt-b", weight=2.0, seed=2),
         ]
         self.journal: list[Message] = []
         self._iterations: list[IterationFinished] = []
-        self._strikes: list[Strike] = []
+        self._injections: list[Injection] = []
         self._status = Status()
         self._doing = ""
 
@@ -120,7 +108,7 @@ class Demo:
             self._say("running the same tasks without failures, to compare")
             await self._run_undisturbed()
         tasks = [self._task_report(spec) for spec in self._specs]
-        reports = fault_reports(self._strikes, self.journal, self._iterations)
+        reports = fault_reports(self._injections, self.journal, self._iterations)
         return DemoReport(
             ok=is_ok(reports, tasks, {spec.name: spec.iterations for spec in self._specs}),
             faults=reports,
@@ -137,14 +125,12 @@ class Demo:
             jobs = [
                 asyncio.create_task(job) for job in (self._follow(client), self._listen(client), self._poll(client))
             ]
-            await asyncio.sleep(0.2)  # telemetry is for who listens already
+            await asyncio.sleep(0.2)  # only current subscribers get telemetry
             for spec in self._specs:
                 await client.submit(spec)
             self._say(f"training: look at {self.cluster.console_url}")
-            if self._disturb is not None:
-                jobs.append(asyncio.create_task(self._disturb(self.cluster, client)))
             try:
-                await run_script(client, self._script, self._restart, self._on_strike)
+                await run_script(client, self._script, self._restart, self._on_injection)
                 while not self._ended():
                     await asyncio.sleep(0.1)
                 await asyncio.sleep(0.5)  # what was published last is still on its way here
@@ -190,9 +176,9 @@ class Demo:
             console(err=True).print(text)
         self._doing = text
 
-    def _on_strike(self, strike: Strike) -> None:
-        self._strikes.append(strike)
-        self._say(f"fault {len(self._strikes)} of {len(self._script)}: {strike.text}")
+    def _on_injection(self, injection: Injection) -> None:
+        self._injections.append(injection)
+        self._say(f"fault {len(self._injections)} of {len(self._script)}: {injection.text}")
 
     async def _restart(self, node: str) -> None:
         await asyncio.to_thread(self.cluster.start_process, node)
@@ -209,10 +195,10 @@ class Demo:
         return Group(*parts)
 
     def _chain(self) -> list[str]:
-        """Return the story of the last fault, from the fact that told of it."""
-        if not self._strikes:
+        """Return the story of the last fault, from its first fact on."""
+        if not self._injections:
             return []
-        since = self._strikes[-1].at
+        since = self._injections[-1].at
         causes = (FailureDetected, NodeAdmitted)
         cause = next((message for message in self.journal if message.at >= since and isinstance(message, causes)), None)
         if cause is None:
@@ -280,7 +266,7 @@ def max_rel_diff(healed: Path, undisturbed: Path) -> float:
     )
 
 
-def _spec(root: Path, corpus: Path, iterations: int, *, name: str, weight: float, seed: int) -> TaskSpec:
+def _spec(root: Path, corpus: Path, *, name: str, weight: float, seed: int) -> TaskSpec:
     """Return a task of the demo; its last argument is where the parameters go."""
     return TaskSpec(
         name=name,
@@ -288,7 +274,7 @@ def _spec(root: Path, corpus: Path, iterations: int, *, name: str, weight: float
         min_workers=1,
         max_workers=4,
         microbatches=MICROBATCHES,
-        iterations=iterations,
+        iterations=ITERATIONS,
         command=[
             "python",
             str(SCRIPT),

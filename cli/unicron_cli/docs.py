@@ -13,6 +13,7 @@ import msgspec
 
 from unicron import codec, subjects
 from unicron.contracts import (
+    answers,
     commands,
     enrolment,
     events,
@@ -83,7 +84,7 @@ COMMON = {
     "spec": "What the user submitted.",
     "plan": "The plan.",
     "state": "The state it is in now.",
-    "members": "Who computes, in rank order.",
+    "members": "Workers that compute, in rank order.",
     "token": "Fencing token of the sender; agents refuse lower ones than they have seen.",
     "command": "Name of the command.",
     "event": "The event that the row is about.",
@@ -99,7 +100,7 @@ COMMON = {
     "recent_s": "Duration of the latest iterations in seconds.",
     "reward": "Value of the objective, sum of G (equation 3).",
 }
-"""What fields mean that several types share; the docstring of a type goes first."""
+"""Descriptions of fields that several types share; the docstring of a type goes first."""
 
 OWNERS = {
     queries.GetPlan: "planner",
@@ -114,7 +115,7 @@ OWNERS = {
     queries.GetPools: "provisioner",
     queries.AcknowledgeIncident: "notifier",
 }
-"""Who answers a query, where that is not the registry."""
+"""The owner of a query, where that is not the registry."""
 
 
 class Field(typing.NamedTuple):
@@ -156,7 +157,7 @@ def records() -> list[type]:
         pools,
         enrolment,
         events,
-        queries,
+        answers,
     ):
         for kind in vars(module).values():
             own = inspect.isclass(kind) and kind.__module__ == module.__name__

@@ -1,4 +1,4 @@
-"""The command that tells what GPU time went into."""
+"""The command that shows how GPU time was spent."""
 
 import csv
 import io
@@ -27,7 +27,7 @@ UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 NO_TASK = "(no task)"
 
 HOURS_FROM_S = 360
-"""From so many seconds on a cost is told in hours."""
+"""From so many seconds on a cost is shown in hours."""
 
 ROWS = 20
 """Causes, nodes and failures that the tables show, the dearest; `--json` and `--csv` have all."""
@@ -119,12 +119,12 @@ def _table(title: str, rows: Sequence[CostRow]) -> Table:
 
 
 def view_of(costs: list[ChainCost]) -> Group:
-    """Return what failures cost as a table for a person; `unicron events --chain` tells what happened in one."""
+    """Return what failures cost as a table for a person; `unicron events --chain` shows what happened in one."""
     shown = costs[:ROWS]
     used = [phase for phase in Phase if any(cost.seconds[phase] for cost in shown)]
     phases = [phase.replace("_", "-").upper() for phase in used]
     table = plain_table("FAILURE", "NODE", "TASKS", "AT", "HEALED IN", "COST", *phases, "CHAIN")
-    # on a narrow screen all else is folded: who copies an id needs it in one piece
+    # on a narrow screen all else is folded: an id that is copied has to be in one piece
     table.columns[-1].no_wrap = True
     for cost in shown:
         healed = "not yet" if cost.recovered_at is None else span(cost.recovered_at - cost.begun)

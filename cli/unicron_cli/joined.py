@@ -30,7 +30,7 @@ JOIN_S = 600.0
 """How long machines wait for one another, as torchrun's do."""
 
 GONE_S = 60.0
-"""When the first machine has not answered for so long, it is gone."""
+"""Seconds without an answer after which the first machine counts as gone."""
 
 LOOK_S, ASK_S = 0.2, 1.0
 DYING_S = 30.0

@@ -35,7 +35,7 @@ async def open_to_others(client: Client, authority: Path, meeting: Meeting, node
 
 
 class Attendance:
-    """Which machines are there; gives up where too few are for too long.
+    """The machines that take part; gives up where too few do for too long.
 
     Args:
         nodes: how many are to be.

@@ -92,7 +92,7 @@ def up(
         raise typer.BadParameter("--nodes 0 without --pools: no node would ever come; give a file of pools, or nodes")
     if options.insecure:
         warn(
-            "INSECURE: there are no keys and no rights: whoever reaches the bus may order anything and speak for "
+            "INSECURE: there are no keys and no rights: anybody who reaches the bus may order anything and speak for "
             "any node; leave --insecure out wherever anybody else can reach it"
             + (", and say --no-insecure where it was started so before" if "--insecure" in kept else "")
         )
@@ -148,7 +148,7 @@ def _started(cluster: Cluster, backup: Path | None) -> None:
 
 
 def _summary(cluster: Cluster, kept: list[str], folder: Path) -> str:
-    """Return what to tell of a cluster that was started."""
+    """Return the report of a cluster that was started."""
     options = cluster.options
     text = f"the cluster runs at {cluster.url} with {options.nodes} nodes of {options.slots} slots; "
     text += f"logs in {cluster.logs}"

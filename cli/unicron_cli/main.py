@@ -53,8 +53,8 @@ COMMANDS = {
         "Run policies through failures in virtual time; show what each earns and what failures cost it.",
     ),
     "rules": ("rules", "See what exceptions and lines of logs are taken for."),
-    "notify": ("notify", "See who is told what, try it, and acknowledge."),
-    "straggler": ("straggler", "What stragglers cost a job, who they are, and why."),
+    "notify": ("notify", "See which channels get which notices, try them, and acknowledge."),
+    "straggler": ("straggler", "The costs of a job's stragglers, which they are, and why."),
     "docs": ("docs", ""),
 }
 """By name: the module here that has the command, and what it does in a line; empty for one that is hidden."""

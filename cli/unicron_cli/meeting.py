@@ -17,7 +17,7 @@ from unicron.printable import shown
 from unicron.settings import MOST_PORT
 
 PORT = 29400
-"""Where torchrun's machines meet, too, unless a port is given."""
+"""Default port, which is also torchrun's."""
 
 MOST_NODES = 10_000
 
@@ -43,12 +43,12 @@ class Nodes(NamedTuple):
 
 
 class Meeting(NamedTuple):
-    """Where, and under which name, machines meet.
+    """The address and the name under which machines meet.
 
     Attributes:
         host, port: of the endpoint.
-        id: tells this run from others.
-        rank: of this machine, None where nobody said.
+        id: distinguishes this run from others.
+        rank: of this machine, None where none was given.
         token_file: where the token is, or will be.
     """
 

@@ -1,4 +1,4 @@
-"""The commands `unicron notify`: try the channels of a file, see who was told what, and say that you see to it."""
+"""The commands `unicron notify`: try the channels of a file, list notices, and acknowledge incidents."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A TOML file of rules and channels.")],
     as_json: Json = False,
 ) -> None:
-    """Check a file of rules and channels, and the secrets that it names; nobody is told anything."""
+    """Check a file of rules and channels, and the secrets that it names; nobody is notified."""
     config = load(str(file))
     channels, rules = list(config.channels), list(config.routing.rules)
     named = {name for rule in config.routing.rules.values() for name in rule.channels}
@@ -76,13 +76,13 @@ def trial(
 
 @app.command("status")
 def status(nats: Nats = None, as_json: Json = False) -> None:
-    """Show the latest incidents, who was told of them, and which channels have something to deliver."""
+    """Show the latest incidents, the channels that got them, and which channels have something to deliver."""
     view = with_client(nats, lambda client: client.notifications())
     if as_json:
         print_json(view)
         return
     if not view.channels:
-        say("the notifier has no file of rules: nobody is told anything (UNICRON_NOTIFY)")
+        say("the notifier has no file of rules: nobody is notified (UNICRON_NOTIFY)")
         return
     console().print(_table(view))
     for channel in view.channels:
@@ -93,11 +93,11 @@ def status(nats: Nats = None, as_json: Json = False) -> None:
 @app.command("ack")
 def ack(
     incident: Annotated[str, typer.Argument(metavar="ID", help="Of the incident, or how only that one begins.")],
-    by: Annotated[str, typer.Option("--by", envvar="USER", metavar="NAME", help="Who sees to it.")],
+    by: Annotated[str, typer.Option("--by", envvar="USER", metavar="NAME", help="Your name, as the others see it.")],
     nats: Nats = None,
     as_json: Json = False,
 ) -> None:
-    """Say that you see to an incident: others are told so, and nobody else is called."""
+    """Acknowledge an incident: its channels get your name, and nobody else is called."""
     text = with_client(nats, lambda client: client.acknowledge(incident, by))
     done(text, as_json, incident=incident, by=by)
 
@@ -128,7 +128,7 @@ def _table(view: NotificationsView) -> Table:
     for each in view.incidents:
         began = time.strftime("%m-%d %H:%M:%S", time.localtime(each.began))
         state = f"over after {each.ended - each.began:.0f} s" if each.ended else f"seen to by {each.by}" * bool(each.by)
-        told = ", ".join(each.told + [f"({name})" for name in each.held])
-        words = (each.id, str(each.severity), began, state or "open", told, each.title)
+        channels = ", ".join(each.told + [f"({name})" for name in each.held])
+        words = (each.id, str(each.severity), began, state or "open", channels, each.title)
         table.add_row(*(Text(word) for word in words))
     return table

@@ -7,8 +7,9 @@ import msgspec
 import typer
 
 from unicron.client import Client
+from unicron.contracts.answers import PlanView
 from unicron.contracts.plans import Plan
-from unicron.contracts.queries import PlanView, WhatIf
+from unicron.contracts.queries import WhatIf
 from unicron.observe.words.explain import condition
 from unicron.observe.words.explain import explain as explained
 from unicron.taskfile import load
@@ -21,14 +22,14 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.command()
 def show(nats: Nats = None, as_json: Json = False) -> None:
-    """Show the plan in force: who has which slots, and what that is expected to bring."""
+    """Show the plan in force: each task's slots, and the expected throughput."""
     view = with_client(nats, lambda client: client.plan())
     print_view(view, lambda: plan_view(view), as_json)
 
 
 @app.command()
 def explain(nats: Nats = None, as_json: Json = False) -> None:
-    """Say in words what happened, what was decided, who gains and loses, and what that rests on."""
+    """Explain a plan in words: the event, the decision, its cost to each task, and its grounds."""
     view = with_client(nats, lambda client: client.plan())
     pairs = explained(view)
     print_view(_fields(view) | {"words": dict(pairs)}, lambda: words(pairs), as_json)

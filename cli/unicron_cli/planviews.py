@@ -1,4 +1,4 @@
-"""What rich shows of plans: the one in force, one that might be, the lookup table, and the curve of a task."""
+"""The tables of plans: the one in force, one that might be, the lookup table, and the curve of a task."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -7,8 +7,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from unicron.contracts.answers import Curve, CurvePoint, PlanView, TableRow
 from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.queries import Curve, CurvePoint, PlanView, TableRow
 from unicron.contracts.tasks import SlotRef
 from unicron.observe.words.explain import NO_PLAN, changes, explain
 from unicron.observe.words.units import KNOWN_FLOPS, expected, has_known_flops, percent, si, span
@@ -24,13 +24,13 @@ ROWS = 40
 """Sizes of a curve that are shown; --json has them all."""
 
 SOURCES = {"measured": "green", "table": "cyan", "model": "yellow", "linear": "dim"}
-"""Where T(t, x) comes from, best first, and the colour of its bar."""
+"""The sources of T(t, x), best first, and the colours of their bars."""
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def plan_view(view: PlanView) -> Group:
-    """Return the plan in force: who has what, and by which figures it was chosen."""
+    """Return the plan in force: each task's slots, and the figures by which it was chosen."""
     if view.plan is None:
         return Group(Text(NO_PLAN))
     plan = view.plan
@@ -161,12 +161,12 @@ def _bars(curve: Curve, shown: Sequence[CurvePoint]) -> Table:
     return table
 
 
-def thinned(curve: Curve, rows: int = ROWS) -> list[CurvePoint]:
-    """Return about `rows` points, evenly spread: the first, the last, the measured and the held ones among them."""
+def thinned(curve: Curve) -> list[CurvePoint]:
+    """Return about `ROWS` points, evenly spread: the first, the last, the measured and the held ones among them."""
     points = curve.points
-    if len(points) <= rows:
+    if len(points) <= ROWS:
         return points
-    evenly = {round(index * (len(points) - 1) / (rows - 1)) for index in range(rows)}
+    evenly = {round(index * (len(points) - 1) / (ROWS - 1)) for index in range(ROWS)}
     return [
         point
         for index, point in enumerate(points)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unicron.contracts.queries import Curve, CurvePoint
+from unicron.contracts.answers import Curve, CurvePoint
 from unicron.errors import InvalidInputError, UnicronError
 from unicron_cli.planviews import weighted, worth
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FORMATS = (".png", ".svg")
-"""What a file's name can end in."""
+"""Suffixes of the file that can be written."""
 
 MARKS = {
     "measured": ("o", "tab:green"),

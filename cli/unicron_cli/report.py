@@ -1,19 +1,14 @@
-"""What the demo reports of each fault, worked out from the journal and the telemetry alone. Pure."""
+"""The demo's report of each fault, worked out from the journal and the telemetry alone. Pure."""
 
 from collections.abc import Sequence
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
-from unicron_chaos.strikes import Strike
+from unicron_chaos.injection import Injection
 
 from unicron.contracts.base import Message, Record
-from unicron.contracts.events import (
-    FailureDetected,
-    IterationFinished,
-    NodeAdmitted,
-    Regrouped,
-)
+from unicron.contracts.events import FailureDetected, IterationFinished, NodeAdmitted, Regrouped
 from unicron.observe.accounts.goodput import Goodput
 from unicron.observe.incidents import Incidents, chain_of
 
@@ -82,12 +77,12 @@ class DemoReport(Record, kw_only=True, frozen=True):
 
 
 def fault_reports(
-    strikes: Sequence[Strike], journal: Sequence[Message], iterations: Sequence[IterationFinished]
+    injections: Sequence[Injection], journal: Sequence[Message], iterations: Sequence[IterationFinished]
 ) -> list[FaultReport]:
-    """Work out one report a strike; each one's time ends where the next begins.
+    """Work out one report an injection; each one's time ends where the next begins.
 
     Args:
-        strikes: in their order.
+        injections: in their order.
         journal: all facts and commands, in order.
         iterations: all finished iterations, in any order.
     """
@@ -95,29 +90,29 @@ def fault_reports(
     accounts = Goodput()
     for message in journal:
         accounts.handle(message)
-    ends = [strike.at for strike in strikes[1:]] + [float("inf")]
+    ends = [injection.at for injection in injections[1:]] + [float("inf")]
     return [
         _report(
-            strike,
-            [message for message in journal if message.at >= strike.at],
-            [message for message in iterations if message.at >= strike.at],
+            injection,
+            [message for message in journal if message.at >= injection.at],
+            [message for message in iterations if message.at >= injection.at],
             accounts.incidents,
-            _redone(iterations, strike.at, end),
+            _redone(iterations, injection.at, end),
         )
-        for strike, end in zip(strikes, ends, strict=True)
+        for injection, end in zip(injections, ends, strict=True)
     ]
 
 
 def _report(
-    strike: Strike,
+    injection: Injection,
     journal: Sequence[Message],
     iterations: Sequence[IterationFinished],
     incidents: Incidents,
     redone: int,
 ) -> FaultReport:
-    cause = next((message for message in journal if _is_cause(strike, message)), None)
+    cause = next((message for message in journal if _is_cause(injection, message)), None)
     if cause is None:
-        return FaultReport(kind=strike.fault, target=strike.target, iterations_redone=redone)
+        return FaultReport(kind=injection.fault, target=injection.target, iterations_redone=redone)
     chain = [message for message in journal if chain_of(message) == chain_of(cause)]
     joined = [message for message in chain if isinstance(message, Regrouped)]
     first: dict[str, int] = {}
@@ -131,25 +126,25 @@ def _report(
     ]
     leaders = {message.task: message for message in reunion}
     return FaultReport(
-        kind=strike.fault,
-        target=strike.target,
+        kind=injection.fault,
+        target=injection.target,
         severity=int(cause.severity) if isinstance(cause, FailureDetected) else None,
-        detected_s=cause.at - strike.at,
-        resumed_s=_last([message.at for message in reunion], strike.at),
-        first_iteration_s=_last(after, strike.at),
-        restored_s=None if restored is None else restored - strike.at,
+        detected_s=cause.at - injection.at,
+        resumed_s=_last([message.at for message in reunion], injection.at),
+        first_iteration_s=_last(after, injection.at),
+        restored_s=None if restored is None else restored - injection.at,
         iterations_redone=redone,
         microbatches_kept=sum(message.kept for message in leaders.values()),
         microbatches_recomputed=sum(message.recomputed for message in leaders.values()),
     )
 
 
-def _is_cause(strike: Strike, message: Message) -> bool:
-    if strike.fault == "restart-node":
-        return isinstance(message, NodeAdmitted) and message.node == strike.node
+def _is_cause(injection: Injection, message: Message) -> bool:
+    if injection.fault == "restart-node":
+        return isinstance(message, NodeAdmitted) and message.node == injection.node
     if not isinstance(message, FailureDetected):
         return False
-    return message.worker == strike.worker if strike.worker else message.node == strike.node
+    return message.worker == injection.worker if injection.worker else message.node == injection.node
 
 
 def _redone(iterations: Sequence[IterationFinished], start: float, end: float) -> int:

@@ -22,8 +22,8 @@ EXCEPTION = {
     Severity.SEV2: "the worker is started again",
     Severity.SEV3: "the ranks form a new group, and try again; a process that ended by it is started again",
 }
-KERNEL = EXCEPTION | {Severity.SEV3: "nothing by itself; it is told with what else fails on that node just then"}
-OUTPUT = {Severity.SEV3: "nothing by itself; it is told with what fails of its task just then"}
+KERNEL = EXCEPTION | {Severity.SEV3: "nothing by itself; a failure on that node just then has it in its reason"}
+OUTPUT = {Severity.SEV3: "nothing by itself; a failure of its task just then has it in its reason"}
 
 
 @app.command("explain")

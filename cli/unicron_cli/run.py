@@ -18,8 +18,8 @@ from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
 
 from unicron.client import Client
+from unicron.contracts.answers import Status, TaskView
 from unicron.contracts.events import FailureDetected, ScriptDrilled, TaskRecovered
-from unicron.contracts.queries import Status, TaskView
 from unicron.contracts.tasks import UNCOUNTED, Healing, NodeState, ParallelLayout, TaskSpec, TaskState
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.observe.words.story import describe
@@ -99,7 +99,7 @@ def run(
             "--rdzv-id",
             "--rdzv_id",
             metavar="ID",
-            help="Tells this run from others. [that of Slurm's job, or HOST-PORT]",
+            help="Distinguishes this run from others. [that of Slurm's job, or HOST-PORT]",
         ),
     ] = "",
     rank: Annotated[
@@ -116,7 +116,7 @@ def run(
 ) -> None:
     """Run a distributed program on this machine as torchrun would, and again where it fails.
 
-    Its checkpoints are its own; docs/training.md says what it is told, and what `unicron.train.watch` adds.
+    Its checkpoints are its own; docs/training.md lists its variables, and what `unicron.train.watch` adds.
     """
     if folder is not None and (folder / "cluster.json").exists():
         raise InvalidInputError(f"--dir {folder}: a cluster has run there; give a folder that is new")
@@ -170,7 +170,7 @@ def spec_of(command: list[str], workers: int, least: int, checkpoints: Path | No
 
 
 class Run(NamedTuple):
-    """What is to be run: a task, on how many machines with how many ranks each, and where these meet, if they do.
+    """A run: a task, on how many machines with how many ranks each, and their meeting, if there are several.
 
     Attributes:
         drill: it is over with the drill.
@@ -280,7 +280,7 @@ class Program:
                     await asyncio.sleep(LOOK_S)
 
     async def _follow(self, client: Client) -> None:
-        """Tell of failures and recoveries."""
+        """Print failures and recoveries."""
         failed = False
         async for _, message in client.follow():
             self._ending.observe(message)

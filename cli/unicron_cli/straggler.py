@@ -1,4 +1,4 @@
-"""The command group `unicron straggler`: what stragglers cost a job or a running task, who they are, what changed."""
+"""The commands `unicron straggler`: the costs of a job's or a task's stragglers, their causes, and comparisons."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from unicron.contracts.queries import StragglerView
+from unicron.contracts.answers import StragglerView
 from unicron.contracts.timings import DEFAULT_SHARE
 from unicron.observe.words.units import percent
 from unicron_cli.output import Json, Nats, console, done, needs, print_json, say, with_client
@@ -36,7 +36,7 @@ def analyze(
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw heat maps and a timeline there.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report that needs no network.")] = None,
 ) -> None:
-    """Simulate a job without its stragglers: what they cost it, who they are, why, and what to do."""
+    """Simulate a job without its stragglers: their costs, their causes, and what to do."""
     with needs("unicron straggler", EXTRAS):
         from unicron_straggler.analysis import diagnosis, pictures, report, words  # noqa: PLC0415
     traced, analysis = words.analyzed(trace, meta)

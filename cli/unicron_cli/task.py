@@ -26,7 +26,7 @@ def resume(task: Task, nats: Nats = None, as_json: Json = False) -> None:
 
 @app.command()
 def save(task: Task, nats: Nats = None, as_json: Json = False) -> None:
-    """Write a task's state to its storage now; `unicron events` tells when it is there, and where."""
+    """Write a task's state to its storage now; `unicron events` shows when it is there, and where."""
     done(with_client(nats, lambda client: client.save(task)), as_json, task=task)
 
 

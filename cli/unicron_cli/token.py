@@ -59,7 +59,7 @@ def create(
 
 @app.command("list")
 def list_tokens(nats: Nats = None, as_json: Json = False) -> None:
-    """List all join tokens, who came by them, and those that are over."""
+    """List all join tokens, the nodes that joined by them, and those that are over."""
     found = with_client(nats, Client.tokens)
     print_view({"tokens": found}, lambda: _table(found), as_json)
 
@@ -108,7 +108,7 @@ def seconds(text: str) -> float:
 
 
 def _table(found: list[TokenView]) -> Table:
-    table = Table("token", "pool", "state", "until (UTC)", "uses", "who came by it", "for machine", "made by")
+    table = Table("token", "pool", "state", "until (UTC)", "uses", "nodes", "for machine", "made by")
     for token in found:
         until = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(token.expires))
         uses, names = f"{len(token.used)} of {token.uses}", ", ".join(use.node for use in token.used)

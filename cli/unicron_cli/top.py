@@ -26,10 +26,10 @@ LOOK_S = 1.0
 """How often the cluster is asked, and shown."""
 
 WHOLE = 20_000
-"""Entries up to which the journal is read from its beginning, so that it tells the goodput of tasks."""
+"""Entries up to which the journal is read from its beginning, so that the goodput of tasks is known."""
 
 RECENT = 5_000
-"""Entries of a longer one that are read: no goodput is known then, `unicron goodput` tells it."""
+"""Entries of a longer one that are read: then only `unicron goodput` shows the goodput."""
 
 PAPER = 50
 """Lines that are printed where there is no terminal."""

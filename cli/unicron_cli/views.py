@@ -1,4 +1,4 @@
-"""What rich shows of a cluster: nodes and tasks."""
+"""The tables of a cluster: nodes and tasks."""
 
 import re
 import time
@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from unicron.contracts.queries import NodeView, SaverView, Status, TaskView
+from unicron.contracts.answers import NodeView, SaverView, Status, TaskView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, Slot, TaskState
 from unicron.observe.words.units import KNOWN_FLOPS, ago, expected, si, span
 
@@ -69,7 +69,7 @@ def tasks_table(status: Status) -> Table:
 
 
 def left(view: TaskView) -> str:
-    """Return how long a task that runs still takes, if its iterations go on as the last one; empty where none tells."""
+    """Return how long a task still takes, if its iterations go on as the last one; empty where that is not known."""
     counted = view.spec.iterations < UNCOUNTED and view.state is TaskState.RUNNING
     return span((view.spec.iterations - view.iteration - 1) * view.iteration_s) if counted and view.iteration_s else ""
 

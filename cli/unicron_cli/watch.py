@@ -75,7 +75,7 @@ def nodes(nats: Nats = None, as_json: Json = False) -> None:
 
 def events(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new ones, until Ctrl-C.")] = False,
-    chain: Annotated[str, typer.Option(metavar="ID", help="Tell the story of one failure, from any id in it.")] = "",
+    chain: Annotated[str, typer.Option(metavar="ID", help="Show the story of one failure, from any id in it.")] = "",
     last: Annotated[int | None, typer.Option("--last", "-n", min=0, help="Only so many of the last ones.")] = None,
     task: Annotated[str, typer.Option(help="Only what concerns this task.")] = "",
     node: Annotated[str, typer.Option(help="Only what concerns this node.")] = "",
@@ -84,7 +84,7 @@ def events(
 ) -> None:
     """List facts and commands in the order in which they happened."""
     if follow and chain:
-        raise typer.BadParameter("--chain tells what is over, --follow what comes: use one of them")
+        raise typer.BadParameter("--chain shows the past, --follow what comes: use one of them")
     try:
         if chain:
             with_client(nats, lambda client: _story(client, chain, as_json))

@@ -57,7 +57,7 @@ def batches(args: argparse.Namespace) -> Iterator[torch.Tensor]:
 
 
 def loss_of(losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the mean of the losses of all tokens, to go back from and to tell."""
+    """Return the mean of the losses of all tokens, to go back from and to report."""
     loss = losses.float().mean()
     return loss, {"lm loss": loss.detach().clone()}
 

@@ -43,7 +43,7 @@ def order(shape: Shape, stage: int) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class Played:
-    """When each operation started and ended, in seconds (steps, dp)."""
+    """Start and end of each operation, in seconds (steps, dp)."""
 
     starts: dict[Node, Floats]
     ends: dict[Node, Floats]

@@ -22,9 +22,10 @@ from unicron.errors import InvalidInputError, UnicronError
 from unicron.service.commit import Commit
 from unicron_simulator.policies import parameters
 from unicron_simulator.policies.parameters import Phases
-from unicron_simulator.storms.faults import CALM, FOREVER, LosePower, Scene
+from unicron_simulator.storms.faults import LosePower
+from unicron_simulator.storms.injection import FaultInjector
 from unicron_simulator.storms.links import Commits
-from unicron_simulator.storms.strikes import Strikes
+from unicron_simulator.storms.scene import CALM, FOREVER, Scene
 from unicron_simulator.storms.training import Trainer, WorkerDelays
 from unicron_simulator.storms.world import START, StormParts, World
 
@@ -40,7 +41,7 @@ LONG_S = 1000.0
 
 
 class Transition(NamedTuple):
-    """What became of a lost node, in virtual seconds.
+    """The outcome for a lost node, in virtual seconds.
 
     Attributes:
         gpus, left: workers before and after.
@@ -171,7 +172,7 @@ class _Play:
     async def run(self) -> None:
         world = self.world
         await world.begin()
-        faults = asyncio.ensure_future(Strikes(world).strike_all())
+        faults = asyncio.ensure_future(FaultInjector(world).inject_all())
         await asyncio.sleep(self.lost_at - self.clock.elapsed() - 1e-3)
         self.computing = world.trainers()
         while not (self._over() or world.invariants.violation or self.clock.elapsed() > self.lost_at + LONG_S):

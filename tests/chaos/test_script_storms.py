@@ -14,8 +14,8 @@ from helpers.gate import gate
 from helpers.scripts import ACCELERATED, GATHERS, LIGHTNING, SPREAD, TRAINER, Run, disturbed
 from helpers.storms import SERVICES, mend
 from helpers.training import running_cluster, shared, task, write_script
+from unicron_chaos.injection import inject
 from unicron_chaos.storm import Storm
-from unicron_chaos.strikes import strike
 
 from benchmarks.inplace_scripts.made import made, written
 from benchmarks.inplace_scripts.runs import plain, results
@@ -57,8 +57,8 @@ async def storm_over(scene, run, chance, strikes, apart):
             status = await scene.client.status()
             if (choice := storm.choose(status)) is not None:
                 print(choice)  # noqa: T201
-                await strike(scene.client, choice.fault, choice.target, restart)
-                storm.struck(choice, status)
+                await inject(scene.client, choice.fault, choice.target, restart)
+                storm.record_hit(choice, status)
                 struck.append(choice)
         except UnicronError as error:
             print(error)  # noqa: T201 whom it was for is gone

@@ -14,7 +14,8 @@ from unicron_agent.outbox import Outbox
 from unicron_agent.snapshots.snapshots import NodeSnapshots
 from unicron_planner.core import PlannerCore
 from unicron_simulator.storms import storm
-from unicron_simulator.storms.faults import Lies, scene
+from unicron_simulator.storms.faults import Lies
+from unicron_simulator.storms.scene import scene
 from unicron_simulator.storms.world import StormParts
 
 from unicron import codec

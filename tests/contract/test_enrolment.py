@@ -1,4 +1,4 @@
-"""A real server, the enroller and the agent's half: who gets in by a join token, what that opens, and who does not."""
+"""A real server, the enroller and the agent's half: join tokens, the rights that they give, and refusals."""
 
 import asyncio
 import contextlib
@@ -91,7 +91,7 @@ async def made(place, client, **order):
     return token
 
 
-async def told(client, kind, after):
+async def published(client, kind, after):
     """Return the first message of a kind that the journal has behind a position."""
     async for _, message in client.follow(after):
         if isinstance(message, kind):
@@ -104,7 +104,7 @@ async def test_a_node_gets_in_once_keeps_what_it_was_given_and_needs_no_token_ag
     given = place.agent("new-1", token, machine="gpu-7f3a")
     settings = await enrol(given)
     assert (settings.node, settings.pool) == ("new-1", "gpu")
-    fact = await told(client, NodeEnrolled, before)
+    fact = await published(client, NodeEnrolled, before)
     assert (fact.node, fact.pool, fact.token, fact.machine, fact.uses_left) == ("new-1", "gpu", token.id, "gpu-7f3a", 0)
     assert (fact.source, fact.public_key) == ("enroller", place.keys.users()["new-1"])
     folder = place.root / "nodes" / "new-1" / "keys"
@@ -132,11 +132,11 @@ async def test_a_node_gets_in_once_keeps_what_it_was_given_and_needs_no_token_ag
 
 
 async def refused(place, client, settings, why, name=None):
-    """See that a node does not get in, is told why, and that the journal tells it too."""
+    """See that a node does not get in, learns why, and that the journal has it too."""
     before, users = await client.tail(), place.keys.users()
     with pytest.raises(InvalidInputError, match=why):
         await enrol(settings)
-    fact = await told(client, EnrolmentRefused, before)
+    fact = await published(client, EnrolmentRefused, before)
     assert (fact.name, fact.source) == (name or settings.node, "enroller")
     assert place.keys.users() == users
     return fact
@@ -225,7 +225,7 @@ async def test_who_asks_to_join_may_do_that_and_nothing_else(place, client):
         before = await client.tail()
         garbage = await stranger.request("unicron.v1.enrol", b"garbage", timeout=PATIENT_S)
         assert b"can't be read" in garbage.data
-        assert "can't be read" in (await told(client, EnrolmentRefused, before)).reason
+        assert "can't be read" in (await published(client, EnrolmentRefused, before)).reason
     finally:
         await stranger.close()
     assert sorted(refused) == sorted(subject.lower() for subject in [*publish, *subscribe])

@@ -1,4 +1,4 @@
-"""Who carries no proof that it is of this cluster gets nothing from a node's ports; those who do go on meanwhile."""
+"""Callers without a proof of this cluster get nothing from a node's ports; those with one go on meanwhile."""
 
 import asyncio
 import contextlib
@@ -24,8 +24,10 @@ from unicron_agent.workers import rendezvous
 from unicron_agent.workers.rendezvous import UNPROVEN, RendezvousServer
 
 from unicron import fabric_proofs
+from unicron.contracts.frames import LENGTH, frame, length_of
+from unicron.contracts.rendezvous import Enter, Put, Take, challenge, taken
 from unicron.contracts.states import Keeper
-from unicron.contracts.worker import LENGTH, NOWHERE, Enter, Put, Take, challenge, frame, length_of, taken, to_worker
+from unicron.contracts.worker import NOWHERE, to_worker
 from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
 from unicron.train.groups.rendezvous import Rendezvous
 
@@ -122,7 +124,7 @@ async def test_no_state_is_handed_out_or_kept_without_a_proof_that_holds(states,
     with pytest.raises(grpc.aio.AioRpcError, match=reason) as refused:
         await states.keep(shown(states, KEEP, announced), announced, CONTENT)
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert ([path.name for path in states.folder.iterdir()], states.told) == ([NAME], [])
+    assert ([path.name for path in states.folder.iterdir()], states.reports) == ([NAME], [])
     assert await states.fetch(states.header()) == CONTENT
     await states.keep(states.header(KEEP, announced), announced, CONTENT)
     assert states.memory.saved()
@@ -137,7 +139,7 @@ async def test_a_proof_is_of_one_request_and_holds_once(states):
     garbage = msgspec.msgpack.encode(state_ref(b"garbage", "gpt-1.2.saved"))
     with pytest.raises(grpc.aio.AioRpcError, match="of another request"):
         await states.keep(states.header(KEEP, announced), garbage, b"garbage")
-    assert states.told == []
+    assert states.reports == []
     header = states.header()
     assert await states.fetch(header) == CONTENT
     with pytest.raises(grpc.aio.AioRpcError, match="was shown before"):
@@ -246,7 +248,7 @@ async def test_those_who_say_nothing_or_too_much_cost_little_and_states_are_hand
         assert fetched
     assert "the state server turned ipv4:127.0.0.1 away: no proof" in caplog.text
     assert caplog.text.count("turned") <= 20
-    assert states.told == []
+    assert states.reports == []
 
 
 # --- rendezvous ------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from helpers.shell import (
     StuckBus,
     ask,
     attempts,
+    current_outcomes,
     exited,
     feed,
     let_go,
@@ -23,13 +24,12 @@ from helpers.shell import (
     running,
     service,
     serving,
-    told,
 )
 from helpers.waiting import elapse, in_virtual_time, insist, until
 from helpers.worlds import LEASE_TTL_S
 
 from unicron import codec, subjects
-from unicron.contracts import queries
+from unicron.contracts import answers, queries
 from unicron.contracts.events import (
     Alert,
     DeadLetter,
@@ -172,7 +172,7 @@ async def test_queries_are_answered_and_orders_have_outcomes(world, bus):
 
 @pytest.mark.parametrize("by", ["two\nlines", "\x1b[2J", "\u202eada", "a" * 257])
 @in_virtual_time
-async def test_an_order_by_what_is_no_name_is_refused_and_not_told(world, bus, by):
+async def test_an_order_by_what_is_no_name_is_refused_and_not_current_outcomes(world, bus, by):
     order = queries.SubmitTask(spec=TaskSpec(name="gpt", command=["true"]), by=by)
     async with running(await serving(world)):
         assert "at `$.by`" in (await ask(bus, order)).error
@@ -183,7 +183,7 @@ async def test_an_order_by_what_is_no_name_is_refused_and_not_told(world, bus, b
 async def test_queries_that_can_not_be_answered_get_an_error_and_change_nothing(world, bus):
     async with running(await serving(world)):
         garbage = await insist(lambda: bus.ask(subjects.rpc(tally.NAME), b"\xc1", 5.0))
-        assert "not a valid query" in codec.decode(garbage, queries.Reply).error
+        assert "not a valid query" in codec.decode(garbage, answers.Reply).error
         reply = await ask(bus, queries.GetPlan())
         assert "no answer to that" in reply.error
         assert (await ask(bus, queries.GetStatus())).text == "0 0"
@@ -362,7 +362,7 @@ async def test_corrupt_telemetry_becomes_a_dead_letter_and_good_telemetry_counts
 
 
 @in_virtual_time
-async def test_telemetry_that_is_dropped_is_counted_and_the_core_and_everybody_are_told(world, monkeypatch):
+async def test_telemetry_that_is_dropped_is_counted_and_the_core_and_everybody_are_current_outcomes(world, monkeypatch):
     monkeypatch.setattr("unicron.service.service.WAITING", 5)
     bus = await world.connect()
     beat = NodeHeartbeat(node="n1", incarnation="i", source="n1")
@@ -379,7 +379,7 @@ async def test_telemetry_that_is_dropped_is_counted_and_the_core_and_everybody_a
                 told = re.findall(r"the tally can't keep up: it has dropped (\d+) pieces of telemetry", "".join(alerts))
                 if told and heard + sum(map(int, told)) == 900:
                     break
-        assert (await ask(bus, queries.GetLoad())).load == queries.Load(waiting=0, position=0, dropped=900 - heard)
+        assert (await ask(bus, queries.GetLoad())).load == answers.Load(waiting=0, position=0, dropped=900 - heard)
     assert alerts[0] == "TelemetryDropped", "the core knows at once, others when a while is over"
 
 
@@ -540,7 +540,7 @@ async def test_a_timer_that_telemetry_cancelled_stays_so_when_the_core_stumbles(
         assert (await ask(bus, queries.GetStatus())).text == "0 2"
         await feed(bus, exited("poison"), 0)
         await elapse(60.0)
-        assert told(world, FAILED) == []
+        assert current_outcomes(world, FAILED) == []
 
 
 @in_virtual_time
@@ -549,9 +549,9 @@ async def test_a_timer_of_a_day_fires_after_a_day(world):
     async with running(await serving(world)):
         await feed(bus, NodeLeft(node="n1", incarnation="86400"), 0)
         await elapse(86_000)
-        assert told(world) == []
+        assert current_outcomes(world) == []
         await elapse(1_000)
-    [fired] = told(world)
+    [fired] = current_outcomes(world)
     assert fired.at == pytest.approx(began + 86_400.0, abs=1.0)
     assert fired.correlation == "fact-0"
 

@@ -1,4 +1,4 @@
-"""What a node takes in as a copy of another's snapshot: all of it, or nothing."""
+"""A node's copy of another's snapshot: complete, or absent."""
 
 import asyncio
 import math
@@ -83,7 +83,7 @@ async def test_a_copy_arrives_whole_and_says_where_it_lies(keeper):
     saved = keeper.save()
     await keeper.send(saved)
     here = saved.at("n2", keeper.address)
-    assert keeper.told == [(NAME, None), (NAME, here)]
+    assert keeper.reports == [(NAME, None), (NAME, here)]
     assert keeper.files() == {NAME: CONTENT + label(here)}
     assert keeper.memory.saved() == [here], "an agent that is started again finds it"
 
@@ -93,14 +93,14 @@ async def test_what_was_left_behind_arrives_whole_too_and_is_written_once(keeper
     (keeper.own / left.location.name).write_bytes(CONTENT)
     await keeper.send(left)
     here = left.at("n2", keeper.address)
-    assert keeper.told == [("gpt-1.7.kept", None), ("gpt-1.7.kept", here)]
+    assert keeper.reports == [("gpt-1.7.kept", None), ("gpt-1.7.kept", here)]
     assert keeper.memory.kept() == ["gpt-1.7.kept"], "an agent that is started again finds it"
     taken = await OwnMemory(keeper.memory).obtain(here, keeper.folder / "gpt-2.fetched")
     assert taken.read_bytes()[: here.size] == CONTENT
     assert (await OtherNode(keeper.own_fabric).obtain(here, keeper.own / "taken")).read_bytes() == CONTENT
-    keeper.told.clear()
+    keeper.reports.clear()
     await keeper.send(left)
-    assert keeper.told == [], "who takes it meanwhile is not disturbed"
+    assert keeper.reports == [], "who takes it meanwhile is not disturbed"
 
 
 async def test_a_shorter_copy_over_a_longer_one_has_nothing_of_it(keeper):
@@ -126,17 +126,17 @@ async def test_what_is_not_what_was_announced_is_not_kept_and_the_older_copy_sta
     with pytest.raises(grpc.aio.AioRpcError, match="bytes of"):
         await keeper.stream(first(ref()), *sent)
     assert keeper.files() == before
-    assert keeper.told[-1] == (NAME, None)
+    assert keeper.reports[-1] == (NAME, None)
     assert keeper.memory.saved() == [older.at("n2", keeper.address)]
 
 
 async def test_a_stream_that_is_cut_leaves_nothing_and_the_older_copy_stays(keeper):
     older = keeper.save(b"older", name=OLDER, iteration=2)
     await keeper.send(older)
-    before, keeper.told = keeper.files(), []
-    await keeper.stream(first(ref()), CONTENT[:1_000_000], cut=lambda: keeper.told)
+    before, keeper.reports = keeper.files(), []
+    await keeper.stream(first(ref()), CONTENT[:1_000_000], cut=lambda: keeper.reports)
     await until(lambda: keeper.files() == before)
-    assert keeper.told == [(NAME, None)]
+    assert keeper.reports == [(NAME, None)]
     await keeper.send(keeper.save())  # and it can be sent again
     assert len(keeper.memory.saved()) == 2
 
@@ -160,7 +160,7 @@ async def test_a_name_that_leads_elsewhere_is_refused(keeper, name):
         await fetched(keeper.address, name, keeper.own_fabric.proof_metadata(FETCH, keeper.address, name.encode()))
     assert keeper.files() == {"agent.sock": b"the agent's own"}
     assert (keeper.own / NAME).read_bytes() == CONTENT + label(saved)
-    assert keeper.told == []
+    assert keeper.reports == []
 
 
 NOT_SAVED, NOT_SAID = "nothing that a worker has saved", "does not say what it is"
@@ -181,7 +181,7 @@ NOT_SAVED, NOT_SAID = "nothing that a worker has saved", "does not say what it i
 async def test_what_no_worker_has_saved_or_does_not_say_what_it_is_is_refused(keeper, start, says):
     with pytest.raises(grpc.aio.AioRpcError, match=says):
         await keeper.stream(start, CONTENT)
-    assert (keeper.files(), keeper.told) == ({}, [])
+    assert (keeper.files(), keeper.reports) == ({}, [])
 
 
 async def test_a_copy_that_does_not_fit_is_refused_before_anything_is_written(tmp_path):
@@ -213,7 +213,7 @@ async def test_two_do_not_write_the_same_copy_at_once(keeper):
     saved = keeper.save()
     refused = []
     writing = asyncio.ensure_future(keeper.stream(first(ref()), CONTENT[:1_000_000], cut=lambda: refused))
-    await until(lambda: keeper.told)
+    await until(lambda: keeper.reports)
     with pytest.raises(StateTransferError, match="is being written already") as refusal:
         await keeper.send(saved)
     refused.append(refusal)

@@ -130,7 +130,7 @@ async def test_nodes_show_one_another_who_they_are(tmp_path, keys, name):
         assert await other.fetch(holder.ref()) == CONTENT
         keeper = Keeper(node="n2", address=other.address)
         await send_copy(holder.memory, holder.ref(), keeper, holder.traffic, holder.fabric, paced=False)
-        assert [ref.size for _, ref in other.told if ref] == [len(CONTENT)]
+        assert [ref.size for _, ref in other.reports if ref] == [len(CONTENT)]
         with pytest.raises(StateTransferError, match="n2"):  # it is another node that answers there
             await other.fetch(holder.ref(claimed="n2"))
         keeper = Keeper(node=name, address=other.address)

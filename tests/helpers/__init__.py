@@ -1,4 +1,4 @@
-"""What tests share: one file a room, plain functions and builders."""
+"""Shared code of tests: one file a topic, plain functions and builders."""
 
 from pathlib import Path
 

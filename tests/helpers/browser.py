@@ -25,7 +25,7 @@ async def chromium():
 
 
 class Window:
-    """A page of its own, as it is after a browser was started anew; `close` tells what was wrong.
+    """A page of its own, as it is after a browser was started anew; `close` returns its errors.
 
     Attributes:
         expected: parts of what its console may say, since the test provokes it.

@@ -1,4 +1,4 @@
-"""What tests of the bus do on either of the two."""
+"""Shared steps of the tests of both buses."""
 
 import asyncio
 import contextlib

@@ -21,7 +21,7 @@ def call(command, environment=CLEAN, cwd=None):
 
 
 def invoke(*words):
-    """Call a command in this process; return what it prints, or raise the error that it would tell."""
+    """Call a command in this process; return what it prints, or raise the error that it would print."""
     done = CliRunner().invoke(app, [*map(str, words)])
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception

@@ -1,4 +1,4 @@
-"""All services' cores wired together without a bus, and nodes whose agents do what they are told at once."""
+"""All services' cores wired together without a bus, and nodes whose agents obey at once."""
 
 import importlib
 
@@ -58,7 +58,7 @@ class Cores:
         return self.journal[before + len(facts) :]
 
     def heard(self, fact):
-        """Return what all cores make of a fact; nobody is told, and what is doubted comes to nothing."""
+        """Return the outcomes of a fact in all cores, unpublished; a doubted fact has none."""
         fact = msgspec.structs.replace(fact, source=fact.node, at=NOW)
         cores = [core for core in self.cores.values() if not core.find_contradiction(fact)]
         return [each for core in cores for each in core.handle(fact) if not isinstance(each, Alert)]

@@ -193,7 +193,7 @@ def scene_of(*nodes, limits=None, **workers):
 
 
 def brief(messages):
-    """What a failure is about, in a tuple; other messages by their type."""
+    """Return the fields of a failure as a tuple; other messages by their type."""
     found = []
     for each in messages:
         if type(each).__name__ == "FailureDetected":

@@ -24,7 +24,7 @@ def fabric(folder, node="n1", key=KEY, **fields):
 
 
 def state_ref(content, name, node="n1", address="n1:1", iteration=3):
-    """Return what is told of a state that a worker of `gpt` has."""
+    """Return the reference of a state of a worker of `gpt`."""
     location = StateLocation(node=node, worker="gpt-1", name=name, address=address)
     checksum = xxh3_128(content).digest()
     return StateRef(task="gpt", iteration=iteration, place=0, location=location, size=len(content), checksum=checksum)
@@ -35,18 +35,18 @@ class Node:
 
     Attributes:
         folder: what it has in its memory.
-        told: what its server has told of copies.
+        reports: of its server about copies.
         address: of its server, once that was started.
     """
 
     def __init__(self, name, folder, fabric, limit=0):
-        self.name, self.folder, self.fabric, self.told = name, folder, fabric, []
+        self.name, self.folder, self.fabric, self.reports = name, folder, fabric, []
         folder.mkdir()
         self.memory, self.traffic = SnapshotMemory(folder, limit), NodeTraffic(folder)
 
     @contextlib.asynccontextmanager
     async def served(self, kind=SnapshotServer):
-        self.made = kind(self.memory, self.name, lambda *told: self.told.append(told), self.traffic, self.fabric)
+        self.made = kind(self.memory, self.name, lambda *report: self.reports.append(report), self.traffic, self.fabric)
         server, self.address = await self.made.serve("127.0.0.1")
         self.server = server
         try:
@@ -56,6 +56,6 @@ class Node:
 
 
 async def fetched(address, name, header):
-    """Return what the server at an address hands out to who shows such a header."""
+    """Return the answer of the server at an address to a call with such a header."""
     async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
         return b"".join([piece async for piece in channel.unary_stream(FETCH)(name.encode(), metadata=header)])

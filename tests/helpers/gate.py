@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 SCRIPT_SIDE = '''\
-"""Where a training script is: it stops here while the test holds it."""
+"""The position of a training script, which stops here while the test holds it."""
 
 import json, os, select, socket
 
@@ -34,7 +34,7 @@ def at(iteration, microbatch=0, phase="", rank=None):
             pass  # an exception that is injected meanwhile is raised here
         way.recv(1)
     except BaseException:
-        _way.pop(os.getpid()).close()  # whoever catches it may come again
+        _way.pop(os.getpid()).close()  # a script that catches it may come again
         raise
 '''
 

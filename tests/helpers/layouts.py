@@ -92,7 +92,7 @@ def filled(protected):
     return protected
 
 
-def told(protected):
+def plain_state(protected):
     """Return what a rank holds, as plain tensors by name."""
     return collect_state(3, protected)["objects"]
 
@@ -117,14 +117,14 @@ def as_rank(layout, place, play, *args):
     process = FORKSERVER.Process(target=_main, args=(here, layout, place, play, args))
     process.start()
     here.close()
-    told = there.recv()
+    plain_state = there.recv()
     process.join()
-    return told
+    return plain_state
 
 
 def _main(here, layout, place, play, args):
     try:
         play(rank(layout, place), *args)
         here.send("")
-    except BaseException:  # noqa: BLE001 it is told
+    except BaseException:  # noqa: BLE001 it is plain_state
         here.send(traceback.format_exc())

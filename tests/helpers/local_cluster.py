@@ -37,7 +37,7 @@ LEASE_TTL_S = 60.0
 """Nobody else wants it."""
 
 DEFAULTS = {"UNICRON_HEARTBEAT_TIMEOUT_S": "60", "UNICRON_GRACE_S": "30", **HELD, "UNICRON_USE_MEASURED": "false"}
-"""Where the environment has none: nobody is missed who only waits for a core, and workers share the cores there are."""
+"""Defaults: long limits, since processes may wait for a core, and workers share the cores there are."""
 
 SERVICES = [
     (registry, RegistrySettings),
@@ -121,11 +121,11 @@ class LocalCluster:
             self._nodes[name] = asyncio.create_task(self._node(name).run())
 
     def leave(self, name):
-        """Tell a node that it is to go."""
+        """Order a node to leave."""
         self._leave[name].set()
 
     async def gone(self, name):
-        """Wait until a node that was told to go has ended."""
+        """Wait until a node that was ordered to leave has ended."""
         await self._nodes[name]
 
     async def stop(self):

@@ -110,7 +110,7 @@ class Desk:
     def give_up(self, notice, reason="it burns"):
         return self._take(GivenUp(notice=notice.id, reason=reason, correlation=notice.chain, source="notifier"))
 
-    def told(self, seconds=0.0):
+    def notices_after(self, seconds=0.0):
         """Let time pass; return the phase and the title of all that was delivered meanwhile."""
         self.wait(seconds)
         return [(str(each.phase), each.title) for each in self.deliver()]

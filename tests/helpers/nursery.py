@@ -33,7 +33,7 @@ _mothers, _lock = {}, threading.Lock()
 
 
 class Forked:
-    """What a cluster needs to know of a process that it started; its mother takes its exit status."""
+    """The handle of a process that a cluster started; its parent collects its exit status."""
 
     def __init__(self, pid):
         self.pid = pid
@@ -132,7 +132,7 @@ class ForkedStandby(WarmStandby):
 
 
 class Process:
-    """What an agent needs of its standby: that of `asyncio.subprocess.Process`."""
+    """The process interface of a standby: that of `asyncio.subprocess.Process`."""
 
     def __init__(self, pid, stdout, stdin):
         self.pid, self.stdout, self.stdin = pid, stdout, stdin

@@ -53,7 +53,7 @@ STRIKES = """
         owner.forward = forward
 
 """
-"""What a script begins with whose rank of place 1 is struck, once, as STRIKE says: how, where, at which call there."""
+"""Prelude of a script whose rank of place 1 fails once, as STRIKE says: how, where, at which call there."""
 
 
 PARALLEL = """

@@ -126,7 +126,7 @@ def _extended(space: Space, partial: Partial, least: Sequence[int]) -> Iterator[
 
 
 def _members(partial: Partial, nodes: int) -> list[tuple[int, ...]]:
-    """Return for each node in which of the sets it is; nodes of which that is the same can't be told apart."""
+    """Return for each node in which of the sets it is; nodes of which that is the same are alike."""
     return [tuple(place for place, (each, _) in enumerate(partial.sets) if each >> node & 1) for node in range(nodes)]
 
 
@@ -160,7 +160,7 @@ def _form(partial: Partial, nodes: int) -> Any:
 
 
 def _orders(member: Sequence[tuple[int, ...]], colours: Sequence[Any]) -> Iterator[list[int]]:
-    """Yield the number of each set, in each order that their colours and who shares nodes with whom leave open."""
+    """Yield the number of each set, in each order that their colours and shared nodes leave open."""
     colours = _refined(member, colours)
     count = Counter(colours)
     several = [colour for colour in sorted(count) if count[colour] > 1]
@@ -173,7 +173,7 @@ def _orders(member: Sequence[tuple[int, ...]], colours: Sequence[Any]) -> Iterat
 
 
 def _refined(member: Sequence[tuple[int, ...]], colours: Sequence[Any]) -> list[int]:
-    """Return colours that tell sets apart as far as the colours of the sets that share nodes with them do."""
+    """Return colours that distinguish sets as far as the colours of the sets that share nodes with them do."""
     while True:
         of_node = [tuple(sorted(colours[place] for place in places)) for places in member]
         around = [

@@ -19,7 +19,7 @@ MEMBERSHIP = """
         fields = {"rendezvous": sys.argv[1], "rank": int(sys.argv[2]), **fields}
         return replace(NOWHERE, rendezvous_id=name, epoch=epoch, world_size=world, **fields)
 """
-"""What every rank's script begins with."""
+"""Prelude of every rank's script."""
 
 
 async def run_ranks(tmp_path, script, count, *arguments, **environment):

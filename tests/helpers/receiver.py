@@ -1,4 +1,4 @@
-"""A real web server that takes what is sent to it, and behaves as badly as it is told."""
+"""A real web server that takes what is sent to it, and behaves as badly as it is ordered to."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""What nearly is a NATS server, or one that lets nobody in."""
+"""Servers that almost are NATS servers, or let nobody in."""
 
 import asyncio
 import contextlib

@@ -12,11 +12,11 @@ import inspect
 import logging
 
 from unicron_simulator.storms import convergence
-from unicron_simulator.storms.faults import CALM, FOREVER, Scene
+from unicron_simulator.storms.scene import CALM, FOREVER, Scene
 from unicron_simulator.storms.training import Trainer
 from unicron_simulator.storms.world import START, StormParts, World
 
-from helpers.told import Told
+from helpers.observer import ClusterObserver
 from unicron.client import Client
 from unicron.clock import VirtualClock
 from unicron.contracts.events import Regrouped
@@ -29,7 +29,7 @@ PATIENCE_S = 120.0
 
 
 def task(name="t", **fields):
-    """Return a task of three workers at most, which does not end unless it is told to."""
+    """Return a task of three workers at most, which does not end unless it is ordered to."""
     fields = {"max_workers": 3, "microbatches": 6, "iterations": FOREVER, **fields}
     fields.setdefault("throughput", {size: 1e12 * size**0.8 for size in range(1, fields["max_workers"] + 1)})
     return TaskSpec(name=name, command=["train"], **fields)
@@ -88,13 +88,13 @@ def _quiet():
         logging.disable(before)
 
 
-class Stage(Told):
-    """A cluster in virtual time, a client, and all that it was told.
+class Stage(ClusterObserver):
+    """A cluster in virtual time, a client, and all messages.
 
     Attributes:
         world: the services, nodes and workers.
         client: a user's.
-        iterations: that were told of, of all tasks.
+        iterations: that were reported, of all tasks.
     """
 
     def __init__(self, world):
@@ -115,9 +115,7 @@ class Stage(Told):
     async def _all_up(self):
         return len((await self.status()).nodes) == len(self.world.machines)
 
-    # --- what is told ------------------------------------------------------------------------------------------------
-
-    done = Told.told
+    # --- messages -----------------------------------------------------------------------------------------------------
 
     @property
     def journal(self):
@@ -165,7 +163,7 @@ class Stage(Told):
         return (await self.view(spec.name)).members
 
     async def regrouped(self, name="t", *, above=-1, **fields):
-        """Wait until a worker of a task computes in an epoch above that; return what was told of it."""
+        """Wait until a worker of a task computes in an epoch above that; return the report."""
         newer = lambda: [each for each in self.of(Regrouped, task=name, **fields) if each.epoch > above]  # noqa: E731
         return (await self.until(newer))[0]
 
@@ -212,7 +210,7 @@ class Stage(Told):
         self.world.publish_disconnect(node, "Client Closed")
 
     async def leave(self, *nodes, notice_s=10.0):
-        """Tell the agents of nodes to end, and wait until they have: they may hand over for that long."""
+        """Order the agents of nodes to end, and wait until they have: they may hand over for that long."""
         await asyncio.gather(*(self.machine(node).leave(notice_s) for node in nodes))
 
     def boot(self, *nodes):

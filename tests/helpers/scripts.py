@@ -303,7 +303,7 @@ class Run:
 
     @property
     def failures(self):
-        """What was detected, in order."""
+        """Return the detected failures, in order."""
         return self._scene.of(FailureDetected, task=self.name)
 
     @property
@@ -323,7 +323,7 @@ async def disturbed(scene, text, point, ranks=2, beside=None, calm=None, **envir
         scene: a cluster; undisturbed runs are kept there.
         calm: script of the undisturbed one, if it is another.
     """
-    folder, kind, name = scene.cluster.root.parent, (calm or text, *environment.items()), f"t{next(_numbers)}"
+    folder, kind, name = scene.cluster.root.parent, (calm or text, ranks, *environment.items()), f"t{next(_numbers)}"
     calms = vars(scene).setdefault("calms", {})
     if kind not in calms:
         await scene.client.submit(program(folder, f"calm-{name}", calm or text, ranks, beside, **environment))

@@ -12,7 +12,7 @@ from helpers.waiting import elapse, insist, until
 from helpers.worlds import LEASE_TTL_S
 from unicron import codec, subjects
 from unicron.clock import SystemClock
-from unicron.contracts import queries
+from unicron.contracts import answers
 from unicron.contracts.events import (
     Alert,
     AttemptFailed,
@@ -45,7 +45,7 @@ def exited(worker="w", **fields):
     return WorkerExited(node="n1", slot=0, task="gpt", worker=worker, **fields)
 
 
-def told(world, filters=OUTCOMES):
+def current_outcomes(world, filters=OUTCOMES):
     """Return the outcomes in the journal of a world in memory."""
     return [
         codec.decode_message(entry.data) for entry in world.memory.journal if subjects.matches(filters, entry.subject)
@@ -54,9 +54,9 @@ def told(world, filters=OUTCOMES):
 
 async def outcomes(world, count, filters=OUTCOMES):
     """Return the outcomes once there are so many, with whatever more comes for a while in virtual time."""
-    await until(lambda: len(told(world, filters)) >= count)
+    await until(lambda: len(current_outcomes(world, filters)) >= count)
     await elapse(SETTLE_S)
-    return told(world, filters)
+    return current_outcomes(world, filters)
 
 
 async def newest(bus):
@@ -67,7 +67,7 @@ async def newest(bus):
 
 async def ask(bus, query):
     data = await insist(lambda: bus.ask(subjects.for_query(tally.NAME, query), codec.encode(query), 5.0))
-    return codec.decode(data, queries.Reply)
+    return codec.decode(data, answers.Reply)
 
 
 def service(bus, clock=None, **changes):

@@ -12,7 +12,6 @@ import platform
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -21,17 +20,45 @@ from typing import Self
 
 from unicron_deploy.nats_server import free_port
 
+from helpers.debian import unpack, unpack_of
+
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins")
 LIBRARIES = ("libmunge2", "libhwloc15", "liblua5.1-0", "libjwt0", "libhttp-parser2.9")
 """That the programs load, and that a small installation lacks."""
 
-FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "unicron-tests", "slurm")
+RELEASE = os.environ.get("UNICRON_TEST_SLURM", "")
+"""Of Debian, whose Slurm is tried; empty: the one of this machine."""
+
+FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "unicron-tests", f"slurm{RELEASE}")
 """Where the packages are unpacked."""
+
+USERS_SIGNAL = "PreemptParameters=send_user_signal" if RELEASE else "SlurmctldParameters=preempt_send_user_signal"
+"""The line of a configuration by which jobs get the signal that they have asked for before they are preempted."""
+
+LIB = FOLDER / "usr/lib" / f"{platform.machine()}-linux-gnu"
+LOADER = Path(f"/lib64/ld-linux-{platform.machine().replace('_', '-')}.so.2")
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
 TOOLS = ("sbatch", "srun", "scancel", "scontrol", "sinfo", "squeue", "salloc")
 DAEMONS = {"slurmctld": "slurmctld-wlm", "slurmd": "slurmd-wlm", "slurmstepd": "slurmstepd-wlm"}
+CONTROLLER = f"""\
+exec unshare --mount sh -ec '
+for each in proc dev etc tmp root; do mkdir -p {FOLDER}/$each; mount --bind /$each {FOLDER}/$each; done
+[ -e {FOLDER}/lib64 ] || ln -s usr/lib64 {FOLDER}/lib64
+ln -f {FOLDER}/usr/sbin/slurmctld-wlm {FOLDER}/usr/sbin/slurmctld
+exec chroot {FOLDER} /usr/sbin/slurmctld "$@"' - "$@\""""
+"""Starts the controller of another release without a loader: it starts itself once more, by /proc/self/exe."""
+
+READS = (
+    "setpriv",
+    "--securebits=+no_setuid_fixup",
+    "--inh-caps=+dac_read_search",
+    "--ambient-caps=+dac_read_search",
+)
+"""What a command gets before it so that it may read all files, and so may what it starts as another user: the Python of
+this machine and Slurm may be below root's home."""
+
 END_S = 10.0
 LOOK_S = 0.05
 
@@ -48,18 +75,9 @@ def missing() -> str:
     if (FOLDER / "whole").exists():
         return ""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        got = subprocess.run(
-            ["apt-get", "-oAcquire::http::Timeout=10", "-oAcquire::Retries=0", "download", *PACKAGES, *LIBRARIES],
-            cwd=scratch,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if got.returncode:
-            return f"apt-get download of Slurm: {(got.stderr.strip().splitlines() or ['failed'])[-1]}"
-        for package in Path(scratch).glob("*.deb"):
-            subprocess.run(["dpkg", "-x", str(package), str(FOLDER)], check=True)
+    failed = unpack_of(RELEASE, PACKAGES, FOLDER) if RELEASE else unpack((*PACKAGES, *LIBRARIES), FOLDER)
+    if failed:
+        return f"Slurm can't be had: {failed}"
     (FOLDER / "whole").touch()
     return ""
 
@@ -71,6 +89,7 @@ class Slurm:
         folder: of configuration, state and logs.
         nodes: their names, as Slurm writes lists of them.
         more: lines of the configuration besides.
+        users: whether others than root have jobs, too.
 
     Attributes:
         bin: folder with the commands that speak to this controller.
@@ -78,8 +97,9 @@ class Slurm:
         names: of the nodes.
     """
 
-    def __init__(self, folder: Path, names: list[str], more: str = "") -> None:
+    def __init__(self, folder: Path, names: list[str], more: str = "", *, users: bool = False) -> None:
         self.folder, self.names = folder, names
+        self._before = READS if users else ()
         self.bin = folder / "bin"
         self._config = folder / "slurm.conf"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -88,22 +108,21 @@ class Slurm:
             (folder / each).mkdir(parents=True)
         self._config.write_text(self._text(free_port(), more))
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n")
-        library = FOLDER / "usr/lib" / f"{platform.machine()}-linux-gnu"
-        loader = (
-            f"/lib64/ld-linux-{platform.machine().replace('_', '-')}.so.2 --library-path {library}:{library}/slurm-wlm"
-        )
+        own = f"{FOLDER}/usr" if RELEASE else ""  # its libc is another one
+        loader = f"{own}{LOADER} --library-path {LIB}:{LIB}/slurm-wlm"
         programs = {name: FOLDER / "usr/bin" / name for name in TOOLS}
         programs |= {name: FOLDER / "usr/sbin" / file for name, file in DAEMONS.items()}
         for name, path in programs.items():
-            program = self.bin / name
-            program.write_text(
-                f'#!/bin/sh\nexport SLURM_CONF={self._config}\nexec {loader} --argv0 {name} {path} "$@"\n'
-            )
-            program.chmod(0o755)
+            self._write_program(name, f'exec {loader} --argv0 {name} {path} "$@"')
+        if RELEASE:
+            self._write_program("slurmctld", CONTROLLER)
+
+    def _write_program(self, name: str, line: str) -> None:
+        program = self.bin / name
+        program.write_text(f"#!/bin/sh\nexport SLURM_CONF={self._config}\n{line}\n")
+        program.chmod(0o755)
 
     def _text(self, port: int, more: str) -> str:
-        user = "root"
-        plugins = FOLDER / "usr/lib" / f"{platform.machine()}-linux-gnu" / "slurm-wlm"
         nodes = "\n".join(
             f"NodeName={name} NodeHostname={platform.node()} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=2000"
             for name, port in self._ports.items()
@@ -112,12 +131,12 @@ class Slurm:
 ClusterName=tests
 SlurmctldHost={platform.node()}(127.0.0.1)
 SlurmctldPort={port}
-SlurmUser={user}
-SlurmdUser={user}
+SlurmUser=root
+SlurmdUser=root
 AuthType=auth/none
 AuthInfo=cred_expire=15
 CredType=cred/none
-PluginDir={plugins}
+PluginDir={LIB}/slurm-wlm
 StateSaveLocation={self.folder}/state
 SlurmdSpoolDir={self.folder}/spool/%n
 SlurmctldPidFile={self.folder}/slurmctld.pid
@@ -169,7 +188,7 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
                 self.stop(name)
         self._forget_groups()
         while left := self._started():
-            _end(left)
+            _signal(left, signal.SIGKILL)
             time.sleep(LOOK_S)
 
     def start(self, name: str) -> None:
@@ -177,11 +196,17 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
         command = (
             [self.bin / "slurmctld", "-D", "-i"]
             if name == "slurmctld"
-            else [self.bin / "slurmd", "-D", "-N", name, "-d", self.bin / "slurmstepd"]
+            else [*self._before, self.bin / "slurmd", "-D", "-N", name, "-d", self.bin / "slurmstepd"]
         )
         with (self.folder / "logs" / f"{name}.out").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=self.env
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=self.env,
+                cwd=self.folder,  # where a daemon that fails dumps its core
             )
 
     def stop(self, name: str) -> None:
@@ -195,13 +220,24 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
             process.wait()
 
     def kill(self, node: str) -> None:
-        """End all of a node with SIGKILL, as if it had lost power: its slurmd, its steps and all that they started."""
+        """End all of a node with SIGKILL, as if it had lost power: its slurmd, its steps and all that they started.
+
+        All are stopped before the first is killed, as nobody is to act on the end of another: srun has a process beside
+        it that has the controller end the step on all other nodes once srun is gone.
+        """
         process = self._processes.pop(node)
         process.kill()
         process.wait()
-        of_jobs = self.processes_of(node)
-        watching = [pid for pid in {_parent(pid) for pid in of_jobs} if _is_slurms(pid)]
-        _end([*watching, *self._started(node)])  # at once: nobody is to tell the controller how the others ended
+        stopped: list[int] = []
+        while others := [pid for pid in self._all_of(node) if pid not in stopped]:
+            _signal(others, signal.SIGSTOP)
+            stopped += others
+        _signal(stopped, signal.SIGKILL)
+
+    def _all_of(self, node: str) -> list[int]:
+        """Return the processes of jobs on a node behind those that watch them."""
+        watching = {_parent(pid) for pid in self.processes_of(node)}
+        return [*filter(_is_slurms, watching), *self._started(node)]
 
     def processes_of(self, *nodes: str) -> list[int]:
         """Return the processes of jobs on some nodes, without those that watch them."""
@@ -225,11 +261,13 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
                     path.rmdir()
 
     def try_(
-        self, *words: str, env: Mapping[str, str] | None = None, user: str | None = None
+        self, *words: str, env: Mapping[str, str] | None = None, user: str = "", cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command as a user would, or as another user; return what came of it."""
+        """Run a command as a user would, or as a user who is named; return what came of it."""
+        if user:
+            words = (*READS, f"--reuid={user}", f"--regid={user}", "--clear-groups", *words)
         return subprocess.run(
-            words, env={**self.env, **(env or {})}, capture_output=True, text=True, check=False, user=user
+            words, env={**self.env, **(env or {})}, cwd=cwd, capture_output=True, text=True, check=False
         )
 
     def run(self, *words: str) -> str:
@@ -267,13 +305,13 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
 
 
 @contextlib.contextmanager
-def slurm(folder: Path, nodes: int = 4, more: str = "") -> Iterator[Slurm]:
+def slurm(folder: Path, nodes: int = 4, more: str = "", *, users: bool = False) -> Iterator[Slurm]:
     """Run a Slurm whose nodes are n1, n2 and so on, and end it with all that it started."""
     names = [f"n{number}" for number in range(1, nodes + 1)]
     # one at a time on this machine: control groups are called after nodes and numbers of jobs
-    with (FOLDER / "lock").open("w") as turn:
+    with (FOLDER.parent / "slurm.lock").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
-        with Slurm(folder, names, more) as running:
+        with Slurm(folder, names, more, users=users) as running:
             yield running
 
 
@@ -305,7 +343,7 @@ def _variable(pid: int, name: str) -> str:
     return next((word.partition("=")[2] for word in words if word.startswith(f"{name}=")), "")
 
 
-def _end(pids: list[int]) -> None:
+def _signal(pids: list[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)

@@ -15,7 +15,7 @@ from pathlib import Path
 from unicron_agent.workers.warm import PR_SET_CHILD_SUBREAPER, single_thread
 
 FOR_LIBRARIES = ("torchmetrics", "transformers.models.llama.modeling_llama")
-"""What takes seconds of all that Lightning and transformers import; nothing of it trains."""
+"""Slow imports of Lightning and transformers; none of them trains."""
 
 _lock = threading.Lock()
 _starter = ThreadPoolExecutor(1)

@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 
+from unicron_chaos.injection import Injection
 from unicron_chaos.storm import Storm, rage
-from unicron_chaos.strikes import Strike
 
 from helpers.waiting import insist
 from unicron.contracts.tasks import NodeState
@@ -51,4 +51,4 @@ async def strike(scene, seed, told):
         await asyncio.to_thread(scene.cluster.start_process, node)
 
     async for made in rage(scene.client, Storm(seed, nodes=True), 9.0, 1.5, restart):
-        told.append(f"{made.fault} {made.target}" if isinstance(made, Strike) else f"not done: {made}")
+        told.append(f"{made.fault} {made.target}" if isinstance(made, Injection) else f"not done: {made}")

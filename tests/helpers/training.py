@@ -14,8 +14,8 @@ from unicron_deploy.embedded import Cluster
 from helpers import nursery, standby
 from helpers.cli import KEYS
 from helpers.gate import write_gate
+from helpers.observer import ClusterObserver
 from helpers.ports import free_port
-from helpers.told import Told
 from helpers.waiting import insist, until
 from helpers.worlds import PATIENT_PING_S
 from unicron.contracts.events import FailureDetected, WorkerReady
@@ -102,8 +102,8 @@ def difference(ours, theirs):
     )
 
 
-class RunningCluster(Told):
-    """A running cluster, a client, and all that it was told."""
+class RunningCluster(ClusterObserver):
+    """A running cluster, a client, and all messages."""
 
     def __init__(self, cluster, client):
         self.cluster, self.client = cluster, client
@@ -136,7 +136,7 @@ class RunningCluster(Told):
             raise
 
     async def caught_up(self):
-        """Wait until all that is in the journal now was told here as well: the registry may know of it sooner."""
+        """Wait until all that is in the journal now has arrived here as well: the registry may know of it sooner."""
         tail = await insist(self.client.tail)
         await self.until(lambda: self._position >= tail)
 
@@ -172,8 +172,8 @@ class RunningCluster(Told):
         return victim
 
     def assert_none_twice(self, name):
-        told = self.told(name)
-        assert len(set(told)) == len(told), "an iteration was finished twice"
+        done = self.done(name)
+        assert len(set(done)) == len(done), "an iteration was finished twice"
 
 
 def kill_at_once(scene, members):

@@ -1,4 +1,4 @@
-"""An honest cluster around the core of the transition service: it obeys at once, and answers when told to go on."""
+"""An honest cluster around the core of the transition service: it obeys at once, and answers when the test lets it."""
 
 from dataclasses import dataclass
 
@@ -54,7 +54,7 @@ class Process:
 
     @property
     def who(self):
-        """What each of its facts tells of it."""
+        """The fields that each of its facts has."""
         return {"node": self.slot.node, "slot": self.slot.slot, "task": self.task, "worker": self.name}
 
 
@@ -195,11 +195,11 @@ class Cluster:
         return out
 
     def report(self, name):
-        """Tell that a process died."""
+        """Report that a process died."""
         return self.tell(failure(Severity.SEV2, **self.processes[name].who))
 
     def kill(self, *names):
-        """Let processes die one after the other, and tell that they did."""
+        """Let processes die one after the other, and report it."""
         out = []
         for name in names:
             self.end(self.processes[name])
@@ -216,7 +216,7 @@ class Cluster:
         return self.found() or self.copy() or any(self.meet(task) for task in self.orders) or self.save() or self.fire()
 
     def found(self):
-        """Let the next node that was asked tell what it has."""
+        """Let the next node that was asked report its states."""
         if not self.asked:
             return False
         asked = self.asked.pop(0)
@@ -263,7 +263,7 @@ class Cluster:
             self.saved[each, name] = StateRef(task=process.task, location=location, size=1, checksum=b"", **told)
 
     def fire(self):
-        """Let those who wait for nodes wait no more, when nothing else happens."""
+        """End waits for nodes, when nothing else happens."""
         if not self.timers:
             return False
         self.tell(TimerFired(name=self.timers.popitem()[0]))
@@ -292,7 +292,7 @@ class Cluster:
         return True
 
     def leave(self, task, order, group):
-        """Let the next of those who are to leave their state behind do so, and say it."""
+        """Let the next worker that is to leave its state behind do so, and report it."""
         due = group[: order.layout.replica_workers * COPIES]
         process = next((each for each in due if each.living and each.left < order.epoch), None)
         if process is None:
@@ -328,7 +328,7 @@ class Cluster:
             process.place = place
 
     def can_be_had(self, task):
-        """Return whether each part of the state that the newest membership was told of lies where it is said to."""
+        """Return whether each part of the state of the newest membership's command lies where it says."""
         shelf = next(each.shelf for each in self.orders[task] if 0 in each.ranks)
         there = {ref.place for ref in shelf.states if self.lies(ref)} if shelf else ()
         return shelf is None or shelf.stored is not None or len(there) == shelf.layout.replica_workers

@@ -76,7 +76,7 @@ TEST_S = 120
 """Seconds after which a test is taken to wait for what does not come."""
 
 OUTCOMES = {0: "passed", 2: "unusable", 4: "unusable", -signal.SIGXCPU: "limit", -signal.SIGKILL: "limit"}
-"""What became of tests by the status of pytest; 2 and 4 are those of code that can not be imported."""
+"""Outcomes of tests by the status of pytest; 2 and 4 are those of code that can not be imported."""
 
 
 def files_of(room: Room) -> list[str]:

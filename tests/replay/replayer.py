@@ -6,7 +6,7 @@
 Each service is replayed for itself: its core is fed the recorded messages that it listens to, those of other services
 included, in their order, with timers in the time of the record. So a decision that has changed does not lead to others.
 What is in no journal is made up for: heartbeats of the nodes that are there, the end of a connection where a node was
-given up for it, and the orders of users where the registry told of them.
+given up for it, and the orders of users where the registry recorded them.
 
 A journal is kept as lines of JSON in NAME.xz, what was decided in NAME.txt: a line for each decision, without what
 differs from run to run.
@@ -132,7 +132,7 @@ class Replay:
 
 
 def order(message: Message) -> Query | None:
-    """Return what a user must have said for the registry to tell this."""
+    """Return the order that must have led the registry to this fact."""
     match message:
         case TaskSubmitted(spec=spec):
             return SubmitTask(spec=spec)

@@ -1,4 +1,4 @@
-"""What becomes of workers and nodes that fail, leave, come back or do nothing, who is told, and who is healthy."""
+"""Workers and nodes that fail, leave, return or hang: reactions, alerts and health."""
 
 import asyncio
 import contextlib
@@ -267,7 +267,7 @@ async def test_a_node_is_healthy_while_its_agent_reaches_the_bus(stage, tmp_path
     with monkeypatch.context() as away:
         away.setattr(machine.agent.link, "publish_telemetry", broken)
         await stage.wait(1.5 * health.SILENT_S)
-        with pytest.raises(BusUnavailableError, match="its agent has told the bus nothing for 15 s"):
+        with pytest.raises(BusUnavailableError, match="its agent has sent the bus nothing for 15 s"):
             health._check_agent(alive, clock.now())
     await stage.wait(1.0)
     health._check_agent(alive, clock.now())

@@ -1,4 +1,4 @@
-"""Who we are to the NATS server, and how we know it: credentials and TLS from the files that the settings name."""
+"""Credentials and TLS for the NATS server, from the files that the settings name."""
 
 import base64
 import re
@@ -111,7 +111,7 @@ def normalized_subject(subject: str) -> str:
 
 
 class Refusal(NamedTuple):
-    """What the server does not let us do.
+    """A publish or subscription that the server refused.
 
     Attributes:
         verb: publish or subscription.
@@ -123,14 +123,14 @@ class Refusal(NamedTuple):
 
     @classmethod
     def parse(cls, error: Exception) -> Self | None:
-        """Return the refusal that the server's `error` tells of, if it does."""
+        """Parse the server's `error`; return the refusal that it describes, or None."""
         found = _REFUSAL.search(str(error))
         return cls(found[1], normalized_subject(found[2])) if found else None
 
     def explain(self, name: str, subject: str) -> str:
         """Return it with the cure, for the connection `name`, and with `subject` as we spell it."""
         verb = "publish on" if self.verb == "publish" else "subscribe to"
-        return f"the key of {name} gives no right to {verb} {subject}: name the key of who may in {PREFIX}NATS_NKEY"
+        return f"the key of {name} gives no right to {verb} {subject}: name another key in {PREFIX}NATS_NKEY"
 
 
 _REFUSAL = re.compile(r'permissions violation for (publish|subscription) to "([^" ]+)"')

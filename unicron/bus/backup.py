@@ -103,11 +103,11 @@ async def restore(bus: NatsBus, path: Path, copies: int | None) -> dict[str, int
         for stream in STREAMS:
             config = {**found[stream]["config"], "num_replicas": copies or 1}
             state = found[stream]["state"]
-            told = await _ask(bus, f"{RESTORE}.{stream}", {"config": config, "state": state})
+            upload = await _ask(bus, f"{RESTORE}.{stream}", {"config": config, "state": state})
             with file.open(stream) as data:
                 while piece := data.read(CHUNK_BYTES):
-                    await _request(bus, told["deliver_subject"], piece)
-            made = _checked(await _request(bus, told["deliver_subject"], b""), stream)
+                    await _request(bus, upload["deliver_subject"], piece)
+            made = _checked(await _request(bus, upload["deliver_subject"], b""), stream)
             done[stream] = made["state"]["last_seq"]
             if done[stream] != state["last_seq"]:
                 raise BusUnavailableError(

@@ -1,4 +1,4 @@
-"""The first connection to the bus: what came of each attempt, when another one is in vain, and what to tell of them."""
+"""The first connection to the bus: the result of each attempt, when to give up, and the error to report."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ from unicron.errors import BusUnavailableError
 from unicron.settings import PREFIX, Settings
 
 SETTLE_S = 0.3
-"""How long who does not wait dials all the same: a server that starts again, or was told of a new key, needs a moment.
+"""How long to try although the caller does not wait: a server that restarts, or reloads its keys, needs a moment.
 """
 
 
@@ -22,13 +22,13 @@ class Reason(NamedTuple):
     """Why an attempt failed.
 
     Attributes:
-        weight: of several servers' reasons the one to tell has the highest.
-        told: it, to stand behind the address.
+        weight: the reason with the highest weight, over all servers, is the one that is reported.
+        text: the reason, as text behind the address.
         cure: what to do.
     """
 
     weight: int
-    told: str
+    text: str
     cure: str
 
 
@@ -36,7 +36,7 @@ class Dialling:
     """Attempts to connect to the servers that settings name.
 
     Args:
-        settings: where they are, and who we are there.
+        settings: addresses of the servers, and the credentials.
         patient: whether to go on while all of them fail, until the time is up.
 
     Attributes:
@@ -65,15 +65,15 @@ class Dialling:
             self.in_vain.set_result(None)
 
     def failure(self) -> BusUnavailableError:
-        """Return what to tell where no attempt was good: what is wrong at which server, a semicolon, and the cure."""
+        """Return the error for an attempt that failed at every server: reason, server, a semicolon, and the cure."""
         settings, nothing = self._settings, Reason(_AWAY, "no answer", start_cure())
         reasons = [(_reason(error, settings), server) for server, error in self._failed.items()]
         reason, server = max(reasons, default=(nothing, ""), key=lambda each: each[0].weight)
         if reason.weight == _REFUSED:
-            return BusUnavailableError(f"the NATS server at {server} turns us away {reason.told}; {reason.cure}")
+            return BusUnavailableError(f"the NATS server at {server} turns us away {reason.text}; {reason.cure}")
         at = server if reason.weight else settings.nats_url
         within = "" if self.in_vain.done() else f" within {settings.connect_timeout_s:g} s"
-        return BusUnavailableError(f"no NATS server answers at {at}{within}: {reason.told}; {reason.cure}")
+        return BusUnavailableError(f"no NATS server answers at {at}{within}: {reason.text}; {reason.cure}")
 
 
 _AWAY, _STRANGE, _TLS, _REFUSED = range(4)
@@ -93,13 +93,13 @@ def _reason(error: Exception, settings: Settings) -> Reason:
             found = _unknown(error, settings)
         case ssl.SSLError():
             found = Reason(_TLS, f"it ends TLS ({error})", _SHOW)
-        case TimeoutError() | asyncio.TimeoutError():  # one of NATS greets whoever connects
-            found = Reason(_STRANGE, "who listens there says nothing: it hangs, or is no NATS server", _ELSEWHERE)
+        case TimeoutError() | asyncio.TimeoutError():  # a NATS server greets each connection
+            found = Reason(_STRANGE, "the listener there sends nothing: it hangs, or is no NATS server", _ELSEWHERE)
         case ConnectionRefusedError():
             found = Reason(_AWAY, f"nothing listens there ({error})", start_cure())
         case ConnectionError():
             asked = access.ca_path(settings) and not settings.nats_cert
-            found = Reason(_STRANGE, f"who listens there hangs up ({error})", _SHOW if asked else _ELSEWHERE)
+            found = Reason(_STRANGE, f"the listener there hangs up ({error})", _SHOW if asked else _ELSEWHERE)
         case socket.gaierror():
             found = Reason(_AWAY, f"no machine has that name ({error})", start_cure())
         case PlainError():
@@ -108,7 +108,7 @@ def _reason(error: Exception, settings: Settings) -> Reason:
         case nats.errors.Error() if "authorization violation" in text.lower():
             found = _refused(text, settings)
         case nats.errors.Error():
-            found = Reason(_STRANGE, f"who listens there is no NATS server ({text})", _ELSEWHERE)
+            found = Reason(_STRANGE, f"the listener there is no NATS server ({text})", _ELSEWHERE)
     return found
 
 
@@ -128,15 +128,15 @@ def _refused(text: str, settings: Settings) -> Reason:
 
 def _unknown(error: ssl.SSLCertVerificationError, settings: Settings) -> Reason:
     """Return why the server's certificate is not believed."""
-    told, ca = f"certificate verify failed: {error.verify_message}", access.ca_path(settings)
+    text, ca = f"certificate verify failed: {error.verify_message}", access.ca_path(settings)
     if "mismatch" in error.verify_message:  # OpenSSL's word for one that names other hosts
-        return Reason(_TLS, told, f"name the server in {PREFIX}NATS_URL as its certificate does")
+        return Reason(_TLS, text, f"name the server in {PREFIX}NATS_URL as its certificate does")
     if not (ca or settings.nats_nkey or settings.nats_creds):
         cure = (
             f"set {PREFIX}NATS_NKEY to the path of your key, with the ca.pem of that server's authority beside it, "
             "or put both into .unicron/keys, as README says of containers"
         )
-        return Reason(_TLS, told, cure)
+        return Reason(_TLS, text, cure)
     where = f"the authority in {ca} is another cluster's: " if ca else ""
     cure = f"{where}put the ca.pem of that server's authority beside your key, or name it in {PREFIX}NATS_CA"
-    return Reason(_TLS, told, cure)
+    return Reason(_TLS, text, cure)

@@ -23,8 +23,8 @@ from unicron.bus.protocol import JournalEntry
 from unicron.errors import BusUnavailableError
 
 CHECK_S, REST_S = 2.0, 8.0
-"""How often the journal is read without being told that it has grown: what tells it may get lost. The longer nobody
-tells of anything the rarer that is, down to every `REST_S`: of an agent for each of 16,384 nodes most are at rest."""
+"""How often the journal is read without a notice that it has grown: notices may get lost. The longer none arrives, the
+rarer the reads, down to every `REST_S`: of an agent for each of 16,384 nodes most are at rest."""
 
 BATCH = 500
 """Entries that one get asks for."""
@@ -36,17 +36,17 @@ NARROW = 4
 """Filters that are read one by one; with more of them everything is read, and what matches none is left out here."""
 
 LAG_S, LAG_POLL_S = 1.0, 0.002
-"""How long a server may be behind the one that told of an entry, and how often it is asked meanwhile."""
+"""How long a server may lag behind the one that sent the notice, and how often it is polled meanwhile."""
 
 DIGITS = 19
-"""A sequence has fewer: on an open bus anybody may tell us of one."""
+"""A sequence has fewer: on an open bus anybody may send a notice."""
 
 _GET = f"$JS.API.DIRECT.GET.{topology.STREAM}"
 
 _NO_ENTRY = "something else than an entry came for us; reading again"
 
 Call = Callable[..., Coroutine[Any, Any, Any]]
-"""Awaits a request to the server, told what it is for and on which subjects, and raises one of our errors."""
+"""Sends a request to the server, with its purpose and its subjects for error texts; raises one of our errors."""
 
 
 def patterns(filters: Sequence[str]) -> list[str]:
@@ -58,9 +58,9 @@ def patterns(filters: Sequence[str]) -> list[str]:
 class JournalReader:
     """Delivers entries until it is interrupted, or something gets lost on the way.
 
-    Whoever uses a reader makes a new one of the same positions when this one ends. Where several servers keep copies of
-    the journal any of them answers a get, and it may be behind the one that told of an entry; so a get is repeated
-    until what was told is there, and nothing is taken for read that was not seen.
+    A reader that has ended is replaced by a new one at the same positions. Where several servers keep copies of
+    the journal any of them answers a get, and it may lag behind the one that sent the notice; so a get is repeated
+    until it contains the announced entry, and nothing counts as read that was not seen.
 
     Args:
         nc: the connection.
@@ -80,7 +80,7 @@ class JournalReader:
     ) -> None:
         self._nc, self._tail, self._call = nc, tail, call
         self._filters, self._positions = filters, positions
-        self._told: dict[str, int] = {}
+        self._announced: dict[str, int] = {}
         self._grown = asyncio.Event()
         self._interrupted = False
         self._inbox = ""
@@ -89,7 +89,7 @@ class JournalReader:
         self._subscriptions: list[Subscription] = []
 
     async def open(self) -> None:
-        """Subscribe to what tells that the journal has grown."""
+        """Subscribe to notices that the journal has grown."""
         self._inbox = self._nc.new_inbox()
         self._subscriptions.append(await self._nc.subscribe(f"{self._inbox}.*", cb=self._replies.put))
         for each in dict.fromkeys(self._filters):
@@ -100,7 +100,7 @@ class JournalReader:
     async def _hint(self, pattern: str, message: Msg) -> None:
         sequence = (message.headers or {}).get("Nats-Sequence", "")
         if sequence.isascii() and sequence.isdigit() and len(sequence) < DIGITS:
-            self._told[pattern] = max(self._told.get(pattern, 0), int(sequence))
+            self._announced[pattern] = max(self._announced.get(pattern, 0), int(sequence))
             self._grown.set()
 
     async def entries(self) -> AsyncIterator[JournalEntry]:
@@ -109,20 +109,20 @@ class JournalReader:
         Raises:
             BusUnavailableError: the server does not answer, or not all that it sent has arrived.
         """
-        untold, wait = True, CHECK_S  # what came before we listened
+        whole, wait = True, CHECK_S  # what came before we listened
         while not self._interrupted:
             self._grown.clear()
-            told, self._told = self._told, {}
-            if told or await self._has_more():
-                async for entry in self._read_stored(told, untold=untold):
+            announced, self._announced = self._announced, {}
+            if announced or await self._has_more():
+                async for entry in self._read_stored(announced, whole=whole):
                     yield entry
                     wait = CHECK_S
-            untold = False
+            whole = False
             try:
                 async with asyncio.timeout(wait):
                     await self._grown.wait()
             except TimeoutError:
-                untold, wait = True, max(CHECK_S, min(2 * wait, REST_S))
+                whole, wait = True, max(CHECK_S, min(2 * wait, REST_S))
 
     async def _has_more(self) -> bool:
         """Whether the journal holds more for us.
@@ -135,15 +135,15 @@ class JournalReader:
                 return True
         return False
 
-    async def _read_stored(self, told: Mapping[str, int], *, untold: bool) -> AsyncIterator[JournalEntry]:
-        """Yield what the journal holds up to the end that was told, or else that it has."""
+    async def _read_stored(self, announced: Mapping[str, int], *, whole: bool) -> AsyncIterator[JournalEntry]:
+        """Yield the journal's entries up to the announced end, or else up to its own."""
         until = None
         if len(self._positions) > 1:  # the same end for all: else one read later would be ahead of another
-            until = max(told.values(), default=0)
-            if untold:
+            until = max(announced.values(), default=0)
+            if whole:
                 until = max(until, await self._tail())
-        asked = [pattern for pattern in self._positions if untold or pattern in told]
-        readings = [self._matching(pattern, told.get(pattern, 0), until) for pattern in asked]
+        asked = [pattern for pattern in self._positions if whole or pattern in announced]
+        readings = [self._matching(pattern, announced.get(pattern, 0), until) for pattern in asked]
         heads = []
         for at, reading in enumerate(readings):
             with contextlib.suppress(StopAsyncIteration):
@@ -171,7 +171,7 @@ class JournalReader:
 
         Args:
             pattern: of subjects.
-            least: sequence that was told to be there.
+            least: sequence that was announced.
             until: sequence at which to end.
         """
         after, latest = self._positions[pattern], asyncio.get_running_loop().time() + LAG_S

@@ -1,6 +1,6 @@
 """One active instance of a core: a lease in a bucket whose entries expire unless renewed.
 
-The revision of the lease's first write is the fencing token: it only grows, so whoever holds an older one can be told
+The revision of the lease's first write is the fencing token: it only grows, so an older one is recognised
 apart and refused. Each renewal repeats it, so that anybody can read which token is in force (`token_in_force`).
 """
 
@@ -15,7 +15,7 @@ POLL_S = 0.1
 
 
 async def token_in_force(bucket: Bucket, name: str) -> int | None:
-    """Return the fencing token of who acts as `name` now; no higher one was ever given out. None where nobody does.
+    """Return the highest fencing token that was issued for `name`; None where no instance is active.
 
     Raises:
         BusUnavailableError: the bus did not answer.

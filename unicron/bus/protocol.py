@@ -1,4 +1,4 @@
-"""What Unicron asks of a message bus. Bytes in, bytes out: the codec is the caller's business.
+"""The interface of a message bus. Bytes in, bytes out: the codec is the caller's business.
 
 Five things: a *journal* (totally ordered, kept, read from any position), *telemetry* (may be lost), *queries*
 (one request, one reply), and *buckets* (compare-and-set key-value, with an optional time to live).
@@ -89,7 +89,7 @@ class Bus(Protocol):
         """Return the sequence of the last message in the journal, 0 where it is empty."""
 
     async def publish_telemetry(self, subject: str, data: bytes) -> None:
-        """Send telemetry to whoever listens now."""
+        """Publish telemetry; only current subscribers receive it."""
 
     def receive_telemetry(self, filters: Sequence[str]) -> AsyncIterator[TelemetryEntry]:
         """Receive telemetry; subscribed when the first item is awaited. Subjects outside `unicron.v1` are allowed."""

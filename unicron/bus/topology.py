@@ -20,14 +20,14 @@ BUCKETS = {"state": "unicron_state", "lease": "unicron_lease"}
 """Buckets by the name that `Bus.bucket` takes."""
 
 ACCOUNT, NODES, READERS, JOINERS = "UNICRON", "UNICRON_NODES", "UNICRON_READERS", "UNICRON_JOINERS"
-"""The server accounts: of what is stored, the services and the operator; of the agents; of who only reads and asks; of
-who comes with a join token and asks to be a node."""
+"""The server accounts: of what is stored, the services and the operator; of the agents; of readers; of
+machines that ask with a join token to become nodes."""
 
 API = "unicron.js"
 """As what all accounts know the interface of JetStream, `$JS.API`, which in each of them is the account's own."""
 
 DISCONNECTS = "$SYS.ACCOUNT.*.DISCONNECT"
-"""Where the server tells that a connection of an account has ended; imported from the system account."""
+"""Subject on which the server reports that a connection of an account has ended; imported from the system account."""
 
 DAY_S = 86400.0
 
@@ -51,14 +51,14 @@ BUCKET = StreamConfig(
     storage=StorageType.FILE,
     duplicate_window=120.0,
 )
-"""What a key-value bucket is underneath; reads go to the leader, which is never behind."""
+"""The stream below a key-value bucket; reads go to the leader, which is never behind."""
 
 JOURNAL_BYTES = tuple(16 * 1024**3 >> halved for halved in range(11))
-"""What the journal may take, the first of these that the server has room for; then its oldest entries go. A server that
+"""Sizes of the journal, of which the first is used that the server has room for; then its oldest entries go. A server
 has no room left stores nothing at all, leases neither, so that one node with much to say would end all healing."""
 
 KEPT = 2
-"""Values of each key of the states: who can't use the newest commit goes back to the one before it."""
+"""Values of each key of the states: a service that can't use the newest commit returns to the one before it."""
 
 _NAME_IN_USE = 10058
 _NO_ROOM = {10005, 10047}

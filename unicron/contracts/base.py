@@ -1,4 +1,4 @@
-"""What every message carries, and how one message descends from another."""
+"""The fields that every message has, and how one message descends from another."""
 
 from enum import StrEnum
 from hashlib import blake2b
@@ -38,7 +38,7 @@ class Message(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
         at: Unix seconds at which the source made the message.
         source: name of the node or service that sent it.
         correlation: id of the first fact of the chain this message belongs to.
-        SENDER: who may send it: an agent or a service; empty: anybody.
+        SENDER: an agent or a service, which alone may send it; empty: anybody.
     """
 
     SENDER: ClassVar[str] = ""
@@ -63,7 +63,7 @@ class Message(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
         Args:
             cause: of it; its sender is free to give the same id to several.
             index: among all outcomes.
-            source: who says it.
+            source: the sender.
             at: Unix seconds.
             position: of the cause in the journal, 0 where it does not stand there.
         """
@@ -122,7 +122,7 @@ class ConnectionLost(Message, kw_only=True, frozen=True):
 
 
 class TelemetryDropped(Message, kw_only=True, frozen=True):
-    """The shell could not keep up with telemetry and dropped some: who was not heard may have spoken."""
+    """The shell could not keep up with telemetry and dropped some: a silent sender may have sent something."""
 
 
 class Delivered(Message, kw_only=True, frozen=True):
@@ -160,7 +160,7 @@ class MachineReport(Record, kw_only=True, frozen=True):
         machine: id under which it was asked for.
         state: "coming", "running" or "ended"; only an ended one is certain never to join.
         node: name of the node that it is or will be, where the provider knows it.
-        instance: the provider's own name for it, which tells two under one id apart.
+        instance: the provider's own name for it, which distinguishes two under one id.
         reason: why it has ended, or does not come, for a person.
     """
 
@@ -187,7 +187,7 @@ class MachinesListed(Message, kw_only=True, frozen=True):
 
 
 class Answer(Word):
-    """What became of a call to a provider."""
+    """The result of a call to a provider."""
 
     DONE = "done"
     REFUSED = "refused"

@@ -38,7 +38,7 @@ class StartWorker(Command, kw_only=True, frozen=True):
         layout: the shape of that replica.
         cause: why the task needs it; empty where it is one of its first.
         local_slots: slots of the task's workers on this node, this one among them, in the order of their places; empty
-            where a worker is told by its memberships who is beside it.
+            where the memberships say which other workers are on the node.
         wait_s: seconds to wait before that.
         uncarried: why nobody can take the place of a rank of its script; empty where somebody can.
         group, groups: which of the task's nodes this is, in that order, of how many.
@@ -145,7 +145,7 @@ class ReleaseNode(Command, kw_only=True, frozen=True):
 
 
 class FindStates(Command, kw_only=True, frozen=True):
-    """Tell which states of the task lie in this node's memory.
+    """Report which states of the task lie in this node's memory.
 
     Attributes:
         search: a number that the answer repeats.
@@ -155,7 +155,7 @@ class FindStates(Command, kw_only=True, frozen=True):
     search: Count
 
     def __str__(self) -> str:
-        return f"tell what {self.node} has of {self.task}"
+        return f"report the states of {self.task} on {self.node}"
 
 
 class CommitCheckpoint(Command, kw_only=True, frozen=True):
@@ -177,7 +177,7 @@ class CommitCheckpoint(Command, kw_only=True, frozen=True):
 
 
 class FindCheckpoint(Command, kw_only=True, frozen=True):
-    """Tell which is the newest checkpoint of the task on storage that passes its check.
+    """Report the newest checkpoint of the task on storage that passes its check.
 
     Attributes:
         search: a number that the answer repeats.
@@ -201,7 +201,7 @@ class FindCheckpoint(Command, kw_only=True, frozen=True):
 class Regroup(Command, kw_only=True, frozen=True):
     """Form epoch `epoch` of the task's membership; interrupts whatever the workers wait for.
 
-    Each node is told of its own members only: what all nodes are told together grows with the membership, not with its
+    Each node gets its own members only: the size of all these commands together grows with the membership, not with its
     square. The others find them under `rendezvous_id`.
 
     Attributes:
@@ -213,8 +213,8 @@ class Regroup(Command, kw_only=True, frozen=True):
         layout: of the whole membership; with a rank it says which replica and place that is. Ranks beyond its replicas
             only take the state of the place that they were started for, from those that leave.
         since: for each of `members`, the epoch since which its replica has been made up of the same workers.
-        leaving: who computes in it finishes the iteration at hand, leaves its state behind, and waits.
-        shelf: what others have left behind before, for whose place nobody has a newer state; told to rank 0 alone.
+        leaving: the members finish the iteration at hand, leave their states behind, and wait.
+        shelf: states that others left behind before, for places whose newer state is lost; sent to rank 0 alone.
         cause: why there is a new one; empty for the first.
     """
 

@@ -1,4 +1,4 @@
-"""What a node that no one has named says to be let in, what it is answered, and how join tokens are shown."""
+"""The messages by which an unknown machine becomes a node, and the format of join tokens."""
 
 from typing import Annotated
 
@@ -25,7 +25,7 @@ Pem = Annotated[str, Meta(max_length=MOST_PEM)]
 
 
 class JoinRequest(Record, kw_only=True, frozen=True):
-    """Who is no node yet asks to become one.
+    """A machine that is no node yet asks to become one.
 
     Attributes:
         token: id of a join token.
@@ -60,7 +60,7 @@ class PapersRequest(Record, kw_only=True, frozen=True):
     """A node asks for its papers, over a connection that it has shown its key for.
 
     Attributes:
-        certificate_request: PKCS #10 in PEM; its public key is certified for the name of who asks, whatever it says.
+        certificate_request: PKCS #10 in PEM; its public key is certified for the sender's name, whatever it says.
     """
 
     certificate_request: Pem
@@ -72,7 +72,7 @@ class Papers(Record, kw_only=True, frozen=True):
     Attributes:
         error: why there are none, and the cure.
         certificate: in PEM.
-        authority: who vouches for it and for the servers, in PEM.
+        authority: certificate that signed this one and the servers', in PEM.
         fabric: content of the fabric key's file.
     """
 
@@ -101,7 +101,7 @@ class TokenView(Record, kw_only=True, frozen=True):
         expires: Unix seconds.
         uses: nodes that it lets in altogether.
         used: those that came by it.
-        by: who made it.
+        by: its maker.
     """
 
     token: TokenId

@@ -28,12 +28,12 @@ class DetectionMethod(Word):
     ONLINE_STATISTICS = "online_statistics"
     """A process made no progress for much longer than usual."""
     DEVICE_HEALTH = "device_health"
-    """The kernel of a node, or the driver of a GPU, told that something is wrong with the machine."""
+    """The kernel of a node, or the driver of a GPU, reported that something is wrong with the machine."""
     UNKNOWN = "unknown"
 
 
 class FailureStatus(Word):
-    """What kind of failure it is."""
+    """The kind of failure."""
 
     LOST_CONNECTION = "lost_connection"
     EXITED_ABNORMALLY = "exited_abnormally"
@@ -43,7 +43,7 @@ class FailureStatus(Word):
     STATE_DIVERGED = "state_diverged"
     """A worker's state is not what other replicas have of it."""
     GRADIENT_NOT_FINITE = "gradient_not_finite"
-    """A script was told to stop where that is so."""
+    """A script's order was to stop where that is so."""
     RANK_ENDED = "rank_ended"
     """A rank of a script waits for another that never comes: it has ended, or waits elsewhere for this one."""
     DRILL = "drill"
@@ -73,7 +73,7 @@ class FailureStatus(Word):
 
 
 class Cure(Word):
-    """What was tried against a failure."""
+    """The measure that was tried against a failure."""
 
     REATTEMPT = "reattempt"
     """The same members form a new membership."""

@@ -1,4 +1,4 @@
-"""The faults that can be injected: whom each strikes and what value it takes. One table, for everybody who asks."""
+"""The faults that can be injected: what each hits and which value it takes. One table, for everybody who asks."""
 
 import math
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from unicron.errors import InvalidInputError
 
 WORKER, NODE = "TASK:RANK", "NODE"
-"""Whom a fault strikes, as a person names it."""
+"""Targets of faults, as a person names them."""
 
 EXCEPTIONS = {
     "cuda-illegal-access": ("RuntimeError", "CUDA error: an illegal memory access was encountered"),
@@ -34,11 +34,11 @@ EXCEPTIONS = {
     "memory-error": ("MemoryError", "Unable to allocate 2.00 GiB for an array"),
     "value-error": ("ValueError", "injected by a chaos test"),
 }
-"""What `raise` can raise: class and text, as the field's own programs have them, and so as `rules.toml` knows them."""
+"""Exceptions that `raise` can raise: class and text as real programs have them, and so as `rules.toml` knows them."""
 
 
 class Value(NamedTuple):
-    """What else a fault takes.
+    """A parameter of a fault.
 
     Attributes:
         name: as usage shows it.
@@ -58,13 +58,13 @@ class FaultKind(NamedTuple):
 
     Attributes:
         name: of the fault.
-        strikes: whom: `WORKER`, `NODE`, or either.
+        targets: whom it hits: `WORKER`, `NODE`, or either.
         text: what it does, for a person.
         value: that it takes; None for none.
     """
 
     name: str
-    strikes: tuple[str, ...]
+    targets: tuple[str, ...]
     text: str
     value: Value | None = None
 

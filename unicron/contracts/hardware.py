@@ -1,4 +1,4 @@
-"""What a node's kernel and the drivers of its GPUs tell of the machine."""
+"""Reports of a node's kernel and of the drivers of its GPUs."""
 
 from typing import Annotated, ClassVar
 
@@ -10,10 +10,10 @@ from unicron.contracts.sentences import after
 
 
 class FaultLogged(Message, kw_only=True, frozen=True):
-    """The kernel of a node, the driver of a GPU or a worker told that something is wrong there.
+    """The kernel of a node, the driver of a GPU or a worker reported a fault of the machine.
 
     Attributes:
-        text: what it told, one line.
+        text: the report, one line.
         slot: whose GPU it is about, -1 where it is about none of them, or that is not known.
         task, worker: whom it is about: the worker whose process it names, or the one in that slot; empty for nobody.
         printed: that worker wrote it. Anybody's script may write anything, so it only explains what fails.
@@ -37,7 +37,7 @@ class FaultLogged(Message, kw_only=True, frozen=True):
 
 
 class Gpu(Record, kw_only=True, frozen=True):
-    """What the driver of a GPU counts. None stands for what this GPU, or its driver, does not tell.
+    """The counters of a GPU's driver. None stands for one that this GPU, or its driver, does not have.
 
     Attributes:
         slot: that it is.
@@ -83,7 +83,7 @@ class Gpu(Record, kw_only=True, frozen=True):
 
 
 class GpusSampled(Message, kw_only=True, frozen=True):
-    """What the GPUs of a node count, every few seconds; telemetry.
+    """The counters of a node's GPUs, every few seconds; telemetry.
 
     Attributes:
         gpus: those that answer.

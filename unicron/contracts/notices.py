@@ -1,4 +1,4 @@
-"""What operators are told, and by which channels: incidents, notices of them, and facts of the notifier."""
+"""Notifications of operators: incidents, notices of them by channel, and facts of the notifier."""
 
 from typing import Annotated, ClassVar
 
@@ -7,7 +7,7 @@ from unicron.contracts.ranges import Amount, Count, Few, Label, Moment, Text
 
 
 class IncidentKind(Word):
-    """What sort of thing happened, worst first."""
+    """The kinds of incidents, worst first."""
 
     TASK_FAILED = "task_failed"
     """A task has ended without being done; nothing starts it again."""
@@ -45,7 +45,7 @@ class Phase(Word):
 
 
 class Notice(Record, kw_only=True, frozen=True):
-    """What one channel is to say.
+    """The message that one channel delivers.
 
     Attributes:
         id: of this delivery; a repeated one has it again.
@@ -53,9 +53,9 @@ class Notice(Record, kw_only=True, frozen=True):
         incident: that it is about; the same for all notices of one cause.
         chain: of that incident, as `unicron events --chain ID` takes it.
         kind: of the incident, as it is now.
-        label: its kind when it was first told of; it does not change any more.
+        label: its kind in the first notice; it does not change any more.
         severity: 1 (a node or a task is lost) to 3.
-        first_severity: its severity when it was first told of.
+        first_severity: its severity in the first notice.
         title: what happened, one line.
         lines: what is known about it, for a person.
         tasks: whom it hit.
@@ -65,7 +65,7 @@ class Notice(Record, kw_only=True, frozen=True):
         decided: Unix seconds at which it was decided that this is said.
         ended: Unix seconds, 0 while it is not over.
         lost_worker_s: seconds of workers that it has cost so far, about.
-        by: who has acknowledged it.
+        by: name of the person that has acknowledged it.
         link: to its page in the console, empty where there is none.
     """
 
@@ -104,9 +104,9 @@ class IncidentView(Record, kw_only=True, frozen=True):
         nodes: whom it hit.
         began: Unix seconds.
         ended: Unix seconds, 0 while it is not over.
-        by: who has acknowledged it, empty for nobody.
-        told: channels that were told, or are being told.
-        held: channels that are told later, in a summary.
+        by: name of the person that has acknowledged it, empty for nobody.
+        told: channels that have delivered it, or are delivering it.
+        held: channels that deliver it later, in a summary.
     """
 
     id: Label
@@ -222,7 +222,7 @@ class IncidentAcknowledged(Message, kw_only=True, frozen=True):
 
     Attributes:
         incident: which.
-        by: who.
+        by: name of the person.
     """
 
     SENDER: ClassVar[str] = "notifier"

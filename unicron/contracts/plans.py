@@ -14,7 +14,7 @@ NAMED = 4
 
 
 class TriggerKind(Word):
-    """What can happen to a cluster, as far as a plan answers it."""
+    """The kinds of events that a plan can answer."""
 
     NODE_LOST = "node_lost"
     TWO_NODES_LOST = "two_nodes_lost"
@@ -54,7 +54,7 @@ class Names(NamedTuple):
 
 
 class Trigger(NamedTuple):
-    """What a plan answers, or a line of the lookup table would. It travels as text: `str` makes it, `parse` reads it.
+    """The event that a plan answers, or that a line of the lookup table is for. `str` makes its text, `parse` reads it.
 
     Attributes:
         kind: what happened, or may happen next.
@@ -72,7 +72,7 @@ class Trigger(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Trigger":
-        """Return the trigger that `text` tells; `UNKNOWN` where this version knows none such."""
+        """Return the trigger in `text`; `UNKNOWN` where this version has none such."""
         kind, _, rest = text.partition(":")
         whom = []
         for names in rest.split("+") if rest else ():
@@ -90,7 +90,7 @@ class Trigger(NamedTuple):
 
 
 class TaskShare(Record, kw_only=True, frozen=True):
-    """What a plan gives one task.
+    """The share of one task in a plan.
 
     Attributes:
         slots: where its workers run, in rank order; empty while it waits.
@@ -111,7 +111,7 @@ class TaskShare(Record, kw_only=True, frozen=True):
 
     @property
     def given(self) -> tuple[list[SlotRef], ParallelLayout, str]:
-        """What it tells the task: where its workers run, in which layout, and why they don't."""
+        """The part that the task learns: slots, layout, and the reason where it has no workers."""
         return self.slots, self.layout, self.reason
 
     def kept(self) -> "TaskShare":
@@ -152,7 +152,7 @@ class Plan(Record, kw_only=True, frozen=True):
 
     @property
     def cause(self) -> Trigger:
-        """What it answers."""
+        """The event that it answers."""
         return Trigger.parse(self.trigger)
 
     def news(self, before: "Plan | None") -> "Plan":

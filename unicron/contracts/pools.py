@@ -22,7 +22,7 @@ class Pool(Record, kw_only=True, frozen=True):
 
     Attributes:
         name: of the pool.
-        provider: who gives its machines: local, docker, command or slurm.
+        provider: source of its machines: local, docker, command or slurm.
         min: nodes that it has at least, whatever tasks can use.
         max: machines that it has at most.
         spares: nodes that are kept beyond those that tasks can use.
@@ -114,7 +114,7 @@ class PoolView(Record, kw_only=True, frozen=True):
 
 
 class Verb(Word):
-    """What a provider can be asked."""
+    """The operations of a provider."""
 
     LIST = "list"
     ASK = "ask"
@@ -124,7 +124,7 @@ class Verb(Word):
 
 
 class Errand(Record, kw_only=True, frozen=True):
-    """What the provisioner's shell is to do at the provider of a pool, and to report.
+    """A call that the provisioner's shell makes at the provider of a pool, and reports.
 
     Attributes:
         number: counts errands; the report gives it again.

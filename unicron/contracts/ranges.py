@@ -1,4 +1,4 @@
-"""What the fields of messages may hold, as types: whoever decodes a message or a stored state has them checked.
+"""Types with the ranges of message fields: decoding a message or a stored state checks them.
 
 They are wide. What an honest sender can say at all is in range; the rest would overflow a sum, fill a memory, or leave
 a folder. Where a value is allowed but contradicts what is known, a service's doubts say so (`unicron.service.core`).
@@ -21,7 +21,7 @@ MOST_SECONDS = 10.0**9
 """Thirty years."""
 
 SHORTEST_S = 1e-6
-"""No iteration takes less: who divides by it gets a number that can be reckoned with."""
+"""No iteration takes less, so that a division by it gives a usable number."""
 
 LONGEST_TEXT = 2**23
 """Characters of a text for people."""
@@ -29,7 +29,7 @@ LONGEST_TEXT = 2**23
 AHEAD_S, BEHIND_S = 3600.0, 60 * 86400.0
 """How far a sender's clock may be ahead of ours, and how long ago a message may have been made: seconds.
 
-The journal keeps a week, and who was cut off from the bus tells later what happened meanwhile.
+The journal keeps a week, and a sender that was cut off from the bus reports later what happened meanwhile.
 """
 
 Number = Annotated[int, Meta(ge=-1, le=MOST_NUMBER)]

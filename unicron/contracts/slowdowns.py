@@ -74,7 +74,7 @@ class SlowdownDetected(Message, kw_only=True, frozen=True):
             slow; 0 where that is not known.
         workers: those that compute slower than the others, slowest first; empty where all wait for something else.
         busy: nodes whose machines have more to do than they have cores for, where that may be all that it is; that is
-            told once of a task.
+            reported once a task.
     """
 
     SENDER: ClassVar[str] = "detector"
@@ -91,7 +91,7 @@ class SlowdownDetected(Message, kw_only=True, frozen=True):
 
     @property
     def text(self) -> str:
-        """How slow, and who it is, for a person."""
+        """How slow the task is, and which workers are, for a person."""
         if self.workers:
             each = (
                 f"{one.worker} (rank {one.rank} on {one.node}) {one.factor:.2f} times as long" for one in self.workers
@@ -104,14 +104,14 @@ class SlowdownDetected(Message, kw_only=True, frozen=True):
         text = f"an iteration takes {self.recent_s:.3g} s, not {self.usual_s:.3g} s: {who}"
         if not self.busy:
             return text
-        return f"{text}; host busy: more wants to run on {', '.join(self.busy)} than there are cores (told once)"
+        return f"{text}; host busy: more wants to run on {', '.join(self.busy)} than there are cores (reported once)"
 
     def __str__(self) -> str:
         return f"{self.task} is slow: {self.text}"
 
 
 class SlowdownEnded(Message, kw_only=True, frozen=True):
-    """What `SlowdownDetected` told of a task is over.
+    """The slowdown that `SlowdownDetected` reported is over.
 
     Attributes:
         usual_s: mean seconds of an iteration from now on.

@@ -26,7 +26,7 @@ COPIES = 2
 
 
 class StateLocation(Record, kw_only=True, frozen=True):
-    """Where a copy lies and who hands it out.
+    """The place of a copy, and the agent that serves it.
 
     Attributes:
         node: on which it lies.
@@ -75,7 +75,7 @@ _label: msgspec.msgpack.Decoder[StateRef] = msgspec.msgpack.Decoder(StateRef)
 
 
 def label(ref: StateRef) -> bytes:
-    """Return what stands behind a saved state in its file, and makes it one: who finds the file knows what it is."""
+    """Return the trailer that makes a file a saved state and describes it."""
     data = msgspec.msgpack.encode(ref)
     return data + LABEL_FOOT.pack(len(data), _MARK)
 
@@ -125,7 +125,7 @@ class ParkedSnapshot(Record, kw_only=True, frozen=True):
     """A complete state in the memories of nodes or on storage, from which new workers restore.
 
     Attributes:
-        layout: the shape of a replica of those who wrote it.
+        layout: the shape of a replica of its writers.
         iteration: from before whose update it is.
         states: for each place at least one copy, unless that is lost; none where it lies on storage.
         stored: the checkpoint, where it lies on storage.

@@ -1,4 +1,4 @@
-"""Checkpoints on storage (a directory or an object store): what those who write one together tell each other."""
+"""Checkpoints on storage (a directory or an object store): the messages between the writers of one."""
 
 from unicron.contracts.base import Record
 from unicron.contracts.ranges import Count, Label, Number, Seconds, Size
@@ -6,14 +6,14 @@ from unicron.contracts.tasks import ParallelLayout
 
 
 class Saving(Record, kw_only=True, frozen=True):
-    """One attempt to write a checkpoint: who writes a part of it, and who completes it, is handed this.
+    """One attempt to write a checkpoint, as its writers and the one that completes it get it.
 
     Attributes:
         root: directory or URL under which each task has a folder.
         task: whose state it is.
         iteration: from before whose update it is; its taker goes on with that iteration.
         layout: the shape of the replica whose places write the parts.
-        attempt: tells it from other attempts at the same iteration; 8 hex digits.
+        attempt: distinguishes it from other attempts at the same iteration; 8 hex digits.
     """
 
     root: Label
@@ -24,12 +24,12 @@ class Saving(Record, kw_only=True, frozen=True):
 
 
 class StoreOrder(Record, kw_only=True, frozen=True):
-    """Where and how often a task's state is to be written to storage.
+    """Storage of a task's state: where, and how often it is written.
 
     Attributes:
         root: directory or URL, the same for every node.
         every_s: seconds from one checkpoint to the next.
-        run: tells the task from others that had its name.
+        run: distinguishes the task from others that had its name.
         asked: if not 0, counts the orders of users to write one now, the last of which none was written for yet.
     """
 
@@ -71,7 +71,7 @@ class StoredFile(Record, kw_only=True, frozen=True):
 
 
 class StoredPart(Record, kw_only=True, frozen=True):
-    """What one place has written.
+    """The part of a checkpoint that one place has written.
 
     Attributes:
         place: in the replica.

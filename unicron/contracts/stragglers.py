@@ -26,14 +26,14 @@ class RecordingSwitched(Message, kw_only=True, frozen=True):
 
 
 class StragglerDetected(Message, kw_only=True, frozen=True):
-    """A task is slower than it could be, and stays so; told once, until it is over or has another cause.
+    """A task stays slower than it could be; reported once, until it is over or has another cause.
 
     Attributes:
         first, last: iterations from which to which it was seen.
         steps: recorded iterations among them that were looked at.
         slowdown: S, mean iteration time as it is over that with every operation at its ideal.
         waste: 1 - 1/S, share of the GPU time that stragglers cost.
-        diagnosis: kind of the cause, such as "slow-worker"; "unknown" where there is none to be told.
+        diagnosis: kind of the cause, such as "slow-worker"; "unknown" where none was found.
         node, slot, worker: the culprit; empty or -1 where it is no single worker.
         gain: mean iteration time as it is over that with the cause cured; 0 where that is not known.
         evidence: the figures that the diagnosis rests on, as JSON.

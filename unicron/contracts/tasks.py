@@ -11,7 +11,7 @@ from unicron.contracts.watchdogs import LogPattern
 
 
 class Seat(NamedTuple):
-    """Where a worker sits in a task's layout.
+    """A worker's position in a task's layout.
 
     Attributes:
         replica: which copy of the model it helps to hold, from 0.
@@ -146,12 +146,12 @@ class Healing(Word):
     RESTART = "restart"
     """Their script knows nothing of Unicron: it is run again on all of them, and goes on from its own checkpoints."""
     IN_PLACE = "in-place"
-    """Their script trains with DistributedDataParallel: those that live stay, and who is replaced goes on with them."""
+    """Their script trains with DistributedDataParallel: survivors keep running, and replacements join them."""
     UNKNOWN = "unknown"
 
 
 class Way(NamedTuple):
-    """What a way of healing gives, and what it asks of others.
+    """The properties of a way of healing.
 
     Attributes:
         counts_iterations: the task is done after its `iterations`; else its program says when.
@@ -206,7 +206,7 @@ SHORTEST_SILENCE_S = 1.0
 
 
 class TaskSpec(Record, kw_only=True, frozen=True):
-    """What a user submits.
+    """A task as a user submits it.
 
     Attributes:
         name: unique; letters, digits, '-' and '_'.
@@ -276,7 +276,7 @@ class TaskSpec(Record, kw_only=True, frozen=True):
 
     @property
     def way(self) -> Way:
-        """What its way of healing gives; that of a session where this version doesn't know it."""
+        """The properties of its way of healing; of a session where this version doesn't know it."""
         return WAYS.get(self.heal, WAYS[Healing.SESSION])
 
     @property
@@ -295,7 +295,7 @@ class TaskSpec(Record, kw_only=True, frozen=True):
 
 
 class TaskState(StrEnum):
-    """Where a task stands. WAITING: submitted, and no plan gives it its minimum of workers yet."""
+    """The state of a task. WAITING: submitted, and no plan gives it its minimum of workers yet."""
 
     WAITING = "waiting"
     STARTING = "starting"
@@ -313,7 +313,7 @@ class TaskState(StrEnum):
 
 
 class NodeState(StrEnum):
-    """Where a node stands."""
+    """The state of a node."""
 
     UP = "up"
     DRAINING = "draining"
@@ -322,7 +322,7 @@ class NodeState(StrEnum):
 
 
 class WorkerPhase(Word):
-    """What a worker process is doing."""
+    """The phase of a worker process."""
 
     STARTING = "starting"
     """Building its model."""
@@ -339,7 +339,7 @@ class WorkerPhase(Word):
 
 
 class Breakage(Word):
-    """What broke under a worker that waits for a new membership."""
+    """The error that made a worker wait for a new membership."""
 
     GROUP = "group"
     """A collective or the forming of a group: a peer or a link is gone."""

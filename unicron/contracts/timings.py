@@ -1,4 +1,4 @@
-"""What a worker recorded of an iteration: one entry for each operation, small enough to send often."""
+"""A worker's record of an iteration: one entry for each operation, small enough to send often."""
 
 from unicron.contracts.base import Record
 from unicron.contracts.ranges import Number, Whole

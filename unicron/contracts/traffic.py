@@ -1,4 +1,4 @@
-"""When a worker leaves its node's network idle: two numbers in memory that it shares with its agent.
+"""Idle spans of a node's network: two numbers in memory that a worker shares with its agent.
 
 A message to the agent for each collective would cost the worker more than some collectives take.
 """
@@ -11,7 +11,7 @@ _FORECAST = struct.Struct("<dd")
 
 
 class Forecast(NamedTuple):
-    """What is to be expected of a worker.
+    """The forecast of a worker.
 
     Attributes:
         idle_until: monotonic seconds of the node before which it sends nothing, by what it has done so far. Past: it

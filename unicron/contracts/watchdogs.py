@@ -1,11 +1,11 @@
-"""What watchdogs look for: the kinds of alerts, and what a user wants to see in what a task writes."""
+"""The kinds of watchdogs' alerts, and the patterns that users expect in a task's output."""
 
 from unicron.contracts.base import Record, Word
 from unicron.contracts.ranges import Label, Seconds
 
 
 class AlertKind(Word):
-    """Which watchdog an alert comes from; `OTHER` for all that has none."""
+    """The watchdog that an alert comes from; `OTHER` for all that has none."""
 
     OTHER = "other"
     TASK_IDLE = "task_idle"
@@ -19,12 +19,12 @@ class AlertKind(Word):
     CLOCK = "clock"
     """The clock of a node is wrong."""
     LOG = "log"
-    """What a task writes lacks what its user wants to see there, or a number in it is none."""
+    """A task's output lacks a pattern that its user expects, or has a number that is not finite."""
     UNKNOWN = "unknown"
 
 
 class LogPattern(Record, kw_only=True, frozen=True):
-    """What is to be seen in the lines that the workers of a task write.
+    """A pattern that is expected in the lines that the workers of a task write.
 
     Attributes:
         pattern: regular expression in the syntax of RE2, found anywhere in a line; what its only group captures, if it

@@ -1,4 +1,4 @@
-"""What is known beforehand: accelerators and the usual sizes of GPT-3. The figures and their sources are data files."""
+"""Known accelerators and the usual sizes of GPT-3. The figures and their sources are data files."""
 
 import functools
 import tomllib

@@ -21,7 +21,7 @@ PARAMETER_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
 
 
 class Constants(NamedTuple):
-    """What no data sheet tells. The time of an iteration is linear in `1 / matmul_efficiency` and the other two.
+    """Constants that data sheets lack. The time of an iteration is linear in `1 / matmul_efficiency` and the other two.
 
     Attributes:
         matmul_efficiency: share of the peak that large matrix products reach.
@@ -67,12 +67,12 @@ class LayoutArrays(NamedTuple):
 
     @property
     def selective(self) -> Array:
-        """Where only the attention core is recomputed, and norms and dropouts are split along the sequence."""
+        """For layouts that recompute only the attention core, and split norms and dropouts along the sequence."""
         return np.equal(self.recompute, formulas.SELECTIVE)
 
     @property
     def full(self) -> Array:
-        """Where whole layers are recomputed."""
+        """For layouts that recompute whole layers."""
         return np.equal(self.recompute, formulas.FULL)
 
 

@@ -1,4 +1,4 @@
-"""How large a model is and how much work an iteration of it is, whoever does it.
+"""The size of a model and the work of an iteration, independent of the machine.
 
 Symbols as in Narayanan et al. 2021 (arXiv:2104.04473): l layers, h hidden, s sequence, V vocabulary, B batch. Model
 FLOPs count what the mathematics needs (MFU); hardware FLOPs also count what is computed twice (HFU).
@@ -7,7 +7,7 @@ FLOPs count what the mathematics needs (MFU); hardware FLOPs also count what is 
 from unicron.contracts.tasks import ModelSpec
 
 NONE, SELECTIVE, FULL = range(3)
-"""Which activations are computed again in the backward pass: none, those of the attention core, or all."""
+"""The activations that the backward pass recomputes: none, those of the attention core, or all."""
 
 RECOMPUTE = ("none", "selective", "full")
 """Their names, in Megatron's own words."""

@@ -1,7 +1,7 @@
-"""What the journal and the telemetry say of a cluster, as it stands now: one message in, the picture changed. Pure.
+"""The present picture of a cluster, folded from journal and telemetry: one message in, the picture changed. Pure.
 
-The same messages always give the same picture; so whoever starts reads the journal from its beginning, and instances
-need not know of one another. What the journal keeps no longer the registry's status tells (`ClusterPicture.fill`).
+The same messages always give the same picture; so each instance reads the journal from its beginning, and instances
+need not know of one another. What the journal no longer keeps comes from the registry's status (`ClusterPicture.fill`).
 """
 
 from collections import deque
@@ -9,22 +9,21 @@ from collections import deque
 from msgspec.structs import replace
 
 from unicron.contracts import events, hardware, slowdowns, stragglers
+from unicron.contracts.answers import Status
 from unicron.contracts.base import Message
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan
-from unicron.contracts.queries import Status
-from unicron.contracts.ranges import SHORTEST_S
 from unicron.contracts.tasks import NodeState, TaskSpec, TaskState
 from unicron.observe.accounts.goodput import Goodput
 from unicron.observe.incidents import FAILURES, chain_of
-from unicron.observe.state import EVENTS, JournalLine, MembershipRecord, NodePicture, TaskPicture, ThinnedSeries
+from unicron.observe.state import EVENTS, JournalLine, NodePicture, TaskPicture, ThinnedSeries
 from unicron.observe.stories import Stories, entry_of
 
 RANKED = (events.WorkerExited, events.WorkerRaised, events.WorkerStalled, events.FailureDetected)
 """Messages about a worker that has failed, of which the rank is shown."""
 
 TELEMETRY: tuple[type[Message], ...] = (events.IterationFinished, hardware.GpusSampled, slowdowns.ComputeTimed)
-"""What is listened to beside the journal."""
+"""Telemetry that is subscribed to beside the journal."""
 
 CHANGES: tuple[type[Message], ...] = (
     events.FailureDetected,
@@ -60,7 +59,7 @@ CHANGES: tuple[type[Message], ...] = (
     slowdowns.SlowdownEnded,
     stragglers.StragglerDetected,
 )
-"""What a person wants to know of as it happens."""
+"""Messages that a person sees as they happen."""
 
 SAMPLE_S = 10.0
 """Between two points of the goodput's course at first; twice that whenever they become too many."""
@@ -127,7 +126,8 @@ class ClusterPicture:
             case events.IterationFinished() if message.task in self.tasks:
                 self.now = max(self.now, message.at)
                 self.goodput.handle(message)
-                self._iterated(self.tasks[message.task], message)
+                self.tasks[message.task].record_iteration(message)
+                self.changed.add(("task", message.task))
                 self._sample()
             case hardware.GpusSampled() if message.node in self.nodes:
                 self.nodes[message.node].gpus = message
@@ -138,9 +138,9 @@ class ClusterPicture:
                 pass
 
     def fill(self, status: Status) -> None:
-        """Add nodes and tasks that the journal does not tell of, since it keeps only what is younger.
+        """Add nodes and tasks that are missing in the journal, since it keeps only what is younger.
 
-        Before the journal is read, so that what it tells of these is understood; after it, what was missing then.
+        Called before the journal is read, so that its entries about these are understood, and after it for the rest.
         """
         known = len(self.nodes) + len(self.tasks)
         for view in status.nodes:
@@ -342,43 +342,15 @@ class ClusterPicture:
                 del node.tasks[slot.slot]
                 self.changed.add(("node", slot.node))
         task.share = None
-        self._close(task, at, str(state), "")
+        task.close_membership(at, str(state), "")
         self.changed.add(("task", name))
         if state is TaskState.REMOVED:
             del self.tasks[name]
 
-    def _iterated(self, task: TaskPicture, done: events.IterationFinished) -> None:
-        task.iteration, task.loss, task.iteration_s = done.iteration, done.loss, done.seconds
-        if task.state is TaskState.RUNNING and done.seconds >= SHORTEST_S:
-            task.waf = task.spec.weight * task.spec.flops_per_iteration / done.seconds
-        task.progress.add(done.at, done.iteration, done.loss, done.seconds)
-        self.changed.add(("task", done.task))
-
     def _regrouped(self, message: events.Regrouped) -> None:
         task = self.tasks.get(message.task)
-        if task is None or (task.attempts and task.attempts[-1].epoch >= message.epoch):
-            return
-        self._close(task, message.at, chain_of(message), f"{message.world_size} workers regrouped and went on")
-        task.attempts.append(
-            MembershipRecord(
-                epoch=message.epoch,
-                at=message.at,
-                workers=message.world_size,
-                iteration=message.iteration,
-                kept=message.kept,
-                recomputed=message.recomputed,
-                chain=chain_of(message),
-            )
-        )
-        task.kept += message.kept
-        task.recomputed += message.recomputed
-        task.iteration = max(task.iteration, message.iteration - 1)
-        self.changed.add(("task", message.task))
-
-    def _close(self, task: TaskPicture, at: float, ended: str, why: str) -> None:
-        """Note what ended a task's newest membership, the first time that anything did."""
-        if task.attempts and task.attempts[-1].until is None:
-            task.attempts[-1] = replace(task.attempts[-1], until=at, ended=ended, why=why)
+        if task is not None and task.regroup(message):
+            self.changed.add(("task", message.task))
 
     # --- failures ----------------------------------------------------------------------------------------------------
 
@@ -391,7 +363,7 @@ class ClusterPicture:
         tasks = self.failures[chain].tasks if chain in self.failures else {}
         for name in hit & self.tasks.keys() & tasks.keys():
             if tasks[name].over_at is None:
-                self._close(self.tasks[name], message.at, chain, message.reason)
+                self.tasks[name].close_membership(message.at, chain, message.reason)
                 self.changed.add(("task", name))
         self.changed.add(("node", message.node))
 

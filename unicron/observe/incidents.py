@@ -26,7 +26,7 @@ FAILURES = 1000
 """Failures that are listed; older ones only count in the accounts."""
 
 TaskOutcome = TaskStateChanged | TaskRecovered | TaskBroken | TaskRemoved
-"""What says how a task stands."""
+"""Messages that say what state a task is in."""
 
 
 def chain_of(message: Message) -> str:
@@ -46,7 +46,7 @@ def ends_healing(message: Message) -> bool:
 
 
 class IncidentCause(NamedTuple):
-    """What an incident is, and what GPU time went to: empty for none.
+    """The kind of an incident, and its GPU time: empty for none.
 
     Attributes:
         what: the status of a failure, what a plan answered, or "slowdown".
@@ -80,7 +80,7 @@ class Hit:
 
 @dataclass(slots=True, kw_only=True)
 class Incident:
-    """What is known of an incident.
+    """The facts about an incident.
 
     Attributes:
         begun: Unix seconds of the fault itself, as far as facts show it; of a plan, when it was decided.

@@ -1,4 +1,4 @@
-"""Where the parts that touch the network are put together: the real bus, and a user's client on it."""
+"""Makes the parts that touch the network: the real bus, and a user's client on it."""
 
 import getpass
 import os
@@ -18,7 +18,7 @@ async def connected(settings: Settings, name: str, *, patient: bool = True) -> A
     """Connect to the bus as `name`, and say goodbye at the end.
 
     Args:
-        settings: where the bus is, and who we are there.
+        settings: address of the bus, and the credentials.
         name: of the connection.
         patient: whether to try again until the time is up, where every server fails.
 
@@ -35,7 +35,7 @@ async def connected(settings: Settings, name: str, *, patient: bool = True) -> A
 
 @asynccontextmanager
 async def connected_client(settings: Settings, name: str, *, patient: bool = True) -> AsyncIterator[Client]:
-    """Connect a user's client as `name`, whose orders are by whoever runs this process; raises as `connected` does."""
+    """Connect a client as `name`; its orders carry the name of this process's user. Raises as `connected` does."""
     async with connected(settings, name, patient=patient) as bus:
         yield Client(bus, by=own_name())
 

@@ -1,4 +1,4 @@
-"""What a service writes down at each decision, in one compare-and-set, and how older forms of it are read."""
+"""The commit of a service, written in one compare-and-set, and the migration of older versions."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -26,7 +26,7 @@ class Outgoing(Record, kw_only=True, frozen=True):
 
 
 class Part(NamedTuple):
-    """Where a piece of a large commit is kept: in a numbered value beside it, which it was written to as `revision`."""
+    """Location of a piece of a large commit: a numbered value, and the `revision` that it was written as."""
 
     number: int
     revision: int

@@ -1,4 +1,4 @@
-"""Where a service keeps its newest commit: in one value, or, where it is large, in one value and parts beside it.
+"""Stores a service's newest commit: in one value, or, where it is large, in one value and parts beside it.
 
 A server takes values of 1 MB, and the state of a large cluster is far larger. So the encoding of a large commit is cut
 into segments, each of which is kept as a part: a value of its own, compressed. First the segments that are new are

@@ -1,12 +1,13 @@
-"""What the cores of all services have in common: a table that says what is done about each message."""
+"""The base of all services' cores: a table from message types to handlers."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from unicron.contracts.answers import Reply
 from unicron.contracts.base import Message
 from unicron.contracts.events import OrderTaken
-from unicron.contracts.queries import Order, Query, Reply, SubmitTask
+from unicron.contracts.queries import Order, Query, SubmitTask
 from unicron.errors import InvalidInputError
 
 Handlers = Mapping[type[Message], Callable[[Any], list[Message]]]
@@ -53,7 +54,7 @@ class Core:
         handler = self.handlers.get(type(message))
         return handler(message) if handler else []
 
-    def is_credible(self, message: Message) -> bool:  # noqa: ARG002 whoever knows better says so
+    def is_credible(self, message: Message) -> bool:  # noqa: ARG002 subclasses use it
         """Return whether others may rely on a piece of telemetry that was not doubted: it is of somebody known."""
         return True
 

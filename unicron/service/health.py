@@ -1,7 +1,7 @@
 """Says whether a process of Unicron does its work, for health checks: `python -m unicron.service.health OWNER`.
 
 The owner is a service, such as the registry, the console, or a node. A service is healthy while somebody holds its
-lease, a console while it answers here and has read the journal, a node while its agent tells the bus that it lives, for
+lease, a console while it answers here and has read the journal, a node while its agent reports to the bus, for
 which no network is needed.
 """
 
@@ -18,13 +18,13 @@ from unicron.services import CONSOLE, NAMED
 from unicron.settings import Settings
 
 ALIVE = "alive"
-"""Name of the file in an agent's run folder that it touches whenever it has told the bus something."""
+"""Name of the file in an agent's run folder that it touches whenever it has sent the bus something."""
 
 CONSOLE_S = 3.0
 """How long the console may take to answer."""
 
 SILENT_S = 10.0
-"""How long an agent may tell nothing; it does so twice a second, in a very large cluster every 9 s."""
+"""How long an agent may send nothing; it does so twice a second, in a very large cluster every 9 s."""
 
 
 class HealthSettings(Settings, kw_only=True, frozen=True):
@@ -75,10 +75,10 @@ def _check_agent(alive: Path, now: float) -> None:
         silent_s = now - alive.stat().st_mtime
     except OSError as error:
         raise BusUnavailableError(
-            f"{alive}: {error.strerror}: its agent has told the bus nothing; see its log"
+            f"{alive}: {error.strerror}: its agent has sent the bus nothing; see its log"
         ) from error
     if silent_s > SILENT_S:
-        raise BusUnavailableError(f"its agent has told the bus nothing for {silent_s:.0f} s; see its log")
+        raise BusUnavailableError(f"its agent has sent the bus nothing for {silent_s:.0f} s; see its log")
 
 
 def main() -> int:

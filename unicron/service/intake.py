@@ -1,4 +1,4 @@
-"""What a service takes in: messages that can be used, and what is said about those that can't."""
+"""Decodes and checks a service's messages; reports those that can't be used."""
 
 import asyncio
 import logging
@@ -10,9 +10,10 @@ import msgspec
 from unicron import subjects
 from unicron.authentication import authenticate
 from unicron.clock import Clock
+from unicron.contracts.answers import Reply
 from unicron.contracts.base import Message, TelemetryDropped
 from unicron.contracts.events import Alert, DeadLetter
-from unicron.contracts.queries import Query, Reply
+from unicron.contracts.queries import Query
 from unicron.errors import InvalidInputError
 from unicron.rate_limits import LETTERS, TELEMETRY, Limit, RateLimiter, more_text
 from unicron.service.timers import Timer
@@ -39,7 +40,7 @@ class Input:
         answer: to `query`, once it is known.
         said: what followed from it, as it goes out.
         believed: whether it is of somebody known, where it is telemetry.
-        taken: Unix seconds at which the core first got it; who gets it again sets the same timers.
+        taken: Unix seconds at which the core first got it; a successor that gets it again sets the same timers.
     """
 
     message: Message
@@ -80,7 +81,7 @@ class Intake:
             RateLimiter(LETTERS),
             RateLimiter(TELEMETRY),
         )
-        self._unheard, self._told = RateLimiter(NONE), 0
+        self._unread, self._reported = RateLimiter(NONE), 0
         self.dropped = 0
 
     def read(self, subject: str, data: bytes, sequence: int = 0) -> Input:
@@ -119,7 +120,7 @@ class Intake:
     def drop_telemetry(self) -> None:
         """Count a piece of telemetry that is not looked at, since too much waits."""
         self.dropped += 1
-        self._unheard.admit(self._name, self._clock.now())
+        self._unread.admit(self._name, self._clock.now())
 
     def admits_alert(self, cause: Message) -> bool:
         """Return whether to pass on one more alert about what its sender said."""
@@ -135,12 +136,12 @@ class Intake:
                 log.warning(error)
                 letter = DeadLetter(subject=f"{subjects.ROOT}.*.{sender}.>", error=error)
                 found.append(Input(self._own(), says=dead_letter_messages(letter)))
-        for count in self._unheard.held_back(now).values():
+        for count in self._unread.held_back(now).values():
             text = f"the {self._name} can't keep up: it has dropped {count:,} pieces of telemetry"
             log.warning(text)
             found.append(self.alert(text))
-        if self._told < self.dropped:
-            self._told = self.dropped
+        if self._reported < self.dropped:
+            self._reported = self.dropped
             found.append(Input(TelemetryDropped(id=self._fresh_id(), at=self._clock.now(), source=self._name)))
         return found
 

@@ -1,4 +1,4 @@
-"""What a process tells Prometheus: derived here, and nowhere else, from what it takes in and says, and from its state.
+"""The metrics of a process: derived here, and nowhere else, from its messages in and out and its state.
 
 Each message is counted by the process that says it, once that is committed, so that sums over processes count it once.
 What can be read when somebody asks is not counted but read then, on the event loop of the process: so it is right from
@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from unicron.contracts.answers import Load, Status
 from unicron.contracts.base import Message, Started
 from unicron.contracts.commands import Command, Regroup, StartWorker
 from unicron.contracts.events import (
@@ -25,7 +26,6 @@ from unicron.contracts.events import (
     WorkerExited,
 )
 from unicron.contracts.notices import NotificationFailed, NotificationSent
-from unicron.contracts.queries import Load, Status
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import InvalidInputError
 from unicron.metric_definitions import COUNTER, FAMILIES, HISTOGRAM, MetricSample
@@ -36,7 +36,7 @@ BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 """Seconds of phases: from a decision to a start of many processes."""
 
 MOST_CHAINS = 10_000
-"""Chains whose beginning is remembered, so that the seconds since then can be told; older ones are forgotten."""
+"""Chains whose beginning is remembered, to measure the seconds since then; older ones are forgotten."""
 
 MOST_NAMES = 20_000
 """Different tasks, and nodes, that one process names; what is said of others counts under `OTHER`."""
@@ -44,7 +44,7 @@ MOST_NAMES = 20_000
 OTHER = "other"
 
 KEEP_S = 600.0
-"""For how long an ended task's series are kept: whoever scrapes sees what ended it. Then they are removed."""
+"""How long an ended task's series are kept, so that a scrape sees what ended it. Then they are removed."""
 
 SCRAPE_S = 5.0
 """How long a scrape waits for a busy process, before it fails."""
@@ -66,7 +66,7 @@ class Metrics:
 
     def __init__(self, process: str, read: Callable[[], Iterable[MetricSample]] = tuple) -> None:
         try:
-            import prometheus_client as client  # noqa: PLC0415 only who tells metrics needs it
+            import prometheus_client as client  # noqa: PLC0415 only processes with metrics need it
         except ImportError as error:
             raise InvalidInputError(f"{PREFIX}METRICS needs a package: pip install '.[metrics]'") from error
         client.disable_created_metrics()  # type: ignore[no-untyped-call] # a series more of each counter
@@ -161,7 +161,7 @@ class Metrics:
     def _regrouped(self, regrouped: Regrouped) -> None:
         task = regrouped.task if regrouped.task in self._names["task"] else OTHER  # any agent may name any task
         self._count("unicron_regroups_total", task)
-        if regrouped.rank == 0:  # all tell the same
+        if regrouped.rank == 0:  # all report the same
             self._of("unicron_recomputed_microbatches_total", task).inc(regrouped.recomputed)
         self.observe_phase("regroup", task, regrouped.seconds)
 
@@ -228,7 +228,7 @@ class Metrics:
         self._loop = asyncio.get_running_loop()
         try:
             server, _ = self._client.start_http_server(port, host, self.registry)
-            # who connects and says nothing keeps no thread
+            # a client that connects and sends nothing keeps no thread
             server.RequestHandlerClass.timeout = SCRAPE_S  # type: ignore[attr-defined]
         except (OSError, OverflowError) as error:
             raise InvalidInputError(
@@ -249,7 +249,7 @@ class Metrics:
 
 
 class _Read:
-    """What prometheus-client asks at each scrape."""
+    """The collector that prometheus-client calls at each scrape."""
 
     def __init__(self, asked: Callable[[], list[MetricSample]]) -> None:
         self._asked = asked
@@ -272,7 +272,7 @@ class _Read:
 
 
 def load_samples(service: str, load: Load | None) -> Iterator[MetricSample]:
-    """Tell of a service whether it keeps up; `load` is None of an instance that only waits."""
+    """Return the samples of a service's backlog; `load` is None of an instance that only waits."""
     who = (service,)
     yield MetricSample("unicron_active", who, float(load is not None))
     if load is not None:
@@ -283,7 +283,7 @@ def load_samples(service: str, load: Load | None) -> Iterator[MetricSample]:
 
 
 def status_samples(status: Status) -> Iterator[MetricSample]:
-    """Tell of a cluster what the registry knows: its nodes, its tasks, and the plan in force."""
+    """Return the samples of a cluster: its nodes, its tasks, and the plan in force."""
     for state in NodeState:
         yield MetricSample("unicron_nodes", (state.value,), sum(view.state is state for view in status.nodes))
     for kind in TaskState:

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Settings)
 
 REGISTRY = "registry"
-"""Who knows nodes, tasks and the plan in force."""
+"""The services that know nodes, tasks and the plan in force."""
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -106,7 +106,7 @@ async def _serve(wiring: Wiring, settings: S, beside: Beside[S] | None) -> None:
 
 
 def measure(service: Service, name: str, settings: Settings) -> None:
-    """Have a service tell its metrics, where its settings want that.
+    """Export a service's metrics, where its settings want that.
 
     Raises:
         InvalidInputError: prometheus-client is not installed, or nobody can listen where the settings say.

@@ -24,9 +24,10 @@ from unicron.aio import gather_or_cancel, retry_until_available, shielded
 from unicron.bus.lease import Lease, token_in_force
 from unicron.bus.protocol import Bus, TelemetryEntry
 from unicron.clock import Clock
+from unicron.contracts.answers import Load, Reply
 from unicron.contracts.base import BusReconnected, CancelTimer, Message, SetTimer, Started, TimerFired
 from unicron.contracts.events import Alert, DeadLetter
-from unicron.contracts.queries import GetLoad, Load, Order, Query, Reply
+from unicron.contracts.queries import GetLoad, Order, Query
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
 from unicron.service.commit import Commit, Migration, Outgoing
 from unicron.service.commit_store import CommitStore, Sizes
@@ -52,7 +53,7 @@ CURE = (
     "run the version that wrote it, or begin with a backup on empty servers (docs/operations.md, 'A state that can't "
     "be read')"
 )
-"""What a person does where a service can use none of its commits."""
+"""The cure where a service can use none of its commits."""
 
 TIDY_S = 10.0
 """Seconds after which a published outbox is cleared: the journal knows its ids for an hour only."""
@@ -60,7 +61,7 @@ TIDY_S = 10.0
 
 @dataclass(frozen=True)
 class Wiring:
-    """What a service is made of.
+    """The parts of a service.
 
     Attributes:
         name: of the service, as in subjects.
@@ -69,8 +70,8 @@ class Wiring:
         facts: filters on the journal.
         telemetry: filters on telemetry.
         translate: turns telemetry that is not one of our messages into one (server advisories); None drops it.
-        migrations: from older forms of the state, in order: the first turns version 1 into version 2. Whoever changes
-            the form of a state adds one; today's version is one more than there are.
+        migrations: from older forms of the state, in order: the first turns version 1 into version 2. A change of the
+            state's form adds one; today's version is one more than there are.
         provisions: whether it makes the streams and buckets; the others wait until they are there.
         learnt: fields of the state that can be learnt anew where something impossible stands in them.
     """
@@ -354,7 +355,7 @@ class Service:
     async def _process_batch(self, batch: list[Input]) -> None:
         """Apply `batch`, or what of it there is time for, commit when that led to anything, then publish and answer.
 
-        Facts, and timers that were set for them, need no commit for themselves: who starts again reads them again.
+        Facts, and timers that were set for them, need no commit of their own: a restarted service reads them again.
         """
         outbox = self._apply_all(batch)
         batch = batch[: len(batch) - len(self._left)]

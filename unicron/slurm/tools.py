@@ -73,9 +73,10 @@ _UNREACHABLE = (
 _CURES = {
     "Invalid partition": "name one that `sinfo` lists, with --partition",
     "Required partition not available": "the partition is down: name another one with --partition, or wait for it",
+    "User's group not permitted": "name one that you may use: `scontrol show partition` lists AllowGroups",
     "Invalid account": "name an account of yours, with --account",
-    "Access/permission denied": "this takes an operator of Slurm; have one do it",
-    "Invalid user": "this takes an operator of Slurm, or the owner of the job",
+    "Access/permission denied": "this takes the owner of the job, or an operator of Slurm: have one of them do it",
+    "Invalid user": "this takes an operator of Slurm: have one do it",
     "Requested node configuration is not available": "ask for less of a node, or for another partition",
     "More processors requested than permitted": "ask for fewer nodes or processors than the partition has",
     "Node count specification invalid": "ask for fewer nodes than the partition has",

@@ -1,4 +1,4 @@
-"""When pieces of copies go: in the spans in which training leaves the network idle (GEMINI, SOSP 2023)."""
+"""When pieces of copies are sent: in spans in which training leaves the network idle (GEMINI, SOSP 2023)."""
 
 import math
 from collections import deque
@@ -12,7 +12,7 @@ RATES = 8
 """Pieces of which the time they took counts."""
 
 MARGIN_S = 0.005
-"""At the end of a span nothing is on its way any more; who has to be woken on a busy node takes that long to be."""
+"""At the end of a span nothing is on its way any more; a process on a busy node takes that long to wake up."""
 
 MOST_ITERATIONS = 20
 """In how many iterations a copy is there, also where spans have no room: a part of it then goes at any time."""
@@ -22,7 +22,7 @@ MOST_S = 300.0
 
 
 class Line:
-    """What copies of a node have under way, and how fast they are.
+    """The copies that a node has under way, and how fast they are.
 
     Attributes:
         on_its_way: bytes.

@@ -172,7 +172,7 @@ def _fitting(wholes: Sequence[Group], joining: Sequence[str], racks: Mapping[str
 class _Pool:
     """Nodes without a group, by rack.
 
-    Who always takes from the rack with most nodes left, of those that a group has not, spreads all groups if that can
+    Taking each time from the rack with most nodes left, of those that a group has not, spreads all groups if that can
     be done (Gale and Ryser's theorem on matrices of zeros and ones).
     """
 

@@ -1,4 +1,4 @@
-"""Who keeps a copy of whose state inside one group of nodes (after Wang et al., GEMINI, SOSP 2023). Pure.
+"""Which node keeps a copy of which state inside one group of nodes (after Wang et al., GEMINI, SOSP 2023). Pure.
 
 Every state has m copies and every node keeps m, its own included, so that memory is bounded; a state is lost if all
 nodes of its copy set are. The fewer different copy sets there are, the fewer ways to lose one. In a group of m nodes

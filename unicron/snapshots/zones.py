@@ -1,4 +1,4 @@
-"""Which nodes fail together: those of one rack, and those of one NVLink domain. Pure."""
+"""Failure domains of nodes: racks and NVLink domains. Pure."""
 
 from collections.abc import Mapping
 

@@ -46,7 +46,7 @@ class TaskFile(NamedTuple):
 MOST_BYTES = 1024 * 1024
 MOST_VALUES = 100_000
 MOST_DEPTH, MOST_DIGITS = 20, 4000
-"""What a file of tasks may hold; thousands of tasks are less."""
+"""Size limit of a file of tasks; thousands of tasks are smaller."""
 
 
 def load(path: Path) -> TaskFile:

@@ -1,4 +1,4 @@
-"""What a task file says in `layout`: degrees, a table of them by number of workers, or `auto`."""
+"""Reads `layout` of a task file: degrees, a table of them by number of workers, or `auto`."""
 
 from typing import Any
 

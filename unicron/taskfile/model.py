@@ -1,4 +1,4 @@
-"""What a task file says about speed: `model`, from which T(t, x) is calculated, and a CSV file of `throughput`."""
+"""Reads the speed in a task file: `model`, from which T(t, x) is calculated, and a CSV file of `throughput`."""
 
 import csv
 import difflib

@@ -16,7 +16,7 @@ _HOMES = {"Session": "unicron.train.session.session", "watch": "unicron.train.wa
 
 
 def __getattr__(name: str) -> Any:
-    """Import these, and torch with them, only for those who ask: a sampler, or an analysis, may have no torch."""
+    """Import these, and torch with them, only on access: a sampler, or an analysis, may have no torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

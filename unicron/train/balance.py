@@ -1,4 +1,4 @@
-"""Which rank gets which sequences of a global batch, so that none waits for the one with the longest.
+"""Deals the sequences of a global batch to the ranks, so that none waits for the one with the longest.
 
 Attention costs the square of a sequence's length, so that microbatches of as many tokens can differ much in time. For
 a sampler: read the lengths of the next global batch, call `balance` on every rank (all work out the same), and take
@@ -36,7 +36,7 @@ def balance(
         microbatches: of each rank.
         max_tokens: that a microbatch has memory for; None for any number. Squares balance time, not memory: without a
             limit, a microbatch of short sequences has many more tokens than one with a long one.
-        cost: of a sequence by its length; the square unless told. `lambda s: s * s + 12288 * s` for a model with a
+        cost: of a sequence by its length; by default the square. `lambda s: s * s + 12288 * s` for a model with a
             hidden size of 2048 says that a token costs as much in matrix products as 12,288 others in attention.
 
     Returns:

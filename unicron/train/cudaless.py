@@ -38,12 +38,12 @@ def _on_cpu(make: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def _called_cuda(told: Callable[..., Any]) -> Callable[..., Any]:
+def _called_cuda(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return `Tensor.type` for optimizers that sort parameters by it and know those of CUDA only."""
 
-    @functools.wraps(told)
+    @functools.wraps(method)
     def called(tensor: torch.Tensor, *arguments: Any, **named: Any) -> Any:
-        found = told(tensor, *arguments, **named)
+        found = method(tensor, *arguments, **named)
         return found.replace("torch.", "torch.cuda.") if isinstance(found, str) else found
 
     return called

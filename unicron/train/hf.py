@@ -1,4 +1,4 @@
-"""Has Hugging Face's `Trainer` tell how it gets on: `Trainer(..., callbacks=[UnicronCallback()])`."""
+"""Reports the progress of Hugging Face's `Trainer`: `Trainer(..., callbacks=[UnicronCallback()])`."""
 
 # ruff: noqa: ARG002 arguments are the library's
 
@@ -12,7 +12,7 @@ from unicron.train.watching import watch
 class UnicronCallback(TrainerCallback):
     """A `Trainer` that is watched as by `unicron.train.watch`, whose words it takes.
 
-    The loss that is told is the one that was logged last.
+    The reported loss is the one that was logged last.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Has Lightning's `Trainer` tell how it gets on: `Trainer(..., callbacks=[UnicronCallback()])`."""
+"""Reports the progress of Lightning's `Trainer`: `Trainer(..., callbacks=[UnicronCallback()])`."""
 
 # ruff: noqa: ARG002 arguments are the library's
 

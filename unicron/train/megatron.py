@@ -59,7 +59,7 @@ def initialize_model_parallel(session: Session, **more: Any) -> None:
 
 
 class Training:
-    """What megatron-core's own loop does in an iteration, for one that a session hands out.
+    """The steps of megatron-core's own loop in an iteration, for one that a session hands out.
 
     Args:
         session: protects `model`, `optimizer` and `others`.
@@ -89,7 +89,7 @@ class Training:
         """Compute the session's current microbatch, forward and backward, by megatron-core's schedule.
 
         Args:
-            forward_step: megatron-core's `forward_step_func`. The first entry of what its loss function tells is the
+            forward_step: megatron-core's `forward_step_func`. The first entry of its loss function's result is the
                 loss, or the sum of losses and how many there are.
             batches: its `data_iterator`. What the schedule takes of it, `num_microbatches`, is one microbatch of the
                 session.

@@ -1,4 +1,4 @@
-"""Tells how a training loop of one's own gets on, where the script has no `Session`."""
+"""Reports the progress of a training loop of one's own, where the script has no `Session`."""
 
 import os
 import time
@@ -15,8 +15,8 @@ from unicron.train.worker import channel
 class watch:  # noqa: N801 scripts read it as a verb
     """A training loop that is watched: `with unicron.train.watch(model) as watching: ... watching.tick()`.
 
-    Iterations are told to the cluster, so that it knows how far the task is, whether it has become slower, and, by the
-    loss, whether it still learns. With the model it also knows of hangs in the middle of an iteration, and which
+    Iterations are reported to the cluster, so that it knows how far the task is, whether it has become slower, and, by
+    the loss, whether it still learns. With the model it also knows of hangs in the middle of an iteration, and which
     worker computes for longer than the others: from the beginning of a forward pass in training mode until the backward
     pass has made its last gradient. Of a model on a GPU that is the time of the host.
 

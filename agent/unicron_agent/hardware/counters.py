@@ -19,7 +19,7 @@ FIELDS = (
 """Asked for in one call; those of NVLink are sums over all links."""
 
 MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""Where the value of a field is, by its type (nvmlValueType_t)."""
+"""The member with the value of a field, by its type (nvmlValueType_t)."""
 
 
 def read_gpu(slot: int, handle: Any, clock_changes: int | None, before: Gpu | None) -> Gpu:

@@ -38,7 +38,7 @@ RECORD = 8192
 """Bytes of the largest record of the device."""
 
 _AT = re.compile(r"\[ *(\d+\.\d{3,9})\]")
-"""When a line was made, in monotonic seconds: what a log daemon writes once more is old, or of an earlier start."""
+"""When a line was made, in monotonic seconds; a log daemon may repeat lines that are old, or of an earlier boot."""
 
 _PID = re.compile(r"\bpid=(\d+)|Kill(?:ed)? process (\d+)")
 _PCI = re.compile(

@@ -1,4 +1,4 @@
-"""Where this node is: the address others see it at, the interface that has it, and its folder in memory."""
+"""The node's address as others see it, the interface that has it, and its folder in memory."""
 
 import contextlib
 import fcntl
@@ -40,7 +40,7 @@ def own_address(nats_url: str) -> str:
 
 
 def home(run_dir: Path) -> str:
-    """Return what tells a run folder on this machine, since it was started, from any other; empty where it can't."""
+    """Return an id of a run folder on this machine, since its boot; empty where there is none."""
     try:
         there = run_dir.stat()
         where = f"{BOOT_ID.read_text().strip()} {there.st_dev} {there.st_ino}"

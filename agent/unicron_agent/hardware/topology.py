@@ -27,7 +27,7 @@ CURE = 'name nodes as in names = "gpu-[01-18],gpu-30"; docs/operations.md descri
 
 
 class Location(NamedTuple):
-    """Where a node is.
+    """The location of a node.
 
     Attributes:
         rack: that it is in, or the switch it is behind; empty where that is not known.

@@ -34,7 +34,7 @@ SERVER_LIMITS = [
     ("grpc.max_connection_idle_ms", 10_000),
     ("grpc.http2.bdp_probe", 0),
 ]
-"""Whoever connects and asks for nothing is gone soon; and what is sent but never read takes no growing window.
+"""A client that connects and asks for nothing is closed soon; data that is never read takes no growing window.
 
 With the probe 50 strangers who send at once take 130 MB, without it 5.
 """
@@ -99,7 +99,7 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         if self._refusing < AT_ONCE:
             self._refusing += 1
             try:
-                await asyncio.sleep(REFUSAL_S)  # who has not sent its first message yet would not learn why
+                await asyncio.sleep(REFUSAL_S)  # a client that has not sent its first message yet would not learn why
             finally:
                 self._refusing -= 1
         asked = ((CHALLENGE, self._fabric.issue_challenge()),) if isinstance(problem, UntimelyProofError) else ()
@@ -138,7 +138,7 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             except StateTransferError as error:
                 await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
             except OSError as error:
-                async for piece in pieces:  # who is still sending would not learn why
+                async for piece in pieces:  # a client that is still sending would not learn why
                     await _acknowledge(receipts, piece)
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._memory.folder}: {error.strerror}")
         if receipts is None:

@@ -23,19 +23,8 @@ from unicron.contracts.states import KEPT, Saver, StateRef
 from unicron.contracts.storage import Saving
 from unicron.contracts.worker import Kept, Save, Saved, Secured
 from unicron.snapshots.names import exported_name, saved_names
-from unicron_agent.stimuli import (
-    AbandonCopies,
-    CopyReceived,
-    CopySent,
-    Out,
-    RemoveState,
-    SendCopy,
-    SendToWorker,
-    StateUnsound,
-    StorageUsed,
-    StorePart,
-    UseStorage,
-)
+from unicron_agent.effects import AbandonCopies, Out, RemoveState, SendCopy, SendToWorker, StorePart, UseStorage
+from unicron_agent.stimuli import CopyReceived, CopySent, StateUnsound, StorageUsed
 from unicron_agent.workers.workers import LocalWorker
 
 AGAIN_S = 1.0
@@ -52,7 +41,7 @@ class SaveOrder:
     """An order to one worker to save its state, and how far copies of what it saved have come.
 
     Attributes:
-        saver: who is to have copies.
+        saver: the worker, and the nodes that are to have copies.
         saved: the newest state that it has saved.
         missing: nodes that have no copy of that yet.
         secured: that all have one was reported since the order came, and nothing else since.
@@ -128,7 +117,7 @@ class NodeSnapshots:
 
     @property
     def complete(self) -> list[StateRef]:
-        """What was saved, here or elsewhere, and is whole."""
+        """A complete snapshot that was saved here or elsewhere."""
         return [ref for ref in self.present.values() if ref is not None]
 
     # --- orders ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Where a worker gets a snapshot from: the memory of this node, or another node."""
+"""Sources of a worker's snapshots: the memory of this node, or another node."""
 
 import asyncio
 import contextlib

@@ -1,1 +1,1 @@
-"""What runs out, grows without end, or does not come: watched on each node, told before it is too late."""
+"""Watchdogs: alerts on each node about resources that run out, grow without end, or output that is missing."""

@@ -1,4 +1,4 @@
-"""What the watchdogs are fed with: file systems, memory of the machine and of its container, memory of workers.
+"""Samples for the watchdogs: file systems, memory of the machine and of its container, memory of workers.
 
 See statvfs(3), proc(5), and https://docs.kernel.org/admin-guide/cgroup-v2.html.
 """
@@ -37,14 +37,16 @@ def file_systems(folders: Iterable[str | Path], least_free: float) -> list[Store
     for folder in folders:
         path = _existing(Path(folder).absolute())
         try:
-            told, device = os.statvfs(path), path.stat().st_dev
+            counts, device = os.statvfs(path), path.stat().st_dev
         except OSError:
             continue
-        total = told.f_blocks * told.f_frsize
+        total = counts.f_blocks * counts.f_frsize
         share = min(least_free, MOST_FREE / total) if total else 0.0
-        room = Store(AlertKind.DISK, f"the file system of {path}", total - told.f_bavail * told.f_frsize, total, share)
-        used = told.f_files - told.f_favail
-        files = Store(AlertKind.DISK, f"the table of files of {path}", used, told.f_files, least_free, "inodes")
+        room = Store(
+            AlertKind.DISK, f"the file system of {path}", total - counts.f_bavail * counts.f_frsize, total, share
+        )
+        used = counts.f_files - counts.f_favail
+        files = Store(AlertKind.DISK, f"the table of files of {path}", used, counts.f_files, least_free, "inodes")
         found.setdefault(device, [room, files])
     return [store for stores in found.values() for store in stores]
 
@@ -55,10 +57,10 @@ def _existing(path: Path) -> Path:
 
 def memory() -> Memory | None:
     """Return the memory of this machine, or of a control group that we are in and that has less left; None: unknown."""
-    told = _numbers(MEMORY, 1024)
-    if "MemAvailable" not in told or "MemTotal" not in told:
+    counts = _numbers(MEMORY, 1024)
+    if "MemAvailable" not in counts or "MemTotal" not in counts:
         return None
-    found = [Memory(told["MemAvailable"], told["MemTotal"])]
+    found = [Memory(counts["MemAvailable"], counts["MemTotal"])]
     own = next((line[3:] for line in _lines(OWN_CGROUP) if line.startswith("0::/")), "/").strip("/")
     folder = CGROUPS / own
     for each in (folder, *folder.parents):
@@ -66,8 +68,10 @@ def memory() -> Memory | None:
             break
         most, now = _lines(each / "memory.max"), _lines(each / "memory.current")
         if most and now and most[0].isdecimal() and now[0].isdecimal():
-            told = _numbers(each / "memory.stat")
-            cached = told.get("inactive_file", 0) + told.get("active_file", 0)  # is given back before anybody is killed
+            counts = _numbers(each / "memory.stat")
+            cached = counts.get("inactive_file", 0) + counts.get(
+                "active_file", 0
+            )  # is given back before anybody is killed
             found.append(Memory(max(0, int(most[0]) - int(now[0]) + cached), int(most[0])))
     return min(found, key=lambda each: each.left)
 
@@ -76,8 +80,8 @@ def held(pid: int) -> int:
     """Return the bytes that a process and all that it has started hold, and that no file could give back."""
     total = 0
     for process in processes_of(pid):
-        told = _numbers(Path(f"/proc/{process}/status"), 1024)
-        total += told.get("RssAnon", 0) + told.get("RssShmem", 0)
+        counts = _numbers(Path(f"/proc/{process}/status"), 1024)
+        total += counts.get("RssAnon", 0) + counts.get("RssShmem", 0)
     return total
 
 

@@ -1,4 +1,4 @@
-"""What runs out of room: file systems, of bytes and of inodes, and the memory of GPUs. Pure."""
+"""Predicts when file systems (bytes and inodes) and the memory of GPUs run full. Pure."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ class Stores:
     """Remembers how stores filled.
 
     Args:
-        ahead_s: seconds ahead in which a store that fills is told of.
+        ahead_s: seconds ahead in which a store that fills gets an alert.
     """
 
     def __init__(self, ahead_s: float) -> None:

@@ -18,7 +18,7 @@ AGAIN_S = 6 * 3600.0
 """The same alert is given so often at most, as long as its reason lasts."""
 
 NUMBERS_S = 600.0
-"""So often at most is told that a task writes a number that is none."""
+"""Least time between two alerts that a task writes a number that is not finite."""
 
 
 class Watchdogs:
@@ -68,7 +68,7 @@ class Watchdogs:
         return [each for store, text in found for each in self._alert(store.kind, store.name, text, now)]
 
     def matched(self, matched: PatternMatched, worker: LocalWorker, now: float) -> list[Message]:
-        """Note a line of a worker that has matched; tell of a number in it that is none."""
+        """Record a line of a worker that has matched; return an alert if a number in it is not finite."""
         out: list[Message] = [*self._logs.matched(worker.task, matched.index, now)]
         if matched.wrong:
             text = f"{worker.worker} wrote what is no finite number: {matched.wrong}"
@@ -77,7 +77,7 @@ class Watchdogs:
         return out
 
     def iterated(self, worker: LocalWorker, iteration: int, now: float) -> list[Message]:
-        """Tell, at the end of an iteration, of a worker that is to be replaced before its machine's memory is full."""
+        """Return, at the end of an iteration, an alert if the worker is to be replaced before the memory is full."""
         grows = self._memory.to_replace(worker.worker, self._limits.replace_s, now)
         if grows is None:
             return []

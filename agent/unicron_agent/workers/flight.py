@@ -1,4 +1,4 @@
-"""What torch's watchdog writes of a worker's collectives before it ends the process: a pickle of plain data."""
+"""Reads the collectives that torch's watchdog dumps before it ends a process: a pickle of plain data."""
 
 import io
 import logging
@@ -23,7 +23,7 @@ MOST_BYTES = 4 * 1024 * 1024
 """Of a file: 2,000 collectives take 0.3 MB."""
 
 RECENT_S = 120.0
-"""Older files tell of something else: torch ends a process some seconds after it has written one."""
+"""Older files are of another failure: torch ends a process some seconds after it has written one."""
 
 
 def dump_variables(prefix: Path, *environments: Mapping[str, str]) -> dict[str, str]:
@@ -51,7 +51,7 @@ def read_dump(prefix: Path, now: float) -> tuple[str, ...]:
     try:
         return tuple(describe(convert(load_plain_pickle(path))))
     except (InvalidInputError, OSError) as error:
-        log.warning("%s tells of no collectives: %s", path, one_line(str(error)[:300]))
+        log.warning("%s has no readable collectives: %s", path, one_line(str(error)[:300]))
         return ()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from unicron_agent.workers.activity import children_of, group_of, start_time
 
 LOOKS_S = (0.0, 0.2, 1.0)
-"""When to look for orphans after a worker's end: a grandchild becomes ours only when its parent has ended."""
+"""Delays after a worker's end at which to look for orphans: a grandchild becomes ours when its parent has ended."""
 
 
 def kill_orphans(known: Collection[int]) -> None:

@@ -60,7 +60,7 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         for name in _modules_needed(request):
-            with contextlib.suppress(Exception):  # whatever is wrong with it, the worker that needs it tells
+            with contextlib.suppress(Exception):  # the worker's own import of it raises
                 __import__(name)
         _answer(answers, {"pid": _fork(request, answers)})
 
@@ -90,7 +90,7 @@ def _modules_needed(request: dict[str, Any]) -> tuple[str, ...]:
     script = Path(request["cwd"], name.replace(".", "/") + ".py" if request["module"] else name)
     try:
         text = script.read_bytes()
-    except OSError:  # the worker tells
+    except OSError:  # the worker's own read of it raises
         text = b""
     parts = request["parts"] or b"fully_shard" in text
     megatron = re.search(rb"^(from|import) megatron\b", text, re.MULTILINE) and not Path("/dev/nvidiactl").exists()
@@ -140,7 +140,7 @@ def _run_request(request: dict[str, Any]) -> None:
         if own and "://" not in own:
             with contextlib.suppress(
                 OSError
-            ):  # whoever needs it is told; that above is not made: it may not be mounted
+            ):  # a script that needs it fails; its parents are not made: a file system may not be mounted
                 Path(own).mkdir()
         from unicron.train.scripts.forked import seed_anew  # noqa: PLC0415 of the worker
 
@@ -166,7 +166,7 @@ def _launch(request: dict[str, Any]) -> int:
     os.chdir(request["cwd"])
     try:
         return launcher.Launcher(connected, program).run()
-    except Exception as error:  # noqa: BLE001 whatever it is, it is told
+    except Exception as error:  # noqa: BLE001 each is reported
         channel.report_exception(type(error), error, error.__traceback__)
         return 1
 

@@ -13,7 +13,7 @@ SHORTEST_S = 0.5
 
 @dataclass
 class _Sums:
-    """What has been collected of a task since its last message.
+    """The timings of a task since its last message.
 
     Attributes:
         reported_at: when that message was sent, in monotonic seconds.

@@ -7,7 +7,8 @@ import msgspec
 from unicron.contracts.base import Message
 from unicron.contracts.events import WorkerStalled
 from unicron.contracts.worker import Ping
-from unicron_agent.stimuli import Effect, SendToWorker, TakeStacks, Tick
+from unicron_agent.effects import Effect, SendToWorker, TakeStacks
+from unicron_agent.stimuli import Tick
 from unicron_agent.workers.workers import LocalWorker, StallLimits
 
 PING_S = 0.2
@@ -94,6 +95,6 @@ def _with_collectives(
     if isinstance(fact, TakeStacks) or stalled.looked_at != (fact.epoch, fact.iteration):
         return fact
     of_task = [worker for worker in workers.values() if worker.task == stalled.task and worker is not stalled]
-    told = [(worker.worker, line) for worker in (stalled, *of_task) for line in worker.collectives]
-    told.sort(key=lambda each: each[1].startswith("none"))
-    return msgspec.structs.replace(fact, collectives=[f"{name}: {line}" for name, line in told])
+    named = [(worker.worker, line) for worker in (stalled, *of_task) for line in worker.collectives]
+    named.sort(key=lambda each: each[1].startswith("none"))
+    return msgspec.structs.replace(fact, collectives=[f"{name}: {line}" for name, line in named])

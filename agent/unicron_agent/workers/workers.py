@@ -9,8 +9,9 @@ from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import WorkerAsleep, WorkerAway, WorkerStalled
 from unicron.contracts.tasks import ParallelLayout, WorkerPhase, WorkerStatus
 from unicron.contracts.worker import Finished, Hello, Iterated, Joined, Membership, Pong, Progress, Ready, ToAgent
+from unicron_agent.effects import TakeStacks
 from unicron_agent.life_signs import LifeSigns, ProcessUse
-from unicron_agent.stimuli import TakeStacks, WorkerProcess
+from unicron_agent.stimuli import WorkerProcess
 
 BUSY = frozenset({WorkerPhase.COMPUTE, WorkerPhase.REDUCE, WorkerPhase.STEP, WorkerPhase.BETWEEN})
 """Phases in which a worker is to make progress."""
@@ -157,7 +158,7 @@ class LocalWorker:
             case Hello():
                 self.epoch, self.iteration, self.ready = message.epoch, message.iteration, message.ready
                 self.greeted = True
-                self.pid = self.pid or message.pid  # it may greet before its start is told
+                self.pid = self.pid or message.pid  # its hello may come before its start is reported
                 self.progressed_at = now
             case Ready():
                 self.ready, self.phase = True, WorkerPhase.WAITING
@@ -304,8 +305,8 @@ class LocalWorker:
     def check_asleep(self, node: str, limits: StallLimits, now: float, asleep_s: float) -> list[WorkerAsleep]:
         """Return the fact that its processes sleep, once, well before it counts as stalled."""
         limit, waited = max(asleep_s, limits.factor * (self.interval_s or 0.0)), now - self.progressed_at
-        told = self.reported is not None and self.reported[:2] == (self.epoch, self.iteration)
-        if told or waited < EARLY * limit or not self.asleep_s(now):
+        is_reported = self.reported is not None and self.reported[:2] == (self.epoch, self.iteration)
+        if is_reported or waited < EARLY * limit or not self.asleep_s(now):
             return []
         self.reported = self.epoch, self.iteration, "sleeps"
         return [

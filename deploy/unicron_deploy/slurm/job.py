@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,8 +15,8 @@ from typing import Any
 import msgspec
 
 from unicron.client import Client
+from unicron.contracts.answers import TaskView
 from unicron.contracts.events import NodeDrained, NodeJoined, NodeLeaving
-from unicron.contracts.queries import TaskView
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.service.bootstrap import connected_client
@@ -229,4 +230,5 @@ class Job:
                         try:
                             await asyncio.to_thread(tools.run, ["scontrol", *order.words])
                         except UnicronError as error:
-                            self._log(f"unicron: {order.node} stays as it is in Slurm: {error}")
+                            command = shlex.join(["scontrol", *order.words])
+                            self._log(f"unicron: {order.node} stays as it is in Slurm: {error}: {command}")

@@ -68,8 +68,11 @@ class Machine:
         ends = [job.end for job in jobs if job.end is not None]
         tasks = ", ".join(tasks_in(self._run_dir))
         if tasks and tasks != self._comment:
-            tools.run(["scontrol", "update", f"JobId={self._job}", f"Comment=task {tasks}"])
             self._comment = tasks
+            try:
+                tools.run(["scontrol", "update", f"JobId={self._job}", f"Comment=task {tasks}"])
+            except tools.SlurmError as error:  # a comment is for people: the limit is looked at all the same
+                _say(f"job {self._job} keeps its comment: {error}")
         node = os.environ.get("SLURMD_NODENAME", "")
         if node:
             found = shown.nodes(tools.ask("sinfo", "--noheader", "-N", "-n", node, "-o", shown.NODES)).get(node)

@@ -150,6 +150,7 @@ def main() -> int:
     parser.add_argument("--url", required=True, help="of the message bus")
     parser.add_argument("--slots", type=int, required=True, help="where the node has no GPU")
     options = parser.parse_args()
+    os.environ.pop("SLURM_JOB_END_TIME", None)  # srun sets it, and limits can be changed: the job says when it is time
     try:
         name = os.environ.get("SLURMD_NODENAME")
         if not name:

@@ -22,13 +22,14 @@ def batch_script(command: Sequence[str]) -> str:
     """Return the script of a job in which a command runs the cluster and a task.
 
     A lost node does not end it, a requeue goes on in the same file of output, and where Slurm is told to send users'
-    signals before it preempts, only the command gets it, not what it has started.
+    signals before it preempts, only the command gets it, not what it has started. With `@0` no signal comes before a
+    time limit, as it would be up to a minute early: Slurm looks at limits twice a minute.
     """
     return f"""\
 #!/bin/sh
 #SBATCH --no-kill
 #SBATCH --open-mode=append
-#SBATCH --signal=B:USR1@1
+#SBATCH --signal=B:USR1@0
 exec {shlex.join(command)}
 """
 

@@ -11,7 +11,7 @@ from unicron.observe.cluster import ClusterPicture
 from unicron_console.pages import Pages
 
 TICK_S = 0.1
-"""Least time between two looks at what changed; the first change after a pause is told at once."""
+"""Least time between two looks for changes; the first change after a pause is sent at once."""
 
 WHOLE_S = 0.2
 """Least time between two pages of the same thing."""
@@ -20,16 +20,16 @@ GROWS_S = 1.0
 """How often a page is sent whose figures grow by themselves, and what time went to is worked out anew."""
 
 SHARE = 20
-"""What takes so long is done at most once in so many times that."""
+"""Slow work is done at most once in so many times its own duration."""
 
 WAITING = 64
-"""Frames that may wait for a reader; whoever is slower is let go, and begins with a whole page when it comes back."""
+"""Frames that may wait for a reader; a slower reader is closed, and begins with a whole page when it comes back."""
 
 CLUSTER = ("cluster", "")
 
 
 class PageReader:
-    """Who looks at a page.
+    """A reader of a page.
 
     Attributes:
         frames: that wait for it; None: it was too slow, or all is over.
@@ -50,7 +50,7 @@ class PageReader:
 
 
 class Hub:
-    """Sends pages to whoever looks at them.
+    """Sends pages to their readers.
 
     Attributes:
         behind: entries of the journal that are still to be read.
@@ -87,7 +87,7 @@ class Hub:
         self._news.set()
 
     def set_available(self, *, available: bool) -> None:
-        """Tell everybody when the bus ceases to answer, and when it does so again."""
+        """Send all readers that the bus has ceased to answer, or answers again."""
         self._answered_at = self._clock() if available else self._answered_at
         if available == (not self.away):
             return
@@ -140,7 +140,7 @@ class Hub:
         if topic != CLUSTER:
             page = self.page(topic)
             return None if page is None else msgspec.json.encode({"whole": page}).decode()
-        self._tick()  # all that changed so far is in it, and whoever looked before must not miss that
+        self._tick()  # all that changed so far is in it, and earlier readers must not miss that
         if not self._cluster:  # made once for all who come at the same time, as after a restart
             self._cluster = msgspec.json.encode({"whole": self.page(topic)}).decode()
         return self._cluster
@@ -161,7 +161,7 @@ class Hub:
             await asyncio.sleep(TICK_S)
 
     def caught_up(self) -> None:
-        """Tell everybody the whole, once the journal is read."""
+        """Send all readers the whole page, once the journal is read."""
         self.behind = 0
         self._account()
         self._sent_position = self.picture.position

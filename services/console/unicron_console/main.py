@@ -36,7 +36,7 @@ SEED_S = 10.0
 """How long the registry is waited for before the journal is read without it."""
 
 ANSWERS_S, LOOK_S = 3.0, 1.0
-"""What the bus has for an answer, and from one to the next question."""
+"""Time limit of an answer of the bus, and time to the next question."""
 
 FILL_S = 5.0
 """Pause before the registry is asked again, where it did not answer."""
@@ -53,7 +53,7 @@ class ConsoleSettings(Settings, kw_only=True, frozen=True):
         console_tokens: file with a line for each person who may give orders: a name, a blank, a token of at least 20
             characters; empty: nobody may.
         console_chaos: whether they may inject faults too.
-        traces: URL of an OpenTelemetry collector (OTLP over HTTP) that each recovery is told to as a trace; empty:
+        traces: URL of an OpenTelemetry collector (OTLP over HTTP) that gets each recovery as a trace; empty:
             none.
     """
 
@@ -179,7 +179,7 @@ async def _read_telemetry(client: Client, hub: Hub) -> None:
 
 
 async def _fetch_older_state(client: Client, hub: Hub) -> None:
-    """Have the registry tell what the journal keeps no longer, once that is read."""
+    """Get from the registry what the journal no longer keeps, once that is read."""
     while True:
         try:
             status = await client.status()
@@ -228,5 +228,5 @@ def _serve_metrics(settings: ConsoleSettings, hub: Hub) -> None:
 
 
 def main() -> int:
-    """Run the console until it is told to stop; return the exit status."""
+    """Run the console until it is stopped; return the exit status."""
     return run_process(ConsoleSettings, serve)

@@ -12,11 +12,11 @@ from unicron_console.views import Wanted
 
 BREAK = "break"
 DIGITS = 10
-"""That an iteration's number may have."""
+"""Most digits of an iteration's number."""
 
 
 class PageOrder(NamedTuple):
-    """What can be ordered.
+    """An order that a reader can give.
 
     Attributes:
         target_kind: what it is given to: a node or a task.
@@ -37,7 +37,7 @@ def _fixed_preview(text: str) -> Callable[[Client, Wanted], Awaitable[str]]:
 
 
 async def _drain(client: Client, wanted: Wanted) -> str:
-    """Tell what the planner would do without the node."""
+    """Return what the planner would do without the node."""
     text = f"{wanted.target} is taken out of use once its workers have moved; it stays up, and can be put back."
     try:
         words = dict(explain(await client.what_if(lose=[wanted.target])))
@@ -123,5 +123,5 @@ def check(wanted: Wanted, picture: ClusterPicture, *, chaos: bool) -> PageOrder:
 
 
 def faults() -> list[str]:
-    """Return the faults that an agent can be told to inject."""
+    """Return the faults that an agent can inject."""
     return [name for name in FAULTS if name != "restart-node"]

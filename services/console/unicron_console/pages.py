@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import structs
 
+from unicron.contracts.answers import PlanView, StragglerView
 from unicron.contracts.hardware import Gpu
-from unicron.contracts.queries import PlanView, StragglerView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, TaskState
 from unicron.observe.accounts.chains import ChainCost
 from unicron.observe.accounts.report import Report
@@ -42,11 +42,11 @@ HISTORY = 200
 """Changes that a node's page shows."""
 
 SAID = 6
-"""Messages of one mark that are told with it."""
+"""Most messages of one mark whose texts are shown."""
 
 
 class Pages:
-    """What the picture of a cluster looks like.
+    """The pages made from the picture of a cluster.
 
     Args:
         picture: of the cluster.
@@ -350,7 +350,7 @@ def plan_page(view: PlanView, now: float) -> PlanPage:
 
 
 def straggler_page(task: TaskPicture, view: StragglerView | None, now: float) -> StragglerPage:
-    """Return who slows a task down."""
+    """Return the stragglers of a task."""
     ranks, columns = sorted(task.heat.workers), task.heat.columns
     return StragglerPage(
         now=now,

@@ -1,4 +1,4 @@
-"""Who may give orders: names and their tokens, from a file."""
+"""The names that may give orders, and their tokens, from a file."""
 
 import hmac
 import stat

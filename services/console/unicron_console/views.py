@@ -1,7 +1,7 @@
-"""What the console tells: the answers of its interface, from which its description (OpenAPI) is made."""
+"""The answers of the console's interface, from which its description (OpenAPI) is made."""
 
+from unicron.contracts.answers import CurvePoint, PlanView, StragglerView
 from unicron.contracts.base import Record
-from unicron.contracts.queries import CurvePoint, PlanView, StragglerView
 from unicron.observe.accounts.spans import PhaseSpan
 from unicron.observe.state import JournalLine, MembershipRecord
 
@@ -100,7 +100,7 @@ class ClusterPage(Record, kw_only=True, frozen=True):
         course: (Unix seconds, share of GPU time that was training since the point before), oldest first; thinned out
             when it gets long. In changes: all of it where there is a new point, else nothing.
         nodes: by name. In changes: those that changed; state "" where one is forgotten.
-        tasks: in the order of submission, without those removed. In changes: those that changed; who is "removed" goes.
+        tasks: in the order of submission, without those removed. In changes: those that changed; "removed" ones go.
         failures: the last ones, newest first, with all that are not over.
         events: what changed, newest last: failures, plans, tasks that began or ended, nodes that came or went, orders.
             In changes: the new ones.
@@ -169,7 +169,7 @@ class TaskPage(Record, kw_only=True, frozen=True):
 
 
 class CurvePage(Record, kw_only=True, frozen=True):
-    """What the planner believes of a task's throughput, and where the task stands on it."""
+    """The planner's estimate of a task's throughput, and where the task stands on it."""
 
     task: str
     held: int
@@ -180,14 +180,14 @@ class CurvePage(Record, kw_only=True, frozen=True):
 
 
 class Mark(Record, kw_only=True, frozen=True):
-    """What stands above a failure's timeline: who did what.
+    """An entry of the summary above a failure's timeline: an actor and its action.
 
     Attributes:
         at: Unix seconds; where several did the same, when the last of them did.
         position: of the first message.
         kind: of the messages.
         text: in two or three words: "rank 3 lost", "ranks 0-2 regrouped, iteration 41 resumed".
-        said: what the first of these messages say; `more` of them are not told.
+        said: texts of the first of these messages; `more` of them have none here.
     """
 
     at: float
@@ -233,7 +233,7 @@ class FailurePage(Record, kw_only=True, frozen=True):
 
 
 class GpuLine(Record, kw_only=True, frozen=True):
-    """What the GPU of a slot counts, by name of the counter; as its agent told last."""
+    """The newest counters of a slot's GPU, by name."""
 
     slot: int
     counters: dict[str, float] = {}
@@ -268,7 +268,7 @@ class NodePage(Record, kw_only=True, frozen=True):
 
 
 class PlanRow(Record, kw_only=True, frozen=True):
-    """What the planner will do if an event comes next.
+    """The planner's answer to an event that may come next.
 
     Attributes:
         event: in words.
@@ -289,7 +289,7 @@ class PlanPage(Record, kw_only=True, frozen=True):
         words: pairs of a label and a sentence.
         shares: workers of each task, `before` those that it had.
         table: what comes after each next event.
-        view: all that the planner told.
+        view: the planner's whole answer.
     """
 
     now: float
@@ -301,7 +301,7 @@ class PlanPage(Record, kw_only=True, frozen=True):
 
 
 class Question(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What if?
+    """A question to the planner about a change.
 
     Attributes:
         lose: nodes that are lost, all at once.
@@ -318,7 +318,7 @@ class Question(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
 
 
 class StragglerPage(Record, kw_only=True, frozen=True):
-    """Who slows a task down.
+    """The stragglers of a task.
 
     Attributes:
         view: what the straggler service has seen; None where it does not answer.
@@ -353,7 +353,7 @@ class Wanted(Record, kw_only=True, frozen=True, forbid_unknown_fields=True):
 
 
 class Answer(Record, kw_only=True, frozen=True):
-    """What came of an order, or would come of it; or what is wrong, and the cure.
+    """The result of an order, or of its preview; or what is wrong, and the cure.
 
     Attributes:
         text: for a person.
@@ -365,7 +365,7 @@ class Answer(Record, kw_only=True, frozen=True):
 
 
 class Access(Record, kw_only=True, frozen=True):
-    """Who asks, and what is allowed.
+    """The name and the rights of a token.
 
     Attributes:
         name: of the token; empty without one.

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from unicron.client import Client
-from unicron.contracts.queries import StragglerView
+from unicron.contracts.answers import StragglerView
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.observe.accounts.report import Report
 from unicron.observe.state import JournalLine
@@ -69,7 +69,7 @@ ASKED_S = 1.0
 """So long what a service has answered is given to others who ask the same."""
 
 REFUSED_S = 0.3
-"""Who has a wrong token waits so long for the answer."""
+"""Delay of the answer to a wrong token."""
 
 TOO_SLOW = 1013
 """Code with which a websocket is closed whose reader is too slow: "try again later"."""
@@ -83,7 +83,7 @@ class Web:
     Args:
         hub: that has the pages.
         client: on the bus; orders are given by it in somebody's name.
-        tokens: of those who may order.
+        tokens: of the names that may order.
         hosts: names under which the console is reached; another one is a page elsewhere that pretends to be this one.
         chaos: whether faults may be injected.
     """
@@ -97,7 +97,7 @@ class Web:
             Endpoint("/api/cluster", self._page, "The cluster at a glance.", ClusterPage),
             Endpoint("/api/tasks/{task}", self._page, "A task.", TaskPage),
             Endpoint("/api/tasks/{task}/curve", self._curve, "What the planner believes of its throughput.", CurvePage),
-            Endpoint("/api/tasks/{task}/stragglers", self._stragglers, "Who slows it down.", StragglerPage),
+            Endpoint("/api/tasks/{task}/stragglers", self._stragglers, "The workers that slow it down.", StragglerPage),
             Endpoint("/api/failures", self._failures, "All failures that are known, newest first.", list[FailureLine]),
             Endpoint("/api/failures/{failure}", self._page, "A failure, by the id of its chain.", FailurePage),
             Endpoint("/api/nodes/{node}", self._page, "A node.", NodePage),
@@ -106,7 +106,7 @@ class Web:
             Endpoint("/api/what-if", self._what_if, "What the planner would do.", PlanPage, Question),
             Endpoint("/api/goodput", self._goodput, "Where the time of all slots went.", Report),
             Endpoint("/api/events", self._events, "What changed: ?after=POSITION&limit=N.", list[JournalLine]),
-            Endpoint("/api/access", self._access, "Who one is, by the token, and what one may order.", Access),
+            Endpoint("/api/access", self._access, "The token's name, and the orders that it allows.", Access),
             Endpoint("/api/orders", self._order, "Give an order, or learn what it would do.", Answer, Wanted),
         )
         self.app: ASGIApp = Starlette(
@@ -190,7 +190,7 @@ class Web:
         if task is None:
             return _json(Answer(error=_unknown(("task", name))), 404)
         view: StragglerView | None = None
-        with contextlib.suppress(BusUnavailableError):  # what is known without it is told
+        with contextlib.suppress(BusUnavailableError):  # the page shows what is known without it
             view = await self._ask(("straggler", name), lambda: self._client.straggler(name))
         return _json(straggler_page(task, view, self._hub.now()))
 

@@ -2,7 +2,7 @@
 
 Five methods find failures: node health (a connection or the heartbeats of a node end), process supervision (a process
 ends), exception propagation (a process says why it ends), online statistics (a process makes no progress), and device
-health (the kernel or a GPU's driver tells of a fault).
+health (the kernel or a GPU's driver reports a fault).
 """
 
 from msgspec.structs import replace

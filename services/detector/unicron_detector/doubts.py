@@ -1,7 +1,7 @@
 """Facts that contradict what is known of workers and memberships. Pure functions on `state`.
 
 A worker is ordered before anybody can hear of it, and a membership before anybody can be in it: what was never ordered
-never was, whoever tells of it.
+never was, whatever the sender.
 """
 
 from unicron.contracts.base import Message
@@ -13,7 +13,7 @@ from unicron_detector.state import DetectorState, TaskRecord, WatchedWorker, wor
 
 def find_contradiction(state: DetectorState, message: Message) -> str | None:
     """Return why a fact contradicts earlier ones; None where it does not."""
-    if isinstance(message, TELEMETRY):  # it is in no order with the journal: what it tells of may not be known yet
+    if isinstance(message, TELEMETRY):  # it has no order relative to the journal: its subject may not be known yet
         return None
     task = state.tasks.get(getattr(message, "task", ""))
     if (

@@ -1,4 +1,4 @@
-"""Device health: what a node's kernel, the drivers of its GPUs and its workers tell (paper section 4, table 1)."""
+"""Device health: reports of a node's kernel, of the drivers of its GPUs and of its workers (section 4, table 1)."""
 
 from msgspec.structs import replace
 
@@ -49,7 +49,7 @@ class HardwareFaults:
         return []
 
     def _record_line(self, fault: FaultLogged) -> list[Message]:
-        """Remember the first telling line that a worker wrote; it explains a later failure, and is none itself."""
+        """Remember the first matching line that a worker wrote; it explains a later failure, and is none itself."""
         if self._rules.rule_for_output(fault.text[:LONGEST_LINE]) is not None and self._reporter.is_about_known_worker(
             fault
         ):

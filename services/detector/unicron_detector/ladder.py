@@ -1,8 +1,8 @@
 """The ladder (paper section 4.2): an attempt that keeps failing gives way to the next, costlier one.
 
 Reattempts are counted per task, restarts per task and node, climbs to severity 1 per task; each in a sliding window.
-Apart from these it is counted how often a task has failed in one iteration, whoever did: a sample that ends whoever
-computes it goes from node to node, and no node's count climbs.
+Apart from these it is counted how often a task has failed in one iteration, on any worker: a sample that ends every
+worker that computes it goes from node to node, and no node's count climbs.
 """
 
 import msgspec
@@ -131,7 +131,7 @@ class Standstill(msgspec.Struct, kw_only=True, array_like=True):
             iteration: in which it failed; -1 where that is not known: in the one in which it failed before.
             epoch: of the membership.
             how: what ended it.
-            lasted: it was so long in there that it has come further, though nobody tells of its iterations.
+            lasted: it ran so long that it has come further, though it reports no iterations.
         """
         iteration = self.iteration if iteration < 0 else iteration
         if epoch <= self.epoch:

@@ -19,7 +19,7 @@ from unicron_detector.core import DetectorCore
 from unicron_detector.state import DetectorLimits, DetectorState
 
 AGENT = "agent."
-"""What the name of an agent's connection starts with; the node's name follows."""
+"""Prefix of the name of an agent's connection; the node's name follows."""
 
 
 class DetectorSettings(Settings, kw_only=True, frozen=True):
@@ -58,7 +58,7 @@ class DetectorSettings(Settings, kw_only=True, frozen=True):
 
     @property
     def limits(self) -> DetectorLimits:
-        """What of it the core needs to know."""
+        """The core's part of the settings."""
         return DetectorLimits(
             grace_s=self.grace_s,
             heartbeat_timeout_s=self.heartbeat_timeout_s,
@@ -86,7 +86,7 @@ def translate(subject: str, data: bytes) -> ConnectionLost | None:
         node, secret = name.removeprefix(AGENT).split(".")
         subjects.token(node, "node")
     except (ValueError, TypeError, KeyError, AttributeError, InvalidInputError):
-        return None  # whatever it is, it tells of no agent of ours
+        return None  # it is of no agent of ours
     return ConnectionLost(
         node=node, boot=fabric_proofs.boot_id(secret), reason=str(advisory.get("reason", "")), id=str(identity), at=at
     )
@@ -114,5 +114,5 @@ async def watch_statistics(_: DetectorSettings, bus: Bus, service: Service) -> N
 
 
 def main() -> int:
-    """Run the detector until it is told to stop; return the exit status."""
+    """Run the detector until it is stopped; return the exit status."""
     return run_service(DetectorSettings, wiring, beside=watch_statistics)

@@ -191,7 +191,7 @@ class Memberships:
             task.pending = pending = PendingFailure(failure=failure, epoch=epoch, timer=timer, collective=collective)
         elif collective and (not pending.collective or pending.failure.node in self._books.suspects(failure.task)):
             pending.failure, pending.collective = failure, True
-        pending.iteration = max(pending.iteration, iteration)  # who is new is in none yet
+        pending.iteration = max(pending.iteration, iteration)  # a new worker is in none yet
         return out + self.report_if_explained(failure.task)
 
     def _held(self, out: list[Message], task: str) -> str:
@@ -202,7 +202,7 @@ class Memberships:
 
         The crash of an agent breaks no collective: its workers live on. So where a collective with them breaks too,
         there is nothing to wait for. A stale connection is no such witness: the agent of a busy machine may have been
-        too slow to answer the server, while the collective broke for another reason that is yet to be told.
+        too slow to answer the server, while the collective broke for another reason that is not reported yet.
         """
         task = self._reporter.task(name)
         if task.pending is None or not task.pending.collective:

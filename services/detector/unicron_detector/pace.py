@@ -17,7 +17,7 @@ SOON, LATE = 0.3, 0.01
 """Weights of what was timed last in the recent and in the usual time of a worker."""
 
 PAST = 10
-"""What was timed before a worker has a usual time; before that it is held against others with its place."""
+"""Microbatches timed before a worker has a usual time; before that it is compared with others of its place."""
 
 PEERS = 3
 """As many workers have to have a place for one of them to be held against the others."""
@@ -30,7 +30,7 @@ BUSY, SATURATED, RISEN = 0.2, 0.3, 0.1
 second."""
 
 ALONE = 1.3
-"""Of what the others take: who is slower than that, while others on machines as busy are not, is slow itself."""
+"""Slower than this multiple of the others' time a worker is slow itself, if others on machines as busy are not."""
 
 NAMED = 16
 """Slow workers that are named: of a slow switch or rack there may be thousands."""
@@ -112,7 +112,7 @@ class Paces:
     def busy(self, task: str, common: float, slow: list[SlowWorker]) -> list[str]:
         """Return the nodes that are busy, where that explains what `slow` has returned; none where it does not.
 
-        It does where all are slow together, or wait; else where those who are slow are just those on busy machines. A
+        It does where all are slow together, or wait; else where the slow workers are just those on busy machines. A
         slow device has the cores wait, not the other way round.
         """
         workers, pressures = self._tasks.get(task, {}), self._pressures.get(task, {})

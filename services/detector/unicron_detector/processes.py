@@ -27,7 +27,7 @@ REPLACED_S = 300.0
 then. Where all its workers grow alike, not all of them are replaced at once."""
 
 SLEEPS_S = 5.0
-"""At least so long a worker that was told to sleep counts as one that does; its time-out, where that is longer."""
+"""How long an idle report counts at least; the worker's time-out, where that is longer."""
 
 WHERE = 300
 """Characters of a stack, or of a collective, that a failure's reason holds; the fact behind it has all."""
@@ -36,10 +36,10 @@ SIGNATURES = 64
 """Possible user's errors that are remembered per task."""
 
 OWN_ERRORS = {FailureStatus.OTHER_SOFTWARE_ERROR, FailureStatus.ADDRESS_IN_USE}
-"""What may be the user's own."""
+"""Statuses that may be the user's own error."""
 
 CERTAIN = {FailureStatus.GRADIENT_NOT_FINITE, FailureStatus.RANK_ENDED, FailureStatus.DRILL_FAILED}
-"""What all ranks have seen, or bring about together: again would be the same."""
+"""Statuses that all ranks share, or bring about together: a retry would end the same."""
 
 TAKE_ANOTHER = "another program on that node has this port; let the script take MASTER_PORT, which is free, or port 0"
 
@@ -159,8 +159,8 @@ class Processes:
         what = f"{raised.exception}: {raised.text}"
         if verdict.status in CERTAIN:
             closed = self._reporter.task(raised.task).closed
-            told = f"{raised.worker} raised {what}"
-            return [] if closed else self._reporter.break_task(raised.task, told, raised.traceback)
+            reason = f"{raised.worker} raised {what}"
+            return [] if closed else self._reporter.break_task(raised.task, reason, raised.traceback)
         if verdict.status is FailureStatus.ADDRESS_IN_USE:
             what = f"{what}; in {script_line(raised.traceback)}: {TAKE_ANOTHER}"
         if verdict.status in OWN_ERRORS:
@@ -187,12 +187,12 @@ class Processes:
             traceback=raised.traceback,
         )
 
-    def _user_error(self, fact: WorkerExited | WorkerRaised, what: str, told: str, traceback: str) -> list[Message]:
+    def _user_error(self, fact: WorkerExited | WorkerRaised, what: str, reason: str, traceback: str) -> list[Message]:
         """Return TaskBroken if a worker elsewhere ended in the same way at the same iteration, else remember it.
 
         Elsewhere is on another node; in another slot, where the task is on one node alone: what befalls one of several
         nodes may be the node's own.
-        Of a program that tells of no iterations the other must be of the same membership, but for what only one rank of
+        Of a program that reports no iterations the other must be of the same membership, but for what only one rank of
         each can do: listen where all others find it.
         """
         task = self._reporter.task(fact.task)
@@ -206,7 +206,7 @@ class Processes:
         elsewhere = other is None or other.node != fact.node or (other.slot != fact.slot and len(nodes) == 1)
         if first != fact.worker and (elsewhere or TAKE_ANOTHER in what):
             when = f"at iteration {fact.iteration}" if fact.iteration >= 0 else "before the first iteration"
-            return self._reporter.break_task(fact.task, f"{told} ({when}, as {first} did before it)", traceback)
+            return self._reporter.break_task(fact.task, f"{reason} ({when}, as {first} did before it)", traceback)
         if len(task.seen) > SIGNATURES:
             task.seen.pop(next(iter(task.seen)))
         return []
@@ -221,7 +221,7 @@ class Processes:
     def report_asleep(self, stalled: WorkerStalled) -> list[Message]:
         """Report a sleeping worker; where others of its task sleep too, they wait for something that they share.
 
-        Their agents tell of them once more when they have waited for as long as any other may.
+        Their agents repeat the report when they have waited for as long as any other may.
         """
         task, since = self._reporter.task(stalled.task), self._state.now - max(stalled.limit_s, SLEEPS_S)
         names = sorted({stalled.worker, *(name for name, at in task.sleepers.items() if at >= since)})

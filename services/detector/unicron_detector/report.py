@@ -26,10 +26,10 @@ from unicron_detector.state import (
 from unicron_detector.timers import DetectorTimer, TimerKind
 
 LASTED_S = 600.0
-"""A program that tells of no iterations has come further where it fails that long after its ranks met."""
+"""A program that reports no iterations has come further where it fails that long after its ranks met."""
 
 LONGEST_CAUSE = 500
-"""Characters of a failure that are told with its echoes."""
+"""Characters of a failure that are repeated with its echoes."""
 
 
 class Reporter:
@@ -164,7 +164,7 @@ class Reporter:
         if worker is None:
             return ""
         how = f"{failure.worker} on {failure.node}: {failure.reason.splitlines()[0][:300] if failure.reason else ''}"
-        # of a membership that is broken by what it could not hand over, nobody has told that it was formed
+        # of a membership that a failed handover broke, no report says that it was formed
         epoch = max(worker.epoch if worker.epoch >= 0 else worker.ordered, failure.epoch)
         if epoch < 0:
             slot = f"{failure.node}:{failure.slot}"
@@ -232,7 +232,7 @@ class Reporter:
     def _broken_tasks(self, failure: FailureDetected) -> dict[str, int]:
         """Return the tasks that a failure breaks, and up to which epoch.
 
-        Who had left a membership, or was in none yet, breaks none: what its task does goes on, and may still break.
+        A worker that had left a membership, or was in none yet, breaks none: its task goes on, and may still break.
         """
         if failure.severity is Severity.SEV3:
             return {failure.task: self.task(failure.task).epoch}

@@ -13,10 +13,10 @@ NAMED = 8
 """Ranks whose stacks a reason holds."""
 
 RUNS = " < _run_code (<frozen runpy>:"
-"""Behind that, a stack tells only how its script was started."""
+"""Behind that, a stack shows only how its script was started."""
 
 AWAITS = "await_membership ("
-"""Where a worker waits that is in no membership: the transition service knows of it, and why there is none."""
+"""Where a worker without a membership waits: the transition service knows of it, and why there is none."""
 
 WAITS = (
     AWAITS,
@@ -40,8 +40,8 @@ class SilentPrograms:
     def record_silence(self, stalled: WorkerStalled) -> list[Message]:
         """Record a silent worker; report a hang when all workers of its task have been silent for the limit.
 
-        Agents tell again of who stays silent. So it is known of all for how long they have been when each was heard of
-        last, and nobody needs to say that a worker has been heard again.
+        Agents repeat the report while a worker stays silent. So its silence is known to have lasted until the last
+        report, and no report is needed when it shows signs of life again.
         """
         task, books = self._reporter.task(stalled.task), self._reporter.books
         if task.closed:
@@ -64,7 +64,7 @@ class SilentPrograms:
     def _report_hang(
         self, stalled: WorkerStalled, task: TaskRecord, silent: dict[str, SilentWorker], lasted_s: float
     ) -> list[Message]:
-        """Report the ranks that block the others, where they can be told, else the membership, which then restarts.
+        """Report the ranks that block the others, where they are known, else the membership, which then restarts.
 
         A script that is healed in place hears of no new membership where it is, so all its ranks are replaced.
         """
@@ -105,8 +105,8 @@ class SilentPrograms:
 def find_blocking_ranks(silent: dict[str, SilentWorker]) -> list[str]:
     """Return the ranks that the others wait for: the stopped ones, else those that wait in no collective.
 
-    Who waits on a GPU, in `loss.item()` say, is seen in no collective. So nobody is named who is not alone in that,
-    unless others are seen to wait.
+    A rank that waits on a GPU, in `loss.item()` say, is seen in no collective. So a rank is only named if it is alone
+    in that, or others are seen to wait.
     """
     if stopped := sorted(name for name, each in silent.items() if each.stopped):
         return stopped

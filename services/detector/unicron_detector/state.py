@@ -101,7 +101,7 @@ class WatchedWorker(msgspec.Struct, kw_only=True, omit_defaults=True):
         failed: it was reported by name.
         diverged: its state was once another than that of other replicas.
         gone_at: when everything had been said about this process; None while it is watched. It is remembered for a
-            while, since the same end may be told several times: as an exception, an exit, a stall.
+            while, since the same end may be reported several times: as an exception, an exit, a stall.
     """
 
     task: str
@@ -120,7 +120,7 @@ class SilentWorker(msgspec.Struct, kw_only=True, array_like=True):
 
     Attributes:
         since: when it showed the last one.
-        at: when it was told of last.
+        at: time of the last report.
         stopped: one of its processes is.
         where: its script was then, innermost call first; empty where nobody can see that.
     """
@@ -153,18 +153,18 @@ class TaskRecord(msgspec.Struct, kw_only=True):
 
     Attributes:
         epoch: highest membership epoch heard of.
-        ordered: highest one that the transition service has told of; None where nobody has listened for that yet.
+        ordered: highest one that the transition service has ordered; None where nobody has listened for that yet.
         iterations: that it has; None where nobody has listened for that.
-        restarts: its program begins anew in each membership, and may tell of no iterations.
+        restarts: its program begins anew in each membership, and may report no iterations.
         started: highest number of a worker that was ordered; None where nobody has listened since it was submitted.
         failed_epoch: highest epoch in which a failure of this task was reported; what follows in it is a consequence.
         broken: its own program is at fault; nothing more is said about it.
         ended_at: when it ended, None while it has not.
         seen: signature of a possible user's error -> worker that showed it first.
         away: workers whose scripts are busy before an iteration: its membership and number.
-        sleepers: workers that were told to sleep in the middle of a microbatch, and when.
-        common: the last iteration in which several were told to.
-        silent: workers of which was told that they show no sign of life.
+        sleepers: workers that were reported asleep in the middle of a microbatch, and when.
+        common: the last iteration in which several were.
+        silent: workers that were reported to show no sign of life.
         standstill: the iteration in which it fails again and again.
         outage: of a server outside of the cluster.
         not_finite: iterations in a row whose loss is no number.
@@ -209,7 +209,7 @@ class DetectorState(msgspec.Struct, kw_only=True):
     Attributes:
         now: Unix seconds of the detector's own clock, as of the last timer.
         timers: how many timers were asked for; their names hold it, so that each is different.
-        starting: by node and slot, who was ordered there last, until it is heard of.
+        starting: by node and slot, the worker that was ordered there last, until it reports.
         said: by node, what its kernel said last, which may explain what fails there just then.
         wrote: by worker, what it wrote first of late that may.
     """

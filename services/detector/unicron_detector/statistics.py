@@ -69,7 +69,7 @@ class Statistics:
         self._windows = Windows()
         self._token = self._revision = 0
         self._changed = False
-        self._told = asyncio.Event()
+        self._reported = asyncio.Event()
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -121,13 +121,13 @@ class Statistics:
                 self._changed = True
                 for index, fact in enumerate(self._windows.add_iteration(message)):
                     await self._publish(fact.descend(message, index, SOURCE, self._clock.now()))
-                    self._told.set()
+                    self._reported.set()
 
     async def _publish(self, fact: Message) -> None:
         log.info("%s", fact)
         await retry_until_available(
             lambda: self._bus.append(subjects.for_message(fact), codec.encode(fact), fact.id),
-            f"telling of {type(fact).__name__}",
+            f"publishing {type(fact).__name__}",
         )
 
     # --- what outlives this instance ---------------------------------------------------------------------------------
@@ -148,8 +148,8 @@ class Statistics:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SAVE_S):
-                    await self._told.wait()  # at once then: a slowdown that is forgotten would never end
-            self._told.clear()
+                    await self._reported.wait()  # at once then: a slowdown that is forgotten would never end
+            self._reported.clear()
             if self._changed and self._token and self._token == self._service.token:
                 self._changed = False
                 await self._save()

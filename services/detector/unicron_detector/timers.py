@@ -5,7 +5,7 @@ from typing import NamedTuple, Self
 
 
 class TimerKind(StrEnum):
-    """What a timer is for."""
+    """The purpose of a timer."""
 
     TICK = "tick"
     """Heartbeats are counted."""
@@ -21,7 +21,7 @@ class DetectorTimer(NamedTuple):
     Attributes:
         kind: what it is for.
         about: node or task that it is about.
-        number: makes its name one of its own: a timer that was replaced is told from its successor.
+        number: makes its name unique: a timer that was replaced differs from its successor.
     """
 
     kind: TimerKind

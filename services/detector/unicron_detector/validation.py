@@ -1,4 +1,4 @@
-"""What must hold of the detector's state after each message, whatever has happened.
+"""Invariants of the detector's state after each message, whatever has happened.
 
 Nothing in production asks: a service goes on as well as it can. Storms do, so that what is wrong shows where it begins.
 """

@@ -12,7 +12,7 @@ BAND = 1.1
 """Iteration times stay below this multiple of their mean as long as all is well."""
 
 BACK = 1.05
-"""Of the mean: who has left the band is back in it below this. Between the two nothing changes."""
+"""Of the mean: a task that has left the band is back in it below this. Between the two nothing changes."""
 
 FAILURE = 3.0
 """Beyond this multiple an iteration was interrupted rather than slow; it weighs no more than this in the mean."""
@@ -28,7 +28,7 @@ SURE = 1.6
 vary by themselves, the band is that wide."""
 
 TIMED_S = 1.2
-"""Seconds of slow iterations before they are told of: by then agents have said twice how long workers compute."""
+"""Seconds of slow iterations before they are reported: by then agents have reported compute times twice."""
 
 SERIES = 1024
 """Series of iteration times that are remembered; the one that was idle longest goes first."""
@@ -43,9 +43,9 @@ class Series(msgspec.Struct, kw_only=True):
         count: how many of them weigh in it, at most WINDOW.
         recent: seconds of the last iterations.
         slow: iterations since it left its band; 0 while it is in there.
-        untold_s: seconds of slow iterations that are missing before that is told.
+        untold_s: seconds of slow iterations that are missing before the slowdown is reported.
         busy: busy machines explain it so far.
-        suppressed: it is not told for that.
+        suppressed: it is not reported for that.
     """
 
     mean_s: Seconds = 0.0
@@ -73,8 +73,8 @@ class Series(msgspec.Struct, kw_only=True):
                 self.mean_s, self.count = self.recent_s, RECENT
             if self._is_beyond(BACK, SURE / 2):
                 return self._is_lasting(seconds)
-            was_told, self.slow, self.untold_s = not self.untold_s, 0, 0.0
-            return was_told
+            was_reported, self.slow, self.untold_s = not self.untold_s, 0, 0.0
+            return was_reported
         self.slow = int(self._is_beyond(BAND, SURE))
         if not self.slow:
             return False
@@ -110,7 +110,7 @@ class StoredSeries(msgspec.Struct, kw_only=True):
     """The series kept over a restart, by task and world size. The paces of workers are not kept.
 
     Attributes:
-        busy: tasks of which it was told that machines are too busy for them.
+        busy: tasks for which busy machines were reported.
     """
 
     tasks: dict[str, dict[int, Series]] = {}

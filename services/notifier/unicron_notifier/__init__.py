@@ -1,1 +1,1 @@
-"""The notifier: incidents of the journal are told to people, and it is seen to that somebody answers."""
+"""The notifier: sends people notices of the journal's incidents, and escalates until somebody answers."""

@@ -22,7 +22,7 @@ Port = Annotated[int, Meta(ge=1, le=MOST_PORT)]
 
 
 class _Common(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
-    """What all channels have.
+    """The options that all channels have.
 
     Attributes:
         timeout_s: for one attempt.
@@ -86,7 +86,7 @@ class Mail(_Common, kw_only=True, frozen=True, forbid_unknown_fields=True, tag_f
         sender: address; in the file `from`.
         to: addresses.
         host, port: of the server.
-        starttls: whether it is told to encrypt; without, no password is given.
+        starttls: whether it encrypts; without, no password is given.
         user: as whom it is logged in to, empty for nobody.
         password_file, password_env: where the password is.
         ca: certificates that sign the server's, where the system does not know them.
@@ -114,7 +114,7 @@ class ProgramChannel(_Common, kw_only=True, frozen=True, forbid_unknown_fields=T
 
 
 class Heartbeat(_Web, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Who is called as long as all is well, and pages where that ends.
+    """A URL that is called as long as all is well, and that pages where the calls end.
 
     Attributes:
         every_s: seconds between two calls.
@@ -130,7 +130,7 @@ KINDS = tuple(str(kind.__struct_config__.tag) for kind in get_args(Channel))
 
 
 class Secrets(NamedTuple):
-    """What a channel needs, and must not be shown.
+    """The parts of a channel that must not be shown.
 
     Attributes:
         url: with whatever stands in it.
@@ -181,7 +181,7 @@ def _web_secrets(given: _Web, folder: Path) -> Secrets:
     field = "url" if not hidden else "url_file" if given.url_file else "url_env"
     parts = _parts(url, field)
     if isinstance(given, Slack | Teams) and not hidden:
-        raise InvalidInputError("url: who knows it may write there, so it is a secret: put it in a file (url_file)")
+        raise InvalidInputError("url: all who have it may write there, so it is a secret: put it in a file (url_file)")
     if not hidden and (parts.username or parts.password or parts.query):
         raise InvalidInputError("url: it holds a password or a query, which may be secret: put it in a file (url_file)")
     token = _secret(given, "token", folder)

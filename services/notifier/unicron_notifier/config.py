@@ -25,12 +25,12 @@ class Reached(NamedTuple):
 
 
 class Config(NamedTuple):
-    """What stands in the file.
+    """The content of the file.
 
     Attributes:
         routing: what the core needs of it.
         channels: by name.
-        heartbeat: who is called as long as all is well; None for nobody.
+        heartbeat: the URL that is called as long as all is well; None for none.
     """
 
     routing: Routing
@@ -63,7 +63,7 @@ def _read(plain: dict[str, Any], folder: Path) -> Config:
     channels = {name: _channel(name, each, folder) for name, each in _table(plain, "channel").items()}
     rules = {name: _rule(name, each, channels) for name, each in _table(plain, "rule").items()}
     if not rules:
-        raise InvalidInputError("there is no [rule.NAME], so nobody would be told anything: write one")
+        raise InvalidInputError("there is no [rule.NAME], so nobody would be notified: write one")
     heartbeat = None
     if "heartbeat" in plain:
         given = convert("heartbeat", plain["heartbeat"], Heartbeat)

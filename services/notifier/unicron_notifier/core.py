@@ -1,12 +1,13 @@
 """The notifier's decisions, pure: facts in, notices out, each to one channel, once.
 
-A fact changes an incident; after the rule's wait its channels are told what it has become meanwhile. All that is due is
+A fact changes an incident; after the rule's wait its channels get its newest form. Everything due is
 due by a timer, so that what is read again after a restart leads to the same. What is to be delivered stays in the state
 until the shell beside the core says what became of it.
 """
 
 from collections.abc import Iterable
 
+from unicron.contracts.answers import Reply
 from unicron.contracts.base import Delivered, GivenUp, Message, Probed, SetTimer, Started, TimerFired
 from unicron.contracts.events import Alert, TaskStateChanged
 from unicron.contracts.notices import (
@@ -20,7 +21,7 @@ from unicron.contracts.notices import (
     NotificationsView,
     Phase,
 )
-from unicron.contracts.queries import AcknowledgeIncident, GetNotifications, Reply
+from unicron.contracts.queries import AcknowledgeIncident, GetNotifications
 from unicron.errors import InvalidInputError
 from unicron.service.core import Answers, Core, Handlers
 from unicron_notifier import page
@@ -29,17 +30,17 @@ from unicron_notifier.rules import Routing, Rule
 from unicron_notifier.state import FULL, ChannelQueue, Notified, NotifiedIncident, NotifierState
 
 UPDATE_S = 10.0
-"""Seconds after which those who know of an incident are told what is new; that it is over they are notified at once."""
+"""Seconds after which channels with an incident get its changes; its end they get at once."""
 
 SHOWN = 100
 """Incidents that a query shows."""
 
 LONGEST_NAME = 64
-"""Characters of who acknowledges."""
+"""Characters of a name that acknowledges."""
 
 
 class NotifierCore(Core):
-    """Decides who is told what, and when.
+    """Decides which channel gets which notice, and when.
 
     Args:
         state: what an earlier instance remembered, None at the very first start.
@@ -79,9 +80,9 @@ class NotifierCore(Core):
         out: list[Message] = []
         for incident in state.incidents.values():
             incident.told = {name: notified for name, notified in incident.told.items() if name in state.channels}
-            unsaid = incident.waits or incident.telling or not (incident.ended or incident.notice)
+            unsent = incident.waits or incident.telling or not (incident.ended or incident.notice)
             incident.waits, incident.telling = [], False
-            out += self._schedule(incident) if unsaid else []
+            out += self._schedule(incident) if unsent else []
         held = [
             notified for each in state.incidents.values() for notified in each.told.values() if notified.held == "quiet"
         ]
@@ -105,7 +106,7 @@ class NotifierCore(Core):
         return out
 
     def _schedule(self, incident: NotifiedIncident) -> list[Message]:
-        """Set the timers at which somebody is told what is new about an incident."""
+        """Set the timers at which channels get the changes of an incident."""
         if incident.hidden or not incident.version:
             return []
         out: list[Message] = []
@@ -126,7 +127,7 @@ class NotifierCore(Core):
         return [(name, rule) for name, rule in self._routing.rules.items() if rule.matches(*about)]
 
     def _is_unnotified(self, incident: NotifiedIncident, channel: str) -> bool:
-        """Return whether a channel was told nothing of an incident yet, or only that it must wait for the morning."""
+        """Return whether a channel has no notice of an incident yet, or only one that waits for the morning."""
         notified = incident.told.get(channel)
         return notified is None or (notified.held == "quiet" and notified.version < incident.version)
 
@@ -168,7 +169,7 @@ class NotifierCore(Core):
         return self._notify(incident, channels, name, at, Phase.ESCALATED)
 
     def _open(self, incident: NotifiedIncident, name: str, rule: Rule, at: float) -> list[Message]:
-        """Tell the channels of a rule for the first time, or have it wait for the morning."""
+        """Notify the channels of a rule for the first time, or have it wait for the morning."""
         incident.waits = [each for each in incident.waits if each != name]
         channels = [each for each in rule.channels if self._is_unnotified(incident, each)]
         if not channels or (name, rule) not in self._matching(incident):
@@ -183,7 +184,7 @@ class NotifierCore(Core):
         return out
 
     def _update(self, incident: NotifiedIncident, at: float) -> list[Message]:
-        """Tell those who know of an incident what has become of it."""
+        """Notify the channels that have an incident of its changes."""
         incident.telling = False
         out: list[Message] = []
         phase = Phase.ACKNOWLEDGED if incident.acked == incident.version else Phase.UPDATED
@@ -301,7 +302,7 @@ class NotifierCore(Core):
     def _acknowledge(self, query: AcknowledgeIncident) -> tuple[Reply, list[Message]]:
         by = page.cut(query.by, LONGEST_NAME)
         if not by:
-            raise InvalidInputError("who acknowledges it? give a name, with --by NAME")
+            raise InvalidInputError("no name acknowledges it: give one, with --by NAME")
         shown = [each for each in self.state.incidents.values() if each.version and not each.hidden]
         exact = [each for each in shown if each.id == query.incident]
         found = exact or [each for each in shown if query.incident and each.id.startswith(query.incident)]

@@ -1,9 +1,9 @@
 """Performs what the core has decided, beside it: one courier for each channel, so that none waits for another.
 
 What is to be delivered stands in the core's state, and a courier sees it once that is committed. When a notice has been
-taken, or has been given up, it tells the core so, which commits that in turn. If the service ends between a receiver's
+delivered, or given up, it reports that to the core, which commits it in turn. If the service ends between a receiver's
 answer and that commit, the next instance delivers the notice again, under the same id: nothing is lost, and receivers
-can tell.
+can tell by the id.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ REMEMBERED = 1000
 """Notices of which the end is known here, should the core not have heard of it."""
 
 HEARD_S = 10.0
-"""Seconds after which the core is told again what it seems not to have heard."""
+"""Seconds after which a report is repeated that the core seems not to have got."""
 
 ROOM_S = 0.1
-"""Pause before the core is told again that had no room."""
+"""Pause before a report is repeated for which the core had no room."""
 
 
 class Couriers:
@@ -139,7 +139,7 @@ class _Courier:
         return None
 
     async def _report(self, notice: Notice, outcome: Message) -> None:
-        """Tell the core, and wait until it has taken that in."""
+        """Report to the core, and wait until it has processed that."""
         self._done[notice.id] = outcome
         if len(self._done) > REMEMBERED:
             self._done.popitem(last=False)

@@ -15,10 +15,10 @@ from unicron_notifier.state import NotifierState
 
 
 class NotifierSettings(Settings, kw_only=True, frozen=True):
-    """The notifier: who is told what, and when.
+    """The notifier: which channels get which notices, and when.
 
     Attributes:
-        notify: path of a TOML file of rules and channels, see [below](#telling-people); empty: nobody is told anything.
+        notify: path of a TOML file of rules and channels, see [below](#telling-people); empty: nobody is notified.
     """
 
     process: ClassVar[str] = "notifier"
@@ -46,11 +46,11 @@ def wiring(settings: NotifierSettings) -> Wiring:
 async def carry(settings: NotifierSettings, bus: Bus, service: Service) -> None:
     """Deliver what the core decides, where there is a file."""
     if settings.notify:
-        from unicron_notifier.couriers import Couriers  # noqa: PLC0415 most of it is for who has channels
+        from unicron_notifier.couriers import Couriers  # noqa: PLC0415 most of it is for channels
 
         await Couriers(configured(settings.notify), bus, SystemClock(), service).run()
 
 
 def main() -> int:
-    """Run the notifier until it is told to stop; return the exit status."""
+    """Run the notifier until it is stopped; return the exit status."""
     return run_service(NotifierSettings, wiring, beside=carry)

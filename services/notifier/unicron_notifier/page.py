@@ -1,4 +1,4 @@
-"""What a notice says: what happened, to whom, what Unicron does about it, and what it has cost so far. Pure."""
+"""The text of a notice: event, task or node, Unicron's reaction, and costs so far. Pure."""
 
 from urllib.parse import quote
 
@@ -20,7 +20,7 @@ CURES = {
 
 MEANT = {
     IncidentKind.TASK_FAILED: "Unicron does not start it again: mend it, then submit it anew.",
-    IncidentKind.SLOW: "Unicron goes on, records what its workers do, and names who slows it down.",
+    IncidentKind.SLOW: "Unicron goes on, records what its workers do, and names the workers that slow it down.",
     IncidentKind.ALERT: "Nothing is done about it: a person should look.",
     IncidentKind.DEAD_LETTER: "Unicron has put the message aside and goes on without it.",
     IncidentKind.NOTIFIER: "Unicron goes on with the other channels: mend this one.",

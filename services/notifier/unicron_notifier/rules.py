@@ -1,4 +1,4 @@
-"""Rules: of which incidents which channels tell, when, and whom they call where nobody answers. Pure."""
+"""Rules: which channels get which incidents, when, and how they escalate. Pure."""
 
 import re
 from datetime import datetime, timedelta
@@ -35,7 +35,7 @@ class Quiet(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
         begin: time of day, such as "22:00"; in the file `from`.
         end: time of day at which they are over; in the file `to`.
         zone: in which these are meant, such as "Europe/Berlin".
-        through: severities that are told all the same.
+        through: severities that are sent all the same.
     """
 
     begin: str = msgspec.field(name="from")
@@ -82,10 +82,10 @@ class Escalation(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
 
 
 class Rule(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Which incidents are told, and by whom; what is left out is no condition.
+    """Selects incidents, and the channels that get them; a field that is left out is no condition.
 
     Attributes:
-        channels: that tell of them.
+        channels: that get them.
         kinds: of incidents.
         severity: of incidents.
         status: of failures, as `unicron rules explain` names them.
@@ -124,7 +124,7 @@ class Rule(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
 
 
 class Routing(msgspec.Struct, kw_only=True, frozen=True):
-    """What the core needs to know of the file.
+    """The core's part of the file.
 
     Attributes:
         rules: by name, in their order.

@@ -36,7 +36,7 @@ AGAIN = frozenset({408, 425, 429})
 """Statuses below 500 that may change."""
 
 LONGEST_PAUSE_S = 300.0
-"""That a receiver can ask for."""
+"""Longest pause that a receiver can ask for."""
 
 AGENT = f"unicron/{unicron.__version__}"
 
@@ -73,7 +73,7 @@ async def deliver(notice: Notice, given: Channel, secrets: Secrets) -> str:
 
 
 async def beat(given: Heartbeat, secrets: Secrets) -> None:
-    """Call whoever waits for that.
+    """Call the URL of the heartbeat.
 
     Raises:
         DeliveryError: nobody took the call.
@@ -136,7 +136,7 @@ def _check_response(status: int, retry_after: str, reply: str) -> str:
 
 
 def _seconds(retry_after: str) -> float:
-    """Return how long to wait, which may be told as seconds or as the date at which that is over (RFC 9110, 10.2.3)."""
+    """Return how long to wait, given as seconds or as the date at which that is over (RFC 9110, 10.2.3)."""
     if retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 9:
         return float(retry_after)
     try:

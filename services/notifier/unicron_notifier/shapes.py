@@ -1,4 +1,4 @@
-"""What webhooks are sent: one notice in the words of each receiver. Pure.
+"""The bodies of webhooks: one notice in the format of each receiver. Pure.
 
 Sources: Slack "Incoming webhooks" and "Formatting text"; Microsoft Teams "Adaptive Cards"; PagerDuty "Events API v2";
 Alertmanager "API v2". What comes from the bus is data there: it can't be markup of theirs.

@@ -1,4 +1,4 @@
-"""What the notifier remembers between two messages."""
+"""The state of the notifier between two messages."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ KINDS = tuple(IncidentKind)
 Level = Annotated[int, Meta(ge=1, le=3)]
 
 MOST_INCIDENTS = 1000
-"""That are remembered; of more the oldest are forgotten, those that are over first."""
+"""Incidents that are remembered; of more the oldest are forgotten, those that are over first."""
 
 MOST_LINES = 12
 """Lines that an incident gathers."""
@@ -25,7 +25,7 @@ FULL = 20
 
 
 class TaskHit(msgspec.Struct, kw_only=True):
-    """What an incident did to a task.
+    """The effect of an incident on a task.
 
     Attributes:
         full: workers that it had.
@@ -58,7 +58,7 @@ class TaskHit(msgspec.Struct, kw_only=True):
 
 
 class Notified(msgspec.Struct, kw_only=True):
-    """What a channel was told of an incident.
+    """The part of an incident that a channel has got.
 
     Attributes:
         version: of the incident; 0 for nothing yet.
@@ -84,7 +84,7 @@ class NotifiedIncident(msgspec.Struct, kw_only=True):
         reason: one line.
         worker: of the failure.
         factor: how slow, as a share of the workers' time that is lost; 0 where it is no slowness.
-        label, first: kind and severity when it was first told of; they do not change any more.
+        label, first: kind and severity in the first notice; they do not change any more.
         lines: what else is known.
         tasks: that it is about.
         hits: what it did to each of them that it stopped.
@@ -93,13 +93,13 @@ class NotifiedIncident(msgspec.Struct, kw_only=True):
         out: nodes that were given up and are not back.
         workers: that were on its nodes.
         ended: Unix seconds, 0 while it is not over.
-        by: who has acknowledged it.
+        by: name of the person that has acknowledged it.
         acked: version that this made.
         version: how often it changed so that people should know.
-        again: how often the same came again, and is not told.
+        again: how often the same came again, without a notice.
         told: by channel.
-        waits: rules of which the time runs until they tell it first.
-        telling: the time runs until those who know it are told what is new.
+        waits: rules whose wait before the first notice runs.
+        telling: the time runs until channels that have it get its changes.
         notice: it has no end of its own; nothing heals it.
         hidden: nothing happened yet that people should know.
     """
@@ -136,7 +136,7 @@ class NotifiedIncident(msgspec.Struct, kw_only=True):
 
     @property
     def settled(self) -> bool:
-        """Whether nobody has to be told anything."""
+        """Whether no notice of it is due any more."""
         return not (self.waits or self.telling or any(notified.held for notified in self.told.values()))
 
     def worsen(self, kind: IncidentKind, severity: int) -> None:
@@ -166,7 +166,7 @@ class NotifiedIncident(msgspec.Struct, kw_only=True):
 
 
 class ChannelQueue(msgspec.Struct, kw_only=True):
-    """What one channel has to do.
+    """The deliveries of one channel.
 
     Attributes:
         pending: in order.
@@ -199,7 +199,7 @@ class NotifierState(msgspec.Struct, kw_only=True):
 
     Attributes:
         routed: there was a file of rules when it was last started.
-        since: Unix seconds before which nothing is told: then nobody had asked for it.
+        since: Unix seconds before which nothing is sent: then there was no file of rules.
         summaries: how many there were.
         tasks: that run, by name.
         incidents: by id, oldest first.
@@ -214,7 +214,7 @@ class NotifierState(msgspec.Struct, kw_only=True):
     channels: dict[str, ChannelQueue] = {}
 
     def forget(self) -> None:
-        """Drop what is too old: all but the latest incidents, and those first that are over and told."""
+        """Drop what is too old: all but the latest incidents, and those first that are over and delivered."""
         if len(self.incidents) <= MOST_INCIDENTS:
             return
         done = (each for each in self.incidents.values() if (each.ended or each.notice or each.hidden) and each.settled)

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from msgspec import structs
 
-from unicron.checks import check_task
+from unicron.contracts.answers import PlanView, Reply, TableRow
 from unicron.contracts.base import Message, SetTimer, Started, TimerFired
 from unicron.contracts.events import (
     FailureDetected,
@@ -29,12 +29,12 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, Trigger, TriggerKind
-from unicron.contracts.queries import GetCurve, GetPlan, PlanView, Reply, TableRow, WhatIf
+from unicron.contracts.queries import GetCurve, GetPlan, WhatIf
 from unicron.contracts.ranges import AHEAD_S, SHORTEST_S
 from unicron.contracts.tasks import SlotRef, TaskState
 from unicron.errors import InvalidInputError
 from unicron.service.core import Answers, Core, Handlers
-from unicron_planner import estimates, lookup, nodes, situation, throughput
+from unicron_planner import estimates, lookup, nodes, situation, throughput, what_if
 from unicron_planner.confinement import planned
 from unicron_planner.doubts import find_contradiction
 from unicron_planner.estimates import FAILURE, KINDS, PlannerOptions
@@ -47,7 +47,7 @@ from unicron_planner.throughput import MeasuredSize
 
 
 class PlannerTimer(StrEnum):
-    """What the core waits for."""
+    """The timers of the core."""
 
     REFRESH = "refresh"
     ADMISSIONS = "admissions"
@@ -57,7 +57,7 @@ REFRESH = SetTimer(name=PlannerTimer.REFRESH, after_s=0.02)
 """Not at once: a plan on its way shall not have to share a core with this, and a burst of events makes one table."""
 
 ADMISSIONS = SetTimer(name=PlannerTimer.ADMISSIONS, after_s=0.03)
-"""Nodes that join one after the other are planned for together. Whoever loses something never waits."""
+"""Nodes that join one after the other are planned for together. A loss never waits."""
 
 ENDS = {
     TaskState.FINISHED: TriggerKind.TASK_FINISHED,
@@ -79,7 +79,7 @@ class PlannerCore(Core):
     Args:
         state: of an earlier run.
         options: what an administrator set.
-        stopwatch: seconds from any beginning, to tell how long a plan took; a core has no clock of its own.
+        stopwatch: seconds from any beginning, to measure how long a plan took; a core has no clock of its own.
     """
 
     doubts = staticmethod(find_contradiction)
@@ -191,7 +191,7 @@ class PlannerCore(Core):
         return []
 
     def _take_out(self, name: str, kind: TriggerKind, *, owed: bool = False) -> list[Message]:
-        """Take a node out of use; whoever cures a failure waits for an answer, even if nothing changes."""
+        """Take a node out of use; with `owed` there is an answer even if nothing changes, for the cure of a failure."""
         if self._is_up(name):
             self.state.nodes[name] = structs.replace(self.state.nodes[name], up=False)
         return self._decide(Trigger.of(kind, [name]), lost=self._held.lost_with([name]), owed=owed)
@@ -217,7 +217,7 @@ class PlannerCore(Core):
         return self._decide(Trigger.of(TriggerKind.TASK_SUBMITTED, [submitted.task]))
 
     def _pause(self, message: TaskPaused) -> list[Message]:
-        """Plan without a task, or with it again; it is told the plan in any case, for it gives its slots up itself."""
+        """Plan without a task, or with it again; it gets the plan in any case, for it gives its slots up itself."""
         task, pause = message.task, message.paused
         come, go = (self.state.paused, self.state.tasks) if pause else (self.state.tasks, self.state.paused)
         if task not in go:
@@ -361,21 +361,7 @@ class PlannerCore(Core):
         Raises:
             InvalidInputError: a node or task is not in use, or the task can't be planned for.
         """
-        state = self.state.copy()
-        for name in query.lose:
-            if not self._is_up(name):
-                up = ", ".join(name for name, node in state.nodes.items() if node.up)
-                raise InvalidInputError(f"node {name!r} is not up; these are: {up or 'none'}")
-            state.nodes[name] = structs.replace(state.nodes[name], up=False)
-        for number in range(query.join):
-            state.nodes[f"new-{number + 1}"] = AdmittedNode(slots=list(range(nodes.usual_slots(self.state))))
-        for task in query.finish:
-            if state.tasks.pop(task, None) is None:
-                raise InvalidInputError(f"no task {task!r} to finish; there are: {self._names()}")
-        if query.submit is not None:
-            check_task(query.submit)
-            throughput.check(query.submit)
-            state.tasks[query.submit.name] = query.submit
+        state = what_if.changed(self.state, query)
         lost = self._held.lost_with(query.lose)
         copy = PlannerCore(state, self._options, self._stopwatch)
         for task in query.finish:
@@ -397,11 +383,8 @@ class PlannerCore(Core):
             InvalidInputError: there is no such task.
         """
         if task not in self.state.tasks:
-            raise InvalidInputError(f"no task {task!r}; there are: {self._names()}")
+            raise InvalidInputError(f"no task {task!r}; there are: {', '.join(self.state.tasks) or 'none'}")
         return task, len(self._held.slots_of(task))
-
-    def _names(self) -> str:
-        return ", ".join(self.state.tasks) or "none"
 
 
 def _slots(plan: Plan | None) -> dict[str, list[SlotRef]]:

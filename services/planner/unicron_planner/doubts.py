@@ -1,4 +1,4 @@
-"""What can't be true of plans. Pure functions on `state`."""
+"""Plans that can't be true. Pure functions on `state`."""
 
 from unicron.contracts.base import Message
 from unicron.contracts.events import PlanDecided

@@ -21,13 +21,13 @@ RELAYOUT = "relayout"
 """The shape of its replicas changes: all its processes start anew and its state is cut up in another way."""
 
 LONGEST_S = 3600.0
-"""What took longer waited for something else, such as nodes."""
+"""A transition that took longer waited for something else, such as nodes."""
 
 KINDS = (FAILURE, RESIZE, RELAYOUT)
 
 
 class PlannerOptions(Record, kw_only=True, frozen=True):
-    """What an administrator can set.
+    """The options of an administrator.
 
     Attributes:
         transition_s: D_transition in seconds before any was observed; counts as one observation of each kind.

@@ -1,4 +1,4 @@
-"""Who has which slots by the plan in force: by task in rank order, and by node."""
+"""Which task has which slots by the plan in force: by task in rank order, and by node."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

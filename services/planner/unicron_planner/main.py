@@ -74,5 +74,5 @@ def warm_wiring(settings: PlannerSettings) -> Wiring:
 
 
 def main() -> int:
-    """Run the planner until it is told to stop; return the exit status."""
+    """Run the planner until it is stopped; return the exit status."""
     return run_service(PlannerSettings, warm_wiring)

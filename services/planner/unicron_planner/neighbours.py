@@ -1,4 +1,4 @@
-"""Which nodes are near to one another, and which fail together."""
+"""Distances of nodes: which are near to one another, and which fail together."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from unicron_planner.state import AdmittedNode
 
 @dataclass(frozen=True)
 class Neighbours:
-    """What is known of the topology of a cluster.
+    """The known topology of a cluster.
 
     Attributes:
         domains: of NVLink, by node, where that is known.

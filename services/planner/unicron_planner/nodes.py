@@ -1,4 +1,4 @@
-"""Which slots can be used, and what can happen to them next. Pure functions on `state`."""
+"""Slots that can be used, and events that can happen to them next. Pure functions on `state`."""
 
 from collections import Counter
 from itertools import combinations_with_replacement
@@ -12,7 +12,7 @@ PAIRS = 128
 """Pairs of kinds of nodes up to which every two nodes that are lost at once have their line in the table."""
 
 Kind = tuple[int, frozenset[tuple[str, int]]]
-"""What the loss of a node takes: its slots, and workers of which tasks. Nodes of one kind are alike."""
+"""The effect of a node's loss: its slots, and the tasks of its workers. Nodes of one kind are alike."""
 
 
 def usable(state: PlannerState, held: PlannedSlots, spare_nodes: int) -> Slots:
@@ -43,7 +43,7 @@ def next_events(
     Args:
         state: of the planner.
         slots_by_node: slots that plans may use.
-        held: who has which.
+        held: which task has which.
         spare_nodes: that are kept free.
         mixed: kinds of nodes with workers of several tasks, the most frequent, whose loss has its line in the table.
     """

@@ -1,7 +1,7 @@
 """Other ways to share workers out, to hold the planner against (paper section 7.4).
 
 Each policy takes tasks and a number of workers and returns how many workers each task gets: only feasible sizes, and no
-more in all than there are. None of them looks at what a task achieves; they know what an administrator knows who has no
+more in all than there are. None of them looks at what a task achieves; they know what an administrator knows without a
 model of it. They are not made weak on purpose: what rounding leaves over is handed out too.
 """
 
@@ -16,7 +16,7 @@ from unicron_planner.program import Ints
 
 
 class Demand(NamedTuple):
-    """What a task asks for, as the policies see it.
+    """A task's demand, as the policies see it.
 
     Attributes:
         name: unique.
@@ -66,7 +66,7 @@ def repair_hit(tasks: Sequence[Demand], workers: int) -> dict[str, int]:
     """Let every task that was not hit keep its workers, and give those that were hit what is left.
 
     A task that was hit gets the largest feasible size up to what it had; `tasks` come in the order in which they were
-    hit, so that whoever was hit first is repaired first when a node comes back (paper section 7.5).
+    hit, so that the first hit is repaired first when a node comes back (paper section 7.5).
     """
     free, given = workers, {}
     for task in sorted(tasks, key=lambda task: task.hit):  # keeps the order within both kinds

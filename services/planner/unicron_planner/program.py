@@ -24,13 +24,13 @@ Floats = npt.NDArray[np.float64]
 Truths = npt.NDArray[np.bool_]
 
 MOVE = 2.0**-36
-"""What a started or stopped worker costs, as a part of the largest reward: far above rounding, far below any use.
+"""Cost of a started or stopped worker, as a part of the largest reward: far above rounding, far below any use.
 
 Less for a task that earns so little beside the largest that its moves would cost more than it earns.
 """
 
 UNEVEN = 1 / 4
-"""What a task costs that holds all workers, in moves, and with the square of its part where it holds less."""
+"""Cost of a task that holds all workers, in moves, and with the square of its part where it holds less."""
 
 ENDED = kernels.ENDED
 """In place of a number of lost workers: the task is no more."""
@@ -60,7 +60,7 @@ class Tasks(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What each choice is worth at one n'.
+    """The reward of each choice at one n'.
 
     Attributes:
         sizes, starts, held, relaid: of the tasks.
@@ -193,7 +193,7 @@ def several(passes: Passes, lost: Floats) -> Ints | None:
     """
     out = np.zeros(len(lost), np.int64)
     touched = np.flatnonzero(lost)
-    first, last = (int(touched[0]), int(touched[-1])) if len(touched) else (0, -1)  # then the backward pass tells all
+    first, last = (int(touched[0]), int(touched[-1])) if len(touched) else (0, -1)  # then the backward pass has it all
     found = kernels.span(passes.scores, passes.values, lost, first, last, passes.forward, passes.backward, out)
     return out if found else None
 

@@ -1,8 +1,8 @@
-"""What the program needs to know: how each task stands, and what is believed of it. Pure functions on `state`."""
+"""The input of the program: how each task stands, and its estimates. Pure functions on `state`."""
 
 import numpy as np
 
-from unicron.contracts.queries import Curve, CurvePoint
+from unicron.contracts.answers import Curve, CurvePoint
 from unicron_planner import estimates, nodes, plans, throughput
 from unicron_planner.estimates import FAILURE, RELAYOUT, RESIZE, PlannerOptions
 from unicron_planner.holdings import PlannedSlots

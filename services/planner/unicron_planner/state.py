@@ -1,4 +1,4 @@
-"""What the planner remembers."""
+"""The state of the planner."""
 
 from copy import copy
 from typing import Annotated
@@ -12,7 +12,7 @@ from unicron.contracts.tasks import TaskSpec
 from unicron_planner.throughput import MeasuredSize
 
 LEARNT = ("measured", "epochs", "disturbed", "transitions", "failures", "worker_seconds", "believed_rate", "clock")
-"""What it has seen of the cluster, and what follows from that: where something impossible was stored, it looks anew."""
+"""Fields seen of the cluster, and what follows from them: where something impossible was stored, it looks again."""
 
 Exposure = Annotated[float, msgspec.Meta(ge=0, le=1e17)]
 """Worker-seconds: no more than a hundred million workers in thirty years."""

@@ -29,20 +29,20 @@ from unicron_provisioner.providers.protocol import (
 log = logging.getLogger(__name__)
 
 HEARD_S = 10.0
-"""Seconds after which the core is told again what it seems not to have heard."""
+"""Seconds after which a report is repeated that the core seems not to have got."""
 
 ROOM_S = 0.1
-"""Pause before the core is told again that had no room."""
+"""Pause before a report is repeated for which the core had no room."""
 
 OWN = "provisioner"
-"""Source of what the core is told."""
+"""Source of the reports to the core."""
 
 
 class Callers:
     """All callers of a service.
 
     Args:
-        supplies: who gives the machines of each pool.
+        supplies: the sources of each pool's machines.
         service: whose core decides.
     """
 
@@ -132,7 +132,7 @@ class _Caller:
         await calls[errand.verb]()
 
     async def _report(self, errand: Errand, outcome: Message) -> None:
-        """Tell the core, and wait until it has taken that in."""
+        """Report to the core, and wait until it has processed that."""
         while self._service.token and not self._service.queue_input(outcome):
             await asyncio.sleep(ROOM_S)
         with contextlib.suppress(TimeoutError):

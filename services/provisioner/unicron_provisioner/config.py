@@ -18,7 +18,7 @@ KINDS = ("local", "docker", "command", "slurm")
 
 
 class Supply(NamedTuple):
-    """Who gives the machines of a pool.
+    """The source of a pool's machines.
 
     Attributes:
         pool: its rules.

@@ -1,4 +1,4 @@
-"""What a provider is asked next, and what follows from its answers. Pure functions on `state`.
+"""The next call of a provider, and the consequences of its answers. Pure functions on `state`.
 
 A pool asks one thing at a time. What was asked without an answer may have been done: the machine is looked for in a
 list, and asked for again under its old id; no other is asked for in its place.
@@ -156,7 +156,7 @@ def _forgotten(state: State, id_: str) -> list[Message]:
 
 
 def _trouble(pool: Pool, run: PoolRun, verb: Verb, reason: str, now: float) -> list[Message]:
-    """Leave a provider alone for a while that gave no answer, or none that can be used; a person is told once."""
+    """Pause calls of a provider that gave no usable answer; alert once."""
     run.troubles, run.failing = run.troubles + 1, verb
     run.retry = now + pause_s(run.troubles)
     run.look = True

@@ -5,7 +5,7 @@ from unicron_provisioner.state import Loss, Owed, PoolRun
 
 HOUR_S = 3600.0
 MOMENT_S = 10.0
-"""What a rack loses within this many seconds, it loses at once."""
+"""Losses of a rack within this many seconds count as one."""
 
 
 def owe(run: PoolRun, owed: Owed, rack: str, now: float) -> None:

@@ -38,7 +38,7 @@ configured = cache(load)
 
 
 def supplies(settings: ProvisionerSettings) -> dict[str, Supply]:
-    """Return the pools, with who gives their machines."""
+    """Return the pools, with the providers of their machines."""
     return configured(settings.pools, settings.nats_url, settings.pool_dir)
 
 
@@ -58,5 +58,5 @@ async def call(settings: ProvisionerSettings, _: Bus, service: Service) -> None:
 
 
 def main() -> int:
-    """Run the provisioner until it is told to stop; return the exit status."""
+    """Run the provisioner until it is stopped; return the exit status."""
     return run_service(ProvisionerSettings, wiring, beside=call)

@@ -121,7 +121,7 @@ def gone(state: State, fact: NodeGone, now: float) -> list[Message]:
     state.nodes[fact.node].rack = LEFT
     out = _out(state, fact.node, f"{fact.node} has left", fact.id, now, up=False)
     machine = state.machines.get(state.nodes[fact.node].machine)
-    if machine and machine.node == fact.node and machine.stage is Stage.LOST:  # who says goodbye does not come back
+    if machine and machine.node == fact.node and machine.stage is Stage.LOST:  # it has left, and does not come back
         out += retire(state, state.nodes[fact.node].machine, Stage.RELEASING, machine.reason, now)
     return out
 

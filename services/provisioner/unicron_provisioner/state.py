@@ -1,4 +1,4 @@
-"""What the provisioner remembers."""
+"""The state of the provisioner."""
 
 from typing import Annotated
 
@@ -77,7 +77,7 @@ class Task(msgspec.Struct, kw_only=True):
 
 
 class Loss(msgspec.Struct, kw_only=True):
-    """What took nodes away at one time; it counts once, however many there were.
+    """The cause of a loss of nodes at one time; it counts once, however many there were.
 
     Attributes:
         rack: that they were in, empty for one node of no known rack.

@@ -1,4 +1,4 @@
-"""What tasks can use, and where they compute, as the provisioner takes it in. Pure functions on `state`."""
+"""The nodes that tasks can use, and where they compute, as the provisioner sees it. Pure functions on `state`."""
 
 from unicron.contracts.events import PlanDecided, TaskPaused, TaskRemoved, TaskStateChanged, TaskSubmitted
 from unicron_provisioner.state import State, Task

@@ -1,4 +1,4 @@
-"""What the provisioner shows. A pure function on `state`."""
+"""The view of the provisioner. A pure function on `state`."""
 
 from unicron.contracts.pools import MachineView, Pool, PoolsView, PoolView, Stage
 from unicron_provisioner.demand import Pools, wanted

@@ -6,6 +6,8 @@ Facts keep the picture current; orders of users change it and go out as facts fo
 from msgspec.structs import asdict, replace
 
 from unicron.checks import check_task
+from unicron.contracts.answers import Reply, SaverView, Status
+from unicron.contracts.answers import TaskView as View
 from unicron.contracts.base import Message, TimerFired
 from unicron.contracts.commands import FindCheckpoint, SaveStates
 from unicron.contracts.events import (
@@ -33,19 +35,7 @@ from unicron.contracts.events import (
     TaskSubmitted,
 )
 from unicron.contracts.plans import TaskShare
-from unicron.contracts.queries import (
-    DrainNode,
-    GetStatus,
-    PauseTask,
-    RemoveTask,
-    Reply,
-    RewindTask,
-    SaverView,
-    SaveTask,
-    Status,
-    SubmitTask,
-)
-from unicron.contracts.queries import TaskView as View
+from unicron.contracts.queries import DrainNode, GetStatus, PauseTask, RemoveTask, RewindTask, SaveTask, SubmitTask
 from unicron.contracts.ranges import SHORTEST_S
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import StragglerDetected
@@ -64,7 +54,7 @@ class RegistryCore(Core):
 
     Args:
         state: what an earlier instance remembered, None at the very first start.
-        idle_s: seconds after which is told that nothing of a task runs.
+        idle_s: seconds without a running worker after which a task gets an alert.
     """
 
     doubts = staticmethod(find_contradiction)
@@ -115,7 +105,7 @@ class RegistryCore(Core):
         spec = query.spec
         check_task(spec)
         view = self.state.tasks.get(spec.name)
-        if view is not None and view.state == TaskState.REMOVED:  # its end is not told yet, and would be the new one's
+        if view is not None and view.state == TaskState.REMOVED:  # its end is not published yet
             raise InvalidInputError(f"task {spec.name!r} is just being removed; submit it again in a moment")
         if view is not None and not view.state.ended:
             if view.spec == spec:
@@ -216,7 +206,7 @@ class RegistryCore(Core):
             return []  # not of this run of the task, or from a rank that missed a regroup
         place = (done.worker, done.node, done.slot)
         if not any((each.worker, each.node, each.slot) == place for each in view.members):
-            return []  # of a membership that is not told of yet, or nobody's
+            return []  # of a membership that is not reported yet, or nobody's
         waf = view.spec.weight * view.spec.flops_per_iteration / done.seconds if done.seconds >= SHORTEST_S else 0.0
         self._update(done.task, iteration=done.iteration, loss=done.loss, iteration_s=done.seconds, waf=waf)
         return []

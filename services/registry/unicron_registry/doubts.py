@@ -1,4 +1,4 @@
-"""What can't be true of tasks and plans. Pure functions on `state`."""
+"""Facts about tasks and plans that can't be true. Pure functions on `state`."""
 
 from unicron.contracts.base import Message
 from unicron.contracts.events import IterationFinished, PlanDecided, TaskStateChanged

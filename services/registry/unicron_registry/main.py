@@ -21,8 +21,8 @@ class RegistrySettings(Settings, kw_only=True, frozen=True):
 
     Attributes:
         switches: folder in which files are orders to tasks, see [checkpoints.md](checkpoints.md#switches); empty: none.
-            Whoever may write there may give them.
-        task_idle_s: seconds after which is told that nothing runs of a task that should.
+            Anybody who may write there may give them.
+        task_idle_s: seconds after which an alert says that nothing runs of a task that should.
     """
 
     process: ClassVar[str] = "registry"
@@ -58,5 +58,5 @@ async def watch_switches(settings: RegistrySettings, bus: Bus, _: Service) -> No
 
 
 def main() -> int:
-    """Run the registry until it is told to stop; return the exit status."""
+    """Run the registry until it is stopped; return the exit status."""
     return run_service(RegistrySettings, wiring, beside=watch_switches)

@@ -1,9 +1,10 @@
-"""What users order a task to do beside running: pause, save, stop, go back. Pure functions on the registry's state."""
+"""Users' orders to a task: pause, save, stop, go back. Pure functions on the registry's state."""
 
 from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from unicron.contracts.answers import Reply, TaskView
 from unicron.contracts.base import Message
 from unicron.contracts.commands import FindCheckpoint, SaveStates
 from unicron.contracts.events import (
@@ -18,7 +19,7 @@ from unicron.contracts.events import (
     TaskRewound,
     TaskStateChanged,
 )
-from unicron.contracts.queries import PauseTask, Reply, RewindTask, SaveTask, TaskView
+from unicron.contracts.queries import PauseTask, RewindTask, SaveTask
 from unicron.contracts.tasks import TaskState
 from unicron.errors import InvalidInputError
 from unicron_registry.state import RegistryState
@@ -118,7 +119,7 @@ def record_withheld(state: RegistryState, fact: OrdersWithheld) -> list[Message]
 def allow_reports(
     state: RegistryState, order: SaveStates | FindCheckpoint, savers: list[str] | None = None
 ) -> list[Message]:
-    """Note that a node may tell of a task's states from now on."""
+    """Allow a node to report a task's states from now on."""
     view = state.tasks.get(order.task)
     if view is not None and not view.state.ended:
         there = state.told.setdefault(order.task, {})
@@ -127,7 +128,7 @@ def allow_reports(
 
 
 def allow_member_reports(state: RegistryState, change: TaskStateChanged) -> None:
-    """Note that the nodes where a task computes may tell of its states; when it has ended, none."""
+    """Allow the nodes where a task computes to report its states; when it has ended, none."""
     if change.state.ended:
         state.told.pop(change.task, None)
         return
@@ -139,7 +140,7 @@ def allow_member_reports(state: RegistryState, change: TaskStateChanged) -> None
 def _reporting_task(
     state: RegistryState, fact: CheckpointStored | CheckpointFailed | CheckpointFound
 ) -> TaskView | None:
-    """Return the task that a fact is about, if its node may tell of that."""
+    """Return the task that a fact is about, if its node may report that."""
     return state.tasks.get(fact.task) if fact.node in state.told.get(fact.task, ()) else None
 
 

@@ -1,9 +1,9 @@
-"""What the registry remembers."""
+"""The state of the registry."""
 
 import msgspec
 
+from unicron.contracts.answers import NodeView, TaskView
 from unicron.contracts.plans import Plan
-from unicron.contracts.queries import NodeView, TaskView
 from unicron.contracts.ranges import Seconds
 
 
@@ -15,12 +15,12 @@ class RegistryState(msgspec.Struct, kw_only=True):
         tasks: by name, in order of submission, until a user removes them.
         plan: the last one decided.
         drained: nodes that a user took out of use; holds over restarts of their agents.
-        paced: nodes by when they were last told how often to beat, and what.
+        paced: nodes by when they were last ordered how often to beat, and how often.
         leaving: those of them that are so only because their agents said they leave: until they join again.
         idle: tasks of which nothing runs; a timer looks after each.
         missed: of each task the patterns of which nodes have said that nothing there matches, and which.
         retired: nodes whose machines are given back, and which those are: another machine of that name is used.
-        told: of each task the nodes that may tell of its states, and which workers there were told to save theirs.
+        told: of each task the nodes that may report its states, and which workers there were ordered to save theirs.
         observe_only: whether the cluster only says what it would do by itself.
     """
 

@@ -1,8 +1,8 @@
 """Switches: orders to tasks by files in a watched folder, for people who may write there and nowhere else.
 
-Each file is one order of `unicron task`, and only another way to give it. It is obeyed once at most: whoever obeys it
-first renames it, which of several instances of the registry one alone can. The folder may be a network's, so it is
-looked at every few seconds.
+Each file is one order of `unicron task`, and only another way to give it. It is obeyed once at most: the process that
+obeys it first renames it, which of several instances of the registry one alone can. The folder may be a
+network's, so it is looked at every few seconds.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ MOST = 1000
 """Entries of the folder that one look takes in."""
 
 LEFT_S = 30.0
-"""Whoever obeys needs no longer: what is taken for so long was taken by a process that ended meanwhile."""
+"""Longest time that obeying an order takes: a file that was renamed before is of a process that has ended."""
 
 TAKEN, REFUSED = ".taken", ".refused"
 
@@ -38,7 +38,7 @@ ORDERS: dict[str, Callable[[Client, str, int], Awaitable[str]]] = {
     "stop-save": lambda client, task, _: client.save(task, stop=True),
     "rewind-N": lambda client, task, iteration: client.rewind(task, iteration),
 }
-"""What the file `TASK.ORDER` has done."""
+"""The action of the file `TASK.ORDER`."""
 
 _NAME = re.compile(r"([A-Za-z0-9_-]{1,64})\.(pause|resume|save|stop|stop-save|rewind-([0-9]{1,12}))")
 

@@ -1,8 +1,8 @@
-"""What should be there and is not: a task of which nothing runs, and lines that nobody writes. Pure on `state`."""
+"""Alerts about missing things: a task of which nothing runs, and lines that nobody writes. Pure on `state`."""
 
+from unicron.contracts.answers import TaskView
 from unicron.contracts.base import CancelTimer, Message, SetTimer
 from unicron.contracts.events import Alert, PatternMissed
-from unicron.contracts.queries import TaskView
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.contracts.watchdogs import AlertKind
 from unicron_registry.state import RegistryState
@@ -12,7 +12,7 @@ IDLE = "idle:"
 
 IDLE_S = 1800.0
 AGAIN_S = 6 * 3600.0
-"""The same is told so often, as long as it lasts."""
+"""Time to the next alert of the same, as long as it lasts."""
 
 
 def follow(state: RegistryState, task: str, now: TaskState, idle_s: float) -> list[Message]:
@@ -37,7 +37,7 @@ def follow(state: RegistryState, task: str, now: TaskState, idle_s: float) -> li
 
 
 def look(state: RegistryState, task: str, idle_s: float) -> list[Message]:
-    """Tell of a task of which nothing has run for `idle_s`, unless that is as it should be; look again later."""
+    """Alert if nothing of a task has run for `idle_s` without a reason; look again later."""
     view = state.tasks.get(task)
     if task not in state.idle or view is None:
         return []
@@ -62,7 +62,7 @@ def _why_idle(state: RegistryState, view: TaskView) -> str:
 
 
 def missed(state: RegistryState, fact: PatternMissed) -> list[Message]:
-    """Tell of what a task should write, where none of the nodes that compute for it has seen it."""
+    """Alert if no node that computes for a task has seen a line that it should write."""
     view = state.tasks.get(fact.task)
     if view is None or view.state.ended or fact.pattern not in {each.pattern for each in view.spec.watch_log}:
         return []

@@ -1,1 +1,1 @@
-"""The straggler service: who slows a running task down. `analysis` is the study behind it, for traces too."""
+"""The straggler service: finds workers that slow a task down. `analysis` is the study behind it, for traces too."""

@@ -25,7 +25,7 @@ MISSING, REGROUPED, TOO_LARGE = "ranks missing", "membership changed", "too larg
 
 @dataclass(frozen=True)
 class RankStep:
-    """What one rank did in one iteration.
+    """The operations of one rank in one iteration.
 
     Attributes:
         began: Unix seconds of the rank's clock, to which the operations relate.

@@ -6,9 +6,10 @@ of the active instance a window begins anew.
 
 from msgspec.structs import replace
 
+from unicron.contracts.answers import Reply, StragglerView
 from unicron.contracts.base import Message
 from unicron.contracts.events import Alert, NodeAdmitted, StepTimed, TaskRemoved, TaskStateChanged, TaskSubmitted
-from unicron.contracts.queries import GetStraggler, Reply, StragglerView, SwitchRecording
+from unicron.contracts.queries import GetStraggler, SwitchRecording
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import RecordingSwitched, StragglerDetected
 from unicron.errors import InvalidInputError
@@ -22,7 +23,7 @@ RECORDS = 256
 """Records of one iteration up to which all iterations of a slow task are recorded; of more ranks, fewer iterations."""
 
 MISSED = 10
-"""How often in a row something recorded had to be left out, before a person is told."""
+"""Recorded iterations that are left out in a row before a person is alerted."""
 
 
 class StragglerCore(Core):
@@ -87,7 +88,7 @@ class StragglerCore(Core):
     def _slow(self, slowdown: SlowdownDetected) -> list[Message]:
         """Record more of a task that is slower than it was, so that why is known soon; nothing of one that is off.
 
-        Where its machines are busy that is known, and whoever has bad luck for a moment would be found soon.
+        A slowdown by busy machines is known already, and brief bad luck would be blamed soon.
         """
         task = self.state.tasks.get(slowdown.task)
         if task is None or task.ended or task.share == 0 or slowdown.busy:

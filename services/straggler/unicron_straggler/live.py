@@ -1,11 +1,11 @@
-"""Looks at one window of a task: what stragglers cost in it, and who they are."""
+"""Analyses one window of a task: the costs of its stragglers, and which they are."""
 
 from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import replace
 
-from unicron.contracts.queries import StragglerWindow
+from unicron.contracts.answers import StragglerWindow
 from unicron.errors import InvalidInputError
 from unicron_straggler.analysis.diagnosis import NONE, Diagnosis, diagnose
 from unicron_straggler.analysis.measures import Analysis, analyze
@@ -14,7 +14,7 @@ from unicron_straggler.analysis.trace import Trace
 from unicron_straggler.collect import RankStep, Step, as_fast_as_others, trace_of
 
 UNKNOWN = "unknown"
-"""What a slow window is called of which no cause explains enough."""
+"""The diagnosis of a slow window of which no cause explains enough."""
 
 MOST_SLOW = 0.5
 """Share of a window's iterations that must be slow themselves (one that is very slow makes no slow window), and of the
@@ -26,7 +26,7 @@ ALONE = 0.7
 
 @dataclass(frozen=True)
 class WindowVerdict:
-    """What came out of a window.
+    """The result of a window.
 
     Attributes:
         window: for the history.
@@ -89,7 +89,7 @@ def judge(task: str, epoch: int, steps: list[Step], threshold: float, at: float)
 
 
 def _explained(window: StragglerWindow, trace: Trace, analysis: Analysis, ranks: list[RankStep]) -> WindowVerdict:
-    """Say why a window is slow, and who is to blame."""
+    """Find why a window is slow, and which rank is to blame."""
     first = diagnose(analysis)[0]
     if first.share < MOST_SLOW:
         first = _slow_somehow(trace, analysis) or first

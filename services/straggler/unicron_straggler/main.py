@@ -14,7 +14,7 @@ from unicron_straggler.state import StragglerLimits, StragglerState
 
 
 class StragglerSettings(Settings, kw_only=True, frozen=True):
-    """The straggler service: who slows a task down.
+    """The straggler service: finds workers that slow a task down.
 
     Attributes:
         straggler_window: recorded iterations that are looked at together.
@@ -42,7 +42,7 @@ class StragglerSettings(Settings, kw_only=True, frozen=True):
 
     @property
     def limits(self) -> StragglerLimits:
-        """What of it the core needs to know."""
+        """The core's part of the settings."""
         return StragglerLimits(
             window=self.straggler_window,
             windows=self.straggler_windows,
@@ -65,5 +65,5 @@ def wiring(settings: StragglerSettings) -> Wiring:
 
 
 def main() -> int:
-    """Run the straggler service until it is told to stop; return the exit status."""
+    """Run the straggler service until it is stopped; return the exit status."""
     return run_service(StragglerSettings, wiring)

@@ -1,4 +1,4 @@
-"""What a rank's record of an iteration must be like to be used."""
+"""Checks a rank's record of an iteration."""
 
 from collections.abc import Iterator
 

@@ -1,11 +1,11 @@
-"""What the straggler service remembers between two messages; the records of a window it does not."""
+"""The state of the straggler service between two messages; it does not have the records of a window."""
 
 from typing import Annotated
 
 import msgspec
 
+from unicron.contracts.answers import StragglerWindow
 from unicron.contracts.events import StepTimed
-from unicron.contracts.queries import StragglerWindow
 from unicron.contracts.ranges import Count, Number
 from unicron.contracts.tasks import Member
 from unicron.contracts.timings import DEFAULT_SHARE
@@ -20,7 +20,7 @@ ENDED = 50
 
 
 class StragglerLimits(msgspec.Struct, kw_only=True, frozen=True):
-    """When a cause is reported, and what is done about it.
+    """The limits from which a cause is reported, and acted upon.
 
     Attributes:
         window: recorded iterations that are looked at together.
@@ -43,14 +43,14 @@ class WatchedTask(msgspec.Struct, kw_only=True):
         closely: the share while its iterations take longer than they did; 0 while they do not.
         min_workers: fewer can't run it.
         ended: it will not run again.
-        epoch: of the newest membership that was told of.
-        members: who is in it, by rank; None where nobody has listened for that yet.
+        epoch: of the newest membership that was reported.
+        members: its workers, by rank; None where nobody has listened for that yet.
         cause: diagnosis and culprit of the last window, empty where that was not slow.
         streak: windows in a row with this cause.
         first: iteration at which the streak began.
         steps: iterations that were looked at in the streak.
-        alert: the diagnosis that was told; empty while there is none.
-        alert_cause: the cause that was told.
+        alert: the diagnosis that was reported; empty while there is none.
+        alert_cause: the cause that was reported.
         drained: a node was drained for it, and it has not been well since.
         dropped: what was recorded and left out, by reason: iterations, or single records that make no sense.
         missed: how often in a row that was so.
@@ -79,7 +79,7 @@ class WatchedTask(msgspec.Struct, kw_only=True):
         return DEFAULT_SHARE if self.share is None else self.share
 
     def has(self, timed: StepTimed) -> bool:
-        """Return whether a record is one of a member, and of no membership that is not told of yet."""
+        """Return whether a record is one of a member, and of no membership that is not reported yet."""
         if self.members is None:
             return True
         place = (timed.worker, timed.node, timed.slot)

@@ -16,7 +16,7 @@ from unicron_simulator.policies.traces import FailureTrace
 UNICRON = "unicron"
 ORACLE = "oracle"
 POLICIES = (UNICRON, "megatron", "oobleck", "varuna", "bamboo", ORACLE)
-"""Those that are compared where nobody says which."""
+"""The default policies of a comparison."""
 
 
 def compare(

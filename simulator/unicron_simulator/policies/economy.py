@@ -1,4 +1,4 @@
-"""What failures cost: a cluster runs through a trace under one policy; what its tasks earn (paper section 2.2).
+"""The costs of failures: a cluster runs through a trace under one policy; its tasks earn WAF (paper section 2.2).
 
 Between two events nothing changes, so the weighted achieved FLOP/s (WAF) are added up in closed form. What is lost
 against the cluster without failures is split as in equation 1: while a failure is undetected, while a task is in
@@ -24,7 +24,7 @@ ITERATION_S = 60.0
 
 
 class TaskPhase(Enum):
-    """What a task is doing."""
+    """The state of a task."""
 
     RUNNING = "running"
     DETECTION = "detection"
@@ -46,7 +46,7 @@ class ClusterSample(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What came out, in weighted FLOP.
+    """The result, in weighted FLOP.
 
     Attributes:
         policy: its name.

@@ -1,4 +1,4 @@
-"""What a user gives: files of tasks, traces by name or file, and a description of a cluster with its own failures."""
+"""A user's files: tasks, traces by name or file, and a description of a cluster with its own failures."""
 
 import math
 import re

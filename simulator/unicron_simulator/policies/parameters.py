@@ -1,4 +1,4 @@
-"""What each policy costs, from `parameters.toml` or a file like it."""
+"""The costs of each policy, from `parameters.toml` or a file like it."""
 
 import tomllib
 from importlib.resources import files
@@ -13,7 +13,7 @@ NAME = "parameters.toml"
 
 
 class Costs(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What one policy does to throughput, and how long its recovery takes; times in seconds.
+    """The effect of a policy on throughput, and the times of its recovery, in seconds.
 
     Attributes:
         basis: what the figures rest on.
@@ -45,7 +45,7 @@ class Circular(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
 
 
 class Phases(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What the phases of one transition take (figure 9).
+    """The phases of one transition (figure 9).
 
     Attributes:
         communicators_s: to set communicators up, however few GPUs they join.

@@ -71,25 +71,25 @@ class Unicron(PolicyCluster):
         return len(self._slots[task])
 
     def lost(self, node: str) -> None:
-        """Tell the planner, and do what it says."""
+        """Inform the planner, and apply its plan."""
         self._hit = set(self.tasks_on(node))
         method, status = DetectionMethod.NODE_HEALTH, FailureStatus.LOST_CONNECTION
         lost = FailureDetected(severity=Severity.SEV1, method=method, status=status, node=node)
         self._change(lost)
 
     def joined(self, node: str) -> None:
-        """Tell the planner, and do what it says."""
+        """Inform the planner, and apply its plan."""
         self._hit = set()
         slots = [Slot(index=index) for index in range(self.gpus)]
         self._change(NodeAdmitted(node=node, incarnation=f"{self.ledger.at}", host="", slots=slots))
 
     def noticed(self, task: str, kind: str) -> None:
-        """Tell the planner that a task is disturbed; it changes no plan."""
+        """Inform the planner that a task is disturbed; it changes no plan."""
         method, status = DetectionMethod.PROCESS_SUPERVISION, FailureStatus.EXITED_ABNORMALLY
         self._inform_planner(FailureDetected(severity=Severity(int(kind[-1])), method=method, status=status, task=task))
 
     def recovered(self, task: str, seconds: float) -> None:
-        """Tell the planner how long it took, which is its next estimate of D_transition."""
+        """Inform the planner how long it took, which is its next estimate of D_transition."""
         self._inform_planner(TaskRecovered(task=task, epoch=0, workers=self.size(task), seconds=seconds))
 
     def _change(self, message: Message) -> None:
@@ -137,7 +137,7 @@ class TaskHolding:
 
 
 class RepairHit(PolicyCluster):
-    """Only the task that was hit is reconfigured; a node that is back goes to whoever was hit first (section 7.5).
+    """Only the task that was hit is reconfigured; a node that is back goes to the first one that was hit (section 7.5).
 
     Its tasks begin with Unicron's sizes, on as few nodes as will hold them: that is best for them, since a lost node
     then hits few. Megatron waits until it has all of its workers; a system that shrinks goes on with the largest
@@ -181,7 +181,7 @@ class RepairHit(PolicyCluster):
         return self.costs.efficiency * self.tariff[task].at(self._holdings[task].size)
 
     def lost(self, node: str) -> None:
-        """Take the node's workers from their tasks; whoever lost some shrinks or waits."""
+        """Take the node's workers from their tasks; a task that lost some shrinks or waits."""
         self._free.pop(node, None)
         for task in self.tasks_on(node):
             held = self._holdings[task]
@@ -193,7 +193,7 @@ class RepairHit(PolicyCluster):
             self._resize(task, "sev1")
 
     def joined(self, node: str) -> None:
-        """Give the node's workers to those who were hit, in that order."""
+        """Give the node's workers to the tasks that were hit, in that order."""
         self._free[node] = self.gpus
         for task in list(self._waiting):
             if self._supply(task):

@@ -76,15 +76,15 @@ class VirtualPool:
     def lost(self, node: str) -> None:
         """Take in that a node was given up."""
         method, status = DetectionMethod.NODE_HEALTH, FailureStatus.LOST_CONNECTION
-        self._tell(FailureDetected(severity=Severity.SEV1, method=method, status=status, node=node))
+        self._inform_after_look(FailureDetected(severity=Severity.SEV1, method=method, status=status, node=node))
 
     def _admit(self, machine: str, node: str) -> None:
         slots = [Slot(index=index) for index in range(self._cluster.gpus)]
         joined = NodeAdmitted(node=node, incarnation=machine, host=node, slots=slots, machine=machine, pool=POOL)
         self._inform(joined)
 
-    def _tell(self, fact: Message) -> None:
-        """Tell the core, after a look: it goes by the clock of its last one."""
+    def _inform_after_look(self, fact: Message) -> None:
+        """Inform the core, after a look: it goes by the clock of its last one."""
         self._inform(TimerFired(name=LOOK))
         self._inform(fact)
         self._serve()

@@ -1,4 +1,4 @@
-"""What `unicron simulate` reports: policies beside one another on a trace, or a user's own cluster beside ours."""
+"""The reports of `unicron simulate`: policies beside one another on a trace, or a user's own cluster beside ours."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -76,14 +76,14 @@ class MemoryBucket:
 
 
 class MemoryWorld:
-    """What all connections share.
+    """The state that all connections share.
 
     Attributes:
         journal: all entries, in order.
         ids: sequence of each message by its id.
         followers: to be set when the journal grows, in this order: a simulation repeats itself exactly.
-        hearers: what those who listen to telemetry want of it, and where it goes.
-        handlers: who answers queries, by subject.
+        subscriptions: subscriptions to telemetry: a filter, and a receiver.
+        handlers: the services that answer queries, by subject.
         buckets: by name.
     """
 
@@ -91,7 +91,7 @@ class MemoryWorld:
         self.journal: list[JournalEntry] = []
         self.ids: dict[tuple[str, str], int] = {}
         self.followers: dict[asyncio.Event, None] = {}
-        self.hearers: list[tuple[Callable[[str], object], Inbox]] = []
+        self.subscriptions: list[tuple[Callable[[str], object], Inbox]] = []
         self.handlers: dict[str, list[Handler]] = {}
         self.buckets = {"state": MemoryBucket("state", clock, None), "lease": MemoryBucket("lease", clock, lease_ttl_s)}
 
@@ -152,21 +152,21 @@ class MemoryBus:
     async def publish_telemetry(self, subject: str, data: bytes) -> None:
         """Send telemetry."""
         await self._turn()
-        for wanted, inbox in self._world.hearers:
+        for wanted, inbox in self._world.subscriptions:
             if wanted(subject):
                 inbox.put_nowait(TelemetryEntry(subject, data))
 
     async def receive_telemetry(self, filters: Sequence[str]) -> AsyncIterator[TelemetryEntry]:
         """Receive telemetry."""
         inbox: Inbox = asyncio.Queue()
-        hearer = (subjects.matcher(filters), inbox)
-        self._world.hearers.append(hearer)
+        subscription = (subjects.matcher(filters), inbox)
+        self._world.subscriptions.append(subscription)
         self._inboxes.add(inbox)
         try:
             while (entry := await inbox.get()) is not None:
                 yield entry
         finally:
-            self._world.hearers.remove(hearer)
+            self._world.subscriptions.remove(subscription)
             self._inboxes.discard(inbox)
 
     async def serve(self, subject: str, name: str, handler: Handler) -> Callable[[], Awaitable[None]]:  # noqa: ARG002

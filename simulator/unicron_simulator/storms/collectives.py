@@ -53,7 +53,7 @@ class SimulatedGroup:
         self._watching.append(left)
 
     def end(self, why: str) -> None:
-        """Wake whoever waits."""
+        """Interrupt all waits."""
         self.broken = self.broken or why
         while self.complete and self._watching:
             asyncio.get_running_loop().call_later(MOMENT_S, self._watching.pop())

@@ -1,4 +1,4 @@
-"""What a storm must come to: every task that can run runs, at the plan in force, and that plan is the best."""
+"""The state that a storm must reach: every task that can run runs, at the plan in force, and that plan is the best."""
 
 from math import isclose
 
@@ -105,7 +105,7 @@ def _not_as_laid_out(world: World, share: TaskShare, mine: list[Trainer]) -> str
 def _better_plan(world: World) -> str:
     """Return by how much a planner that is started afresh does better, empty where it does not.
 
-    A task that is confined to domains gets what these have room for beside the others, who do not move for it: one that
+    A task that is confined to domains gets what these have left beside the others, who do not move for it: one that
     places all anew may find more.
     """
     shares = world.invariants.plan.shares if world.invariants.plan else []

@@ -1,4 +1,4 @@
-"""What must hold of plans where nodes are in NVLink domains: no tensor-parallel group is in two without need."""
+"""Invariants of plans where nodes are in NVLink domains: no tensor-parallel group is in two without need."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping

@@ -1,4 +1,4 @@
-"""What a node may say under its own name of what is another's, or never was: of each type of fact one. Pure.
+"""Facts that a node may publish under its own name about others' affairs, or untrue: of each type one. Pure.
 
 Storms have liars say it, and a table of tests holds each service's core against it.
 """
@@ -55,7 +55,7 @@ FILE = StoredFile(name="x", size=1, checksum="x")
 
 
 class Claim(NamedTuple):
-    """What a lie is about.
+    """The subject of a lie.
 
     Attributes:
         node: that says it, of its own `slot`.
@@ -204,7 +204,7 @@ CLAIMS: dict[type[Message], Callable[[Claim], Message]] = {
     ),
     StepTimed: _timed,
 }
-"""What is said, by type: every type that a node may say."""
+"""Forged facts by type: every type that a node may publish."""
 
 ABOUT_TASKS = tuple(
     kind for kind in CLAIMS if kind not in {NodeJoined, NodeLeft, NodeLeaving, NodeHeartbeat, GpusSampled}

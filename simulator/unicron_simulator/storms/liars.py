@@ -1,4 +1,4 @@
-"""Who says in a storm what is not so: with a node's key, with none that counts, or with one for commands."""
+"""The liars of a storm: with a node's key, with none that counts, or with one for commands."""
 
 import asyncio
 import contextlib
@@ -22,23 +22,23 @@ from unicron_simulator.storms.links import Network
 from unicron_simulator.storms.nodes import Machine
 
 STRANGER = "stranger"
-"""Whose key is no node's and no service's."""
+"""A key that is no node's and no service's."""
 
 RECENT, FROM_ALL = 60, 0.3
 """A liar takes its pick of so many messages, or with this chance of all."""
 
 
 async def spoil(states: MemoryBucket, service: str, random: Random) -> None:
-    """Write over the newest commit of a service, or over a part of it: whoever has its key can."""
+    """Overwrite the newest commit of a service, or a part of it, as anybody with its key can."""
     key = random.choice([service, *(each for each in states.stored() if each.startswith(f"{service}."))])
     stored = await states.get(key)
     if stored is not None:
         value = lies.spoilt(random, stored.value) if key == service else lies.garbage(random, stored.value)
-        await MemoryBucket.update(states, key, value, stored.revision)  # nobody is told: it is no commit
+        await MemoryBucket.update(states, key, value, stored.revision)  # no follower gets it: it is no commit
 
 
 class Liars:
-    """Those of one storm; what they do depends on its seed alone.
+    """The liars of one storm; what they do depends on its seed alone.
 
     Attributes:
         stored: positions in the journal of what they have said.
@@ -86,7 +86,7 @@ class Liars:
     def _repeat(self, node: str, random: Random, name: str, *, joins: bool = False) -> None:
         """Say something again, under the id that it has or another.
 
-        Who joins again under an earlier name has its node taken for what it was then, until it is set up anew.
+        A node that joins again under an earlier incarnation counts as that one, until it is set up anew.
         """
         if real := self._real(random, node, joins=joins):
             subject, data = real

@@ -1,4 +1,4 @@
-"""What liars have said in a storm, and what must not come of it."""
+"""Tracks the lies of a storm, and checks that they have no forbidden effect."""
 
 from unicron import codec, subjects
 from unicron.authentication import authenticate
@@ -28,7 +28,7 @@ class LieTracker:
         touched: tasks of which a liar's node had a part when it lied: they may go back to an older iteration.
         void: names of lies that nobody may believe: out of range, another's to say, or commands that nobody gave.
         misspoken: nodes in whose name something was said that may be believed.
-        parts: of each node the tasks of which it was ever told to do something.
+        parts: of each node the tasks of which it ever got a command.
     """
 
     def __init__(self) -> None:

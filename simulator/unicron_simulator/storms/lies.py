@@ -1,4 +1,4 @@
-"""What a liar makes of real messages. Pure: storms in virtual time and attacks on real clusters say the same."""
+"""Makes lies of real messages. Pure: storms in virtual time and attacks on real clusters use the same."""
 
 import contextlib
 import math

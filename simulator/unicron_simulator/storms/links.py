@@ -49,7 +49,7 @@ class CrashedError(Exception):
 
 
 class Journal(list[JournalEntry]):
-    """The journal's entries; whoever watches is told of each at once."""
+    """The journal's entries; observers get each at once."""
 
     def __init__(self, watch: Callable[[JournalEntry], None]) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Journal(list[JournalEntry]):
 
 
 class Commits(MemoryBucket):
-    """The bucket of states; whoever watches is told of each write at once, and of the commit that it completes.
+    """The bucket of states; observers get each write at once, and the commit that it completes.
 
     Attributes:
         compares: whether it does compare before it sets; a broken one does not.
@@ -97,7 +97,7 @@ class Commits(MemoryBucket):
 
 
 class Network:
-    """What all links share: the bus in memory, the weather, and who listens to telemetry.
+    """The state that all links share: the bus in memory, the weather, and subscribers to telemetry.
 
     Attributes:
         recent_telemetry: the last pieces of telemetry.
@@ -171,7 +171,7 @@ class Link:
         self._healed.clear()
 
     def heal(self) -> None:
-        """End the interruption; the process is told how long it was."""
+        """End the interruption; the process gets its length."""
         if self.cut and not self.dead:
             self.cut = False
             self._healed.set()

@@ -13,11 +13,11 @@ from unicron_simulator.storms.collectives import SimulatedGroup
 T = TypeVar("T")
 
 LOOK_S = 0.1
-"""How often whoever forms a group looks whether a newer membership has made it void."""
+"""How often a rank that forms a group looks whether a newer membership has made it void."""
 
 
 class SimulatedRank:
-    """What a worker's shell does that concerns other ranks: see `unicron.train.worker.shell.Ranks`.
+    """The part of a worker's shell that concerns other ranks: see `unicron.train.worker.shell.Ranks`.
 
     Args:
         name: of the worker.

@@ -1,6 +1,6 @@
 """Modelled storage: what all nodes see, and what lasts whatever becomes of them."""
 
-from unicron_agent.stimuli import StorePart, UseStorage
+from unicron_agent.effects import StorePart, UseStorage
 
 from unicron.contracts.base import Message
 from unicron.contracts.commands import CommitCheckpoint, FindCheckpoint
@@ -26,7 +26,7 @@ class SharedStorage:
         self.refuses = ""
 
     def use(self, effect: UseStorage, node: str, now: float, *, sound: bool) -> Message:
-        """Do what an agent has done there; return what it tells.
+        """Do what an agent has done there; return its report.
 
         Args:
             effect: what it wants.

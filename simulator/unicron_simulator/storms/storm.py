@@ -9,8 +9,8 @@ from hashlib import blake2b
 
 from unicron.clock import VirtualClock
 from unicron_simulator.storms import convergence, story
-from unicron_simulator.storms.faults import Scene, scene
-from unicron_simulator.storms.strikes import Strikes
+from unicron_simulator.storms.injection import FaultInjector
+from unicron_simulator.storms.scene import Scene, scene
 from unicron_simulator.storms.world import START, StormParts, World
 
 BOUND_S = 400.0
@@ -31,7 +31,7 @@ class StormOutcome:
         violation: the invariant that was broken, in words; empty where all held.
         story: the shrunk history that leads to the violation, one line an event; empty where all held.
         faults: how many faults struck.
-        lies: how many lies were told that stand in the journal.
+        lies: how many lies stand in the journal.
         messages: length of the journal at the end.
         virtual_s: virtual seconds that the storm lasted.
         digest: of the journal.
@@ -94,7 +94,7 @@ async def _play(world: World) -> None:
 
 async def _script(world: World) -> None:
     await world.begin()
-    await Strikes(world).strike_all()
+    await FaultInjector(world).inject_all()
     await _come_to_rest(world)
     if world.liars.stored and not world.invariants.violation:  # what is poisoned shows when it is read again
         await world.restart()

@@ -1,4 +1,4 @@
-"""A violation told: as few faults as lead to it, and what happened, line by line."""
+"""The story of a violation: as few faults as lead to it, and what happened, line by line."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from unicron.contracts.base import Message
 from unicron.contracts.events import TaskStateChanged
 from unicron.observe.words.story import describe
-from unicron_simulator.storms.faults import CALM, Scene
+from unicron_simulator.storms.scene import CALM, Scene
 from unicron_simulator.storms.world import START, World
 
 LINES = 60

@@ -1,7 +1,7 @@
 """Modelled workers: processes, gradients and time are modelled, all else is the core of the real ones.
 
 A gradient is modelled as the microbatches that are in it, so that each update can be checked: every microbatch of the
-iteration once, whoever computed it and whatever struck meanwhile. Parameters are modelled as the updates in them.
+iteration once, on any worker and after any fault. Parameters are modelled as the updates in them.
 """
 
 import asyncio
@@ -17,16 +17,7 @@ from unicron.contracts.commands import StartWorker
 from unicron.contracts.states import SAVED, StateLocation, StateRef
 from unicron.contracts.storage import StoredState
 from unicron.contracts.tasks import TaskSpec, WorkerPhase
-from unicron.contracts.worker import (
-    Hello,
-    Joined,
-    Progress,
-    Raised,
-    Save,
-    Saved,
-    Secured,
-    ToAgent,
-)
+from unicron.contracts.worker import Hello, Joined, Progress, Raised, Save, Saved, Secured, ToAgent
 from unicron.errors import GroupBrokenError, StateLostError, StateTransferError
 from unicron.snapshots.names import exported_name, saved_name
 from unicron.train.worker.iteration import WorkerCore
@@ -122,7 +113,7 @@ class Host(Protocol):
 
 
 class Observer(Protocol):
-    """What checks a worker at each of its steps."""
+    """A check of a worker at each of its steps."""
 
     def check(self, holds: bool, otherwise: str) -> None:
         """Note a violation where something does not hold."""
@@ -219,7 +210,7 @@ class Trainer(SimulatedRank):
             self._unsecured, self._at_risk = None, ""
 
     def send(self, message: ToAgent) -> None:
-        """Tell the agent; the book hears of memberships too."""
+        """Send a message to the agent; the book gets memberships too."""
         self._hello = greeting(self._hello, message)
         if isinstance(message, Progress):
             self.computes = message.phase is not WorkerPhase.WAITING

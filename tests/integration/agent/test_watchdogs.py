@@ -1,4 +1,4 @@
-"""A worker that leaks is replaced between two iterations, and a number that is none in its log is told of."""
+"""A worker that leaks is replaced between two iterations; a number in its log that is not finite is an alert."""
 
 import pytest
 from helpers.local_cluster import local_cluster
@@ -52,4 +52,4 @@ async def test_a_worker_that_leaks_is_replaced_and_the_others_go_on(tmp_path, mo
         told = sorted((alert.kind, alert.text[:40]) for alert in scene.of(Alert))
     assert [kind for kind, _ in told if kind is AlertKind.MEMORY] == [AlertKind.MEMORY]
     assert (AlertKind.LOG, "gpt-1 wrote what is no finite number: lo") in told
-    assert scene.told("gpt") == sorted(set(scene.told("gpt"))), "no iteration twice"
+    assert scene.done("gpt") == sorted(set(scene.done("gpt"))), "no iteration twice"

@@ -8,8 +8,8 @@ import pytest_asyncio
 from helpers.local_cluster import local_cluster
 from helpers.training import TRAIN, difference, plain_run, running_cluster, shared, task, write_script
 from unicron_agent.hardware.network import memory_dir
+from unicron_chaos.injection import inject
 from unicron_chaos.script import RankTarget
-from unicron_chaos.strikes import strike
 from unicron_deploy.nats_server import PING_S
 
 from unicron.contracts.events import (
@@ -66,11 +66,11 @@ async def name(scene, held, tmp_path):
 
 
 async def struck(scene, held, name, node, fault, value=""):
-    """Strike the worker on a node, and return the failure that came of it; all are held again when it is replaced."""
+    """Inject a fault into the worker on a node; return the failure. All are held again when it is replaced."""
     view = await scene.view(name)
     epoch, rank = view.epoch, [member.node for member in view.members].index(node)
     before = len(scene.of(FailureDetected, worker=view.members[rank].worker))  # it may have seen another end first
-    made = await strike(scene.client, fault, RankTarget(task=name, rank=rank), value=value)
+    made = await inject(scene.client, fault, RankTarget(task=name, rank=rank), value=value)
     held.open()
     failure, *_ = await scene.until(lambda: scene.of(FailureDetected, worker=made.worker)[before:])
     await whole(scene, name, epoch)
@@ -111,7 +111,7 @@ async def test_a_reset_connection_is_reattempted_in_place_and_makes_no_differenc
     await scene.client.submit(task(script, name, iterations=10, env={"OUT": str(out), **held.env}))
     await held.held(WORKERS)
     before = await scene.view(name)
-    made = await strike(scene.client, "reset-connection", RankTarget(task=name, rank=1))
+    made = await inject(scene.client, "reset-connection", RankTarget(task=name, rank=1))
     held.open()
     [failure] = await scene.until(lambda: scene.of(FailureDetected, task=name))
     assert (failure.status, failure.severity) == ("connection_reset", Severity.SEV3)
@@ -129,7 +129,7 @@ async def test_without_room_for_copies_a_task_is_told_to_be_unprotected_until_th
     await scene.client.submit(task(write_script(tmp_path), name, iterations=LONG, max_workers=1, env=held.env))
     [secured, *_] = await scene.until(lambda: [m for m in scene.of(StateSecured, task=name) if m.nodes])
     node = secured.nodes[-1]
-    await strike(scene.client, "full-disk", node, value="600")
+    await inject(scene.client, "full-disk", node, value="600")
     held.open()
     [unprotected, *_] = await scene.until(lambda: scene.of(StateUnprotected, task=name))
     assert "more than the limit" in unprotected.reason
@@ -146,11 +146,11 @@ async def test_a_slow_worker_is_named_and_recorded_closely_until_it_is_over(remo
     await remote.reached(name, 40)
     while (await remote.view(name)).slow:  # by itself, on a busy machine
         await asyncio.sleep(0.02)
-    made = await strike(remote.client, "slow-worker", RankTarget(task=name, rank=1), value="12")
+    made = await inject(remote.client, "slow-worker", RankTarget(task=name, rank=1), value="12")
     after = lambda kind: [m for m in remote.of(kind, task=name) if m.at > made.at]  # noqa: E731
     [told, *_] = await remote.until(lambda: after(SlowdownDetected))
     await remote.until(lambda: [m for m in after(RecordingSwitched) if m.share == 1.0])
-    await strike(remote.client, "slow-worker", RankTarget(task=name, rank=1), value="1")
+    await inject(remote.client, "slow-worker", RankTarget(task=name, rank=1), value="1")
     await remote.until(lambda: after(SlowdownEnded))
     await remote.until(lambda: [m for m in after(RecordingSwitched) if m.share == DEFAULT_SHARE])
     assert (told.workers[0].worker, told.workers[0].rank) == (made.worker, 1)
@@ -163,7 +163,7 @@ async def test_a_node_that_is_silent_is_given_up_and_comes_back(remote, tmp_path
     await remote.client.submit(task(write_script(tmp_path, SLOWLY), name, iterations=LONG))
     epoch = await whole(remote, name)
     for fault, seconds, node in (("cut-node", "2.5", "node-1"), ("silence-node", "5", "node-2")):
-        await strike(remote.client, fault, node, value=seconds)
+        await inject(remote.client, fault, node, value=seconds)
         [failure] = await remote.until(lambda node=node: remote.of(FailureDetected, node=node, task=""))
         assert (failure.status, failure.severity) == ("lost_connection", Severity.SEV1)
         await remote.until(lambda node=node: remote.of(NodeJoined, node=node)[1:])
@@ -174,7 +174,7 @@ async def test_a_node_that_is_silent_is_given_up_and_comes_back(remote, tmp_path
 async def test_an_agent_refuses_what_it_can_not_do(scene, name):
     inject = scene.client.inject
     member = (await scene.view(name)).members[0]
-    with pytest.raises(InvalidInputError, match="silence-node strikes a whole node"):
+    with pytest.raises(InvalidInputError, match="silence-node hits a whole node"):
         await inject(member.node, "silence-node", member.worker)
     with pytest.raises(InvalidInputError, match=f"worker 'none-7' does not run on {member.node}"):
         await inject(member.node, "kill-worker", "none-7")

@@ -308,7 +308,7 @@ def journal(url, *words):
     return [json.loads(line) for line in unicron("events", "--json", *words, url=url).splitlines()]
 
 
-def told_of(fact, kind, **fields):
+def is_fact(fact, kind, **fields):
     return fact["type"] == kind and all(fact[name] == value for name, value in fields.items())
 
 
@@ -318,7 +318,7 @@ def test_a_killed_worker_makes_a_story(url, task):
 
     def recovered():
         facts = journal(url)
-        failures = [each for each in facts if told_of(each, "FailureDetected", worker=strike["worker"])]
+        failures = [each for each in facts if is_fact(each, "FailureDetected", worker=strike["worker"])]
         chains = {each["correlation"] for each in facts if each["type"] == "TaskRecovered"}
         return failures and failures[0]["correlation"] in chains and failures
 
@@ -394,7 +394,7 @@ def test_a_script_takes_a_node_down_and_brings_it_back(url, task, folder):
     facts = journal(url)
     taken = [(fact["source"], fact["by"], fact["text"]) for fact in facts if fact["type"] == "OrderTaken"]
     assert (node, own_name(), f"{node} kills itself with all its workers") in taken
-    assert any(told_of(fact, "FailureDetected", node=node, severity=1) for fact in facts)
+    assert any(is_fact(fact, "FailureDetected", node=node, severity=1) for fact in facts)
 
 
 def test_up_starts_again_what_has_ended_of_a_cluster_that_runs(url, task, folder):

@@ -149,7 +149,7 @@ async def test_a_node_is_drained_by_a_click_of_somebody_who_may(scene, window):
     assert await page.locator("[data-order]").count() == 0
     await sign_in(page, token)
     await page.click("[data-order=drain]")
-    said = page.locator("dialog .told")
+    said = page.locator("dialog .result")
     await said.get_by_text("node-3 is taken out of use").wait_for()
     assert not scene.of(OrderTaken, node="node-3"), "only asked so far"
     assert not await window.barriers()

@@ -1,4 +1,4 @@
-"""Two instances of a service, scraped: who is active says what it knows, and the other that it waits."""
+"""Two instances of a service, scraped: the active one exports its state, and the other that it waits."""
 
 import asyncio
 import signal
@@ -29,14 +29,14 @@ def scraped(port):
 async def test_who_is_active_tells_what_it_knows_and_who_takes_over_tells_the_same(nats_world):
     ports = [free_port(), free_port()]
 
-    async def told(port, holds):
+    async def metrics_of(port, holds):
         return await eventually(lambda: asyncio.to_thread(scraped, port), holds)
 
     async with connected(nats_world) as client:
         with registry(nats_world, "--metrics", str(ports[0])) as first:
-            await told(ports[0], lambda found: found["unicron_active", "registry"] == 1)
+            await metrics_of(ports[0], lambda found: found["unicron_active", "registry"] == 1)
             with registry(nats_world, "--metrics", f"127.0.0.1:{ports[1]}"):
-                waiting = await told(ports[1], lambda found: True)
+                waiting = await metrics_of(ports[1], lambda found: True)
                 assert {name: value for name, value in waiting.items() if not name[0].startswith("process_")} == {
                     ("unicron_active", "registry"): 0
                 }
@@ -46,7 +46,7 @@ async def test_who_is_active_tells_what_it_knows_and_who_takes_over_tells_the_sa
                 await client.bus.append("unicron.v1.evt.n1.NodeJoined.n1", b"\xc1", "broken")
                 await client.submit(SPEC)
                 said = {("unicron_dead_letters_total", "registry"), ("unicron_alerts_total", "other", "registry")}
-                found = await told(ports[0], lambda found: found.keys() >= said)
+                found = await metrics_of(ports[0], lambda found: found.keys() >= said)
                 assert found["unicron_nodes", "up"] == 1
                 assert found["unicron_tasks", "waiting"] == 1
                 assert found["unicron_task_workers", "gpt"] == 0
@@ -54,7 +54,7 @@ async def test_who_is_active_tells_what_it_knows_and_who_takes_over_tells_the_sa
                 assert found["unicron_alerts_total", "other", "registry"] == 1
                 assert found["unicron_lease_changes_total", "registry"] == 1
                 first.send_signal(signal.SIGTERM)
-                later = await told(ports[1], lambda found: found["unicron_active", "registry"] == 1)
+                later = await metrics_of(ports[1], lambda found: found["unicron_active", "registry"] == 1)
                 assert later["unicron_nodes", "up"] == 1, "read of its state, not counted"
                 assert ("unicron_dead_letters_total", "registry") not in later, "that was said by the other"
                 await asyncio.to_thread(first.wait)

@@ -1,4 +1,4 @@
-"""`python -m unicron.service.health OWNER` tells working services from others; and how long nodes beat."""
+"""`python -m unicron.service.health OWNER` finds services that work and others; and how long nodes beat."""
 
 import asyncio
 import sys
@@ -34,7 +34,7 @@ async def test_a_node_is_healthy_while_its_agent_reaches_the_bus(private_server,
     run_dir, key = tmp_path / "run", ("node-1", "--run-dir", str(tmp_path / "run"))
     code, error = await ask(private_server.url, *key)
     assert code == 1
-    assert "its agent has told the bus nothing" in error
+    assert "its agent has sent the bus nothing" in error
     await provision(private_server)
     words = ("-m", "unicron_agent", "--node", "node-1", "--slots", "1", "--run-dir", str(run_dir))
     agent = await asyncio.create_subprocess_exec(sys.executable, *words, "--nats-url", private_server.url)

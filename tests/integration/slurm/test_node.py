@@ -1,6 +1,7 @@
 """What a step of a job runs on its node: a failed agent is started again, and orders reach it by the step's input."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -48,3 +49,14 @@ def test_keys_are_named_by_their_paths(tmp_path):
     words = agent_command(tmp_path, "nats://n1:4222", 2, "n1")
     assert words[words.index("--nats-nkey") + 1] == str(tmp_path / "keys/n1/n1.nk")
     assert words[words.index("--run-dir") + 1] == str(tmp_path / "nodes/n1")
+
+
+def test_the_agent_does_not_leave_by_a_limit_that_can_be_raised(tmp_path, monkeypatch):
+    async def sees_the_limit(*_):
+        return "SLURM_JOB_END_TIME" in os.environ
+
+    monkeypatch.setattr(node, "_run", sees_the_limit)
+    monkeypatch.setattr(sys, "argv", ["node", "--dir", str(tmp_path), "--url", "nats://n1:4222", "--slots", "1"])
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1")  # as srun of Slurm 24.11 does
+    assert not node.main()

@@ -43,7 +43,7 @@ async def states(provider):
     return {report.machine: report.state for report in await provider.list()}
 
 
-async def test_an_id_is_one_job_until_it_is_released(cluster, provider):
+async def test_an_id_is_one_job_until_it_is_released(cluster, provider, tmp_path):
     first = provider()
     for _ in range(2):
         await first.ask(request(1))
@@ -52,6 +52,8 @@ async def test_an_id_is_one_job_until_it_is_released(cluster, provider):
     await first.ask(request(3))
     assert sorted(cluster.squeue()) == sorted(set(cluster.squeue()))
     assert len(cluster.squeue()) == 3
+    written = {cluster.job(job)["StdOut"] for job in cluster.squeue()}
+    assert written == {str(tmp_path / "machines" / f"gpu-{number}.log") for number in (1, 2, 3)}
     await until(lambda: _are(first, {"gpu-1": "running", "gpu-2": "running", "gpu-3": "coming"}))
     assert "gpu-1|it is wanted" in cluster.run("squeue", "--noheader", "-o", "%j|%k")
     nodes = {report.machine: report.node for report in await first.list()}

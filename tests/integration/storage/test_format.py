@@ -1,4 +1,4 @@
-"""What comes back from a checkpoint: for Unicron as it was, for torch.distributed.checkpoint in any layout."""
+"""The format of a checkpoint: read by Unicron as it was, by torch.distributed.checkpoint in any layout."""
 
 import io
 import os
@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from helpers.layouts import FORKSERVER, as_rank, filled, same, told
+from helpers.layouts import FORKSERVER, as_rank, filled, plain_state, same
 from helpers.stored import TASK, alter, of_model, save, save_trained, spread, trained
 from msgspec.structs import replace
 from torch import distributed
@@ -63,8 +63,8 @@ def test_a_whole_state_comes_back_as_it_was(tmp_path):
     assert stored.manifest.size < 1 << 20, "of a tensor that is a view of another, what it shows is written"
     other = trained(2)
     load_state(gather_state(Storage(str(tmp_path)), stored, ParallelLayout(), 0, other), other)
-    assert same(told(other)["optimizer"], state["objects"]["optimizer"])
-    assert same(told(other)["model"], state["objects"]["model"])
+    assert same(plain_state(other)["optimizer"], state["objects"]["optimizer"])
+    assert same(plain_state(other)["model"], state["objects"]["model"])
 
 
 def test_torch_alone_loads_it_by_its_own_names(tmp_path):
@@ -130,8 +130,8 @@ def test_only_what_a_rank_needs_is_read(tmp_path):
     alter(Path(stored.address) / "__0_0.distcp", at=1000)
     half = as_rank(ParallelLayout(shard=2), 1, reads_half, storage, stored, whole[4:])
     assert half == "", "it needs the parts of places 2 and 3 alone"
-    told = as_rank(ParallelLayout(shard=2), 0, reads_half, storage, stored, whole[:4])
-    assert "__0_0.distcp: model.weight is not as it was written" in told
+    plain_state = as_rank(ParallelLayout(shard=2), 0, reads_half, storage, stored, whole[:4])
+    assert "__0_0.distcp: model.weight is not as it was written" in plain_state
 
 
 def test_of_a_part_only_what_a_rank_needs_is_read(tmp_path):
@@ -145,8 +145,8 @@ def test_of_a_part_only_what_a_rank_needs_is_read(tmp_path):
     alter(Path(stored.address) / "__0_0.distcp", at=index.pieces[1].offset + 700)
     assert [piece.path[1] for piece in index.pieces[:3]] == ["another", "weight", "bias"]
     assert as_rank(ParallelLayout(shard=2), 1, reads_half, storage, stored, whole[4:], whole[0][4:]) == ""
-    told = as_rank(ParallelLayout(shard=2), 0, reads_half, storage, stored, whole[:4], whole[0][:4])
-    assert "__0_0.distcp: model.weight is not as it was written" in told
+    plain_state = as_rank(ParallelLayout(shard=2), 0, reads_half, storage, stored, whole[:4], whole[0][:4])
+    assert "__0_0.distcp: model.weight is not as it was written" in plain_state
 
 
 def reads_half(_, storage, stored, weight, bias=None):
@@ -193,8 +193,8 @@ def forged(folder, part, taken):
     content = msgspec.json.encode(replace(index, pieces=every))
     (folder / part.index.name).write_bytes(content)
     data = StoredFile(name=part.data.name, size=len(old) + moved, checksum=joint_checksum(every))
-    told = StoredFile(name=part.index.name, size=len(content), checksum=checksum_of(content))
-    return replace(part, data=data, index=told)
+    plain_state = StoredFile(name=part.index.name, size=len(content), checksum=checksum_of(content))
+    return replace(part, data=data, index=plain_state)
 
 
 def test_nothing_that_is_read_can_run_code(tmp_path):
@@ -241,8 +241,8 @@ def takes_all(protected, layout, place, left):
     storage, every = left
     for stored in every.values():
         load_state(gather_state(storage, stored, layout, place, protected), protected)
-        found = told(protected)
-        assert same(found, told(filled(protected)))
+        found = plain_state(protected)
+        assert same(found, plain_state(filled(protected)))
         with torch.no_grad():
             for each in protected["model"].parameters():
                 each.zero_()
@@ -296,7 +296,7 @@ def loads_whole(protected, stored):
     distributed.destroy_process_group()
     warnings.simplefilter("ignore")
     model, optimizer = protected["model"], protected["optimizer"]
-    expected = told(filled(protected))
+    expected = plain_state(filled(protected))
     for each in optimizer.state.values():
         each["exp_avg"] = torch.zeros_like(each["exp_avg"])
     with torch.no_grad():
@@ -308,5 +308,5 @@ def loads_whole(protected, stored):
     assert [sorted(group["params"]) for group in found["optimizer"]["param_groups"]] == listed, "those of all stages"
     model.load_state_dict(found["model"])
     set_optimizer_state_dict(model, optimizer, found["optimizer"])
-    assert same(told(protected)["model"], expected["model"])
-    assert same(told(protected)["optimizer"], expected["optimizer"])
+    assert same(plain_state(protected)["model"], expected["model"])
+    assert same(plain_state(protected)["optimizer"], expected["optimizer"])

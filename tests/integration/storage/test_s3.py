@@ -7,7 +7,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from helpers.buckets import BUCKET, client, refuse, served
 from helpers.cli import CLEAN, UNICRON, call
-from helpers.layouts import same, told
+from helpers.layouts import plain_state, same
 from helpers.stored import TASK, of_model, save, save_trained, trained
 
 from unicron.contracts.tasks import ParallelLayout
@@ -53,7 +53,7 @@ def test_a_checkpoint_in_a_bucket_is_read_by_unicron_and_by_torch(s3):
     storage, other = Storage(ROOT), trained(2)
     assert catalog.newest(storage, TASK).stored.manifest == stored.manifest
     load_state(gather_state(storage, stored, ParallelLayout(), 0, other), other)
-    assert same(told(other), state["objects"])
+    assert same(plain_state(other), state["objects"])
     found = {"model": trained(3)["model"].state_dict()}
     dcp.load(found, checkpoint_id=stored.address)
     assert same(found["model"], state["objects"]["model"])
@@ -70,7 +70,7 @@ def test_without_its_manifest_there_is_no_checkpoint(s3):
     storage = Storage(ROOT)
     saving = begin(ROOT, TASK, 2, ParallelLayout())
     part = write_part(saving, 0, collect_state(2, trained()))
-    assert [each.unfinished for each in catalog.found(storage, TASK)] == [True, False]
+    assert [each.unfinished for each in catalog.list_checkpoints(storage, TASK)] == [True, False]
     assert catalog.newest(storage, TASK).stored.folder == good.folder
     now = time.time()
     assert catalog.prune(storage, TASK, 2, now).removed == []
@@ -82,7 +82,7 @@ def test_without_its_manifest_there_is_no_checkpoint(s3):
     gone = begin(ROOT, TASK, 3, ParallelLayout())
     write_part(gone, 0, collect_state(3, trained()))
     assert len(catalog.prune(storage, TASK, 2, now + 2 * DAY).removed) == 1
-    assert [each.iteration for each in catalog.found(storage, TASK)] == [2, 1]
+    assert [each.iteration for each in catalog.list_checkpoints(storage, TASK)] == [2, 1]
 
 
 def test_pruning_a_bucket_leaves_the_newest(s3):

@@ -144,7 +144,7 @@ class Run:
 
     def twice(self):
         """Return the iterations that were computed twice."""
-        return {iteration for iteration, count in Counter(self.scene.told(self.name)).items() if count > 1}
+        return {iteration for iteration, count in Counter(self.scene.done(self.name)).items() if count > 1}
 
     def begun(self):
         """Return the iterations in which memberships began, but the first one."""

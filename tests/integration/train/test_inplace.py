@@ -1,4 +1,4 @@
-"""Scripts that know nothing of Unicron: those that live stay where they are, whoever is replaced goes on with them."""
+"""Scripts that know nothing of Unicron: survivors stay where they are, and replacements join them."""
 
 import re
 import textwrap
@@ -146,6 +146,19 @@ async def test_where_a_new_rank_can_not_be_given_what_collectives_gave_all_begin
         await run.at(0, 5)
         await run.strike(1)
     assert run.begun == [0, 0, 1, 1], "all of them"
+
+
+@pytest.mark.exhaustive("tests/unit/train/test_records.py has what is compared")
+async def test_where_a_rank_is_lost_before_its_update_no_new_one_is_begun_for_it_in_vain(scene):
+    step = "            optimizer.step()"
+    engine = ENGINE.replace(step, f'            gate.at(epoch, number, "reduced", dist.get_rank())\n{step}')
+    async with disturbed(scene, PLAIN, (0, 6), beside=engine) as run:
+        run.gate.close(1, 2, phase="reduced", rank=1)
+        await run.gate.held()
+        ahead = {"iteration": 1, "microbatch": 3, "rank": 0}
+        await scene.until(lambda: any(ahead.items() <= at.items() for at in run.gate.passed))
+        await run.strike(1)
+    assert run.begun == [0, 0, 1, 1, 1], "one for the rank that is lost, then all of them"
 
 
 CHOOSES = """

@@ -109,14 +109,14 @@ async def test_a_trainer_that_is_watched_tells_its_iterations_and_goes_on_from_i
         held.close(25)
         await scene.client.submit(spec)
         await held.held(2)
-        told = lambda: [each for each in scene.iterations if each.task == library]  # noqa: E731
+        reported = lambda: [each for each in scene.iterations if each.task == library]  # noqa: E731
         await scene.reached(library, 23)
-        before = len(told())
+        before = len(reported())
         await run.strike(1)
         held.open()
         await scene.ends(library)
     await scene.reached(library, 59)
-    again = [each.iteration for each in told()[before:]]
+    again = [each.iteration for each in reported()[before:]]
     assert max(again) == 59
     assert min(again) >= 20, "they went on from what was saved"
-    assert all(each.loss > 0 for each in told()[2:])
+    assert all(each.loss > 0 for each in reported()[2:])

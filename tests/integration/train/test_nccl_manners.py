@@ -1,4 +1,4 @@
-"""What GPUs were seen to do to groups that are interrupted, on a backend with NCCL's manners: nobody hangs or errs."""
+"""Groups that are interrupted, on a backend that behaves as NCCL did on GPUs: nobody hangs or errs."""
 
 import textwrap
 

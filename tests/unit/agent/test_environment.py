@@ -1,4 +1,4 @@
-"""What a worker is told by its environment."""
+"""The environment variables of a worker."""
 
 from pathlib import Path
 
@@ -9,18 +9,20 @@ from unicron.contracts.commands import StartWorker
 from unicron.contracts.tasks import Slot, TaskSpec
 
 
-def told(checkpoints, name="gpt"):
+def checkpoint_dir(checkpoints, name="gpt"):
     return of_checkpoints(TaskSpec(name=name, command=["x"], checkpoints=checkpoints)).get("UNICRON_CHECKPOINT_DIR")
 
 
 def test_a_script_is_told_where_to_keep_checkpoints_of_its_own():
-    assert told("/shared/checkpoints") == told("/shared/checkpoints/") == "/shared/checkpoints/gpt.own"
-    assert told("s3://bucket/folder") == told("s3://bucket/folder/") == "s3://bucket/folder/gpt.own"
-    assert told("here") == f"{Path.cwd()}/here/gpt.own"
+    assert (
+        checkpoint_dir("/shared/checkpoints") == checkpoint_dir("/shared/checkpoints/") == "/shared/checkpoints/gpt.own"
+    )
+    assert checkpoint_dir("s3://bucket/folder") == checkpoint_dir("s3://bucket/folder/") == "s3://bucket/folder/gpt.own"
+    assert checkpoint_dir("here") == f"{Path.cwd()}/here/gpt.own"
 
 
 def test_where_no_storage_is_shared_no_place_is_named():
-    assert told("") is None
+    assert checkpoint_dir("") is None
 
 
 def test_ranks_of_a_node_see_the_devices_of_all_of_them_in_the_order_of_their_places():

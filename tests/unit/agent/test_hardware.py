@@ -1,4 +1,4 @@
-"""What an agent tells of faults: once, and about whom; and of counters of GPUs."""
+"""An agent's reports of faults: once, and of which worker; and of GPUs' counters."""
 
 import pytest
 from unicron_agent.hardware.counters import grew
@@ -16,39 +16,39 @@ def worker(number, slot, pid):
 WORKERS = [worker(1, 0, 11), worker(2, 1, 12), worker(3, 2, 0)]
 
 
-def told(hardware, now=0.0, **fields):
+def report(hardware, now=0.0, **fields):
     return hardware.report_new(Logged(text="Xid", status="ecc_error", **fields), WORKERS, now)
 
 
 def test_the_process_counts_more_than_the_gpu():
-    [fact] = told(HardwareReports("n1"), slot=0, pid=12)
+    [fact] = report(HardwareReports("n1"), slot=0, pid=12)
     assert (fact.worker, fact.task, fact.slot) == ("gpt-2", "gpt", 1)
-    [fact] = told(HardwareReports("n1"), slot=0, pid=99)
+    [fact] = report(HardwareReports("n1"), slot=0, pid=99)
     assert (fact.worker, fact.slot) == ("gpt-1", 0)
-    [fact] = told(HardwareReports("n1"), slot=2)
+    [fact] = report(HardwareReports("n1"), slot=2)
     assert (fact.worker, fact.slot) == ("", 2), "its process is not there yet"
-    assert told(HardwareReports("n1"), pid=0) == [FaultLogged(node="n1", text="Xid")]
+    assert report(HardwareReports("n1"), pid=0) == [FaultLogged(node="n1", text="Xid")]
 
 
 def test_a_driver_that_repeats_itself_is_heard_once():
     hardware = HardwareReports("n1")
-    assert len(told(hardware, slot=0)) == 1
-    assert told(hardware, slot=0, now=AGAIN_S / 2) == []
-    assert len(told(hardware, slot=1, now=AGAIN_S / 2)) == 1, "another GPU"
-    assert len(told(hardware, slot=0, now=1.1 * AGAIN_S)) == 1
+    assert len(report(hardware, slot=0)) == 1
+    assert report(hardware, slot=0, now=AGAIN_S / 2) == []
+    assert len(report(hardware, slot=1, now=AGAIN_S / 2)) == 1, "another GPU"
+    assert len(report(hardware, slot=0, now=1.1 * AGAIN_S)) == 1
 
 
 def test_a_line_of_a_worker_is_told_as_its_own_once_in_a_while():
     hardware = HardwareReports("n1")
 
-    def told(**fields):
+    def report(**fields):
         return hardware.report_new(Logged(text="CUDA", status="cuda_error", **fields), WORKERS, 0.0)
 
     fact = FaultLogged(node="n1", text="CUDA", slot=1, task="gpt", worker="gpt-2", printed=True)
-    assert [told(author="gpt-2"), told(author="gpt-2")] == [[fact], []]
-    assert len(told(author="gpt-1")) == 1
-    assert told(author="gpt-9") == [], "it is gone"
-    assert told(pid=12)[0].printed is False, "what a worker wrote hides nothing of the kernel's"
+    assert [report(author="gpt-2"), report(author="gpt-2")] == [[fact], []]
+    assert len(report(author="gpt-1")) == 1
+    assert report(author="gpt-9") == [], "it is gone"
+    assert report(pid=12)[0].printed is False, "what a worker wrote hides nothing of the kernel's"
 
 
 def test_what_gpus_count_is_passed_on():

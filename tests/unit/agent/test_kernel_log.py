@@ -23,25 +23,25 @@ class Heard:
     """What a log has told of."""
 
     def __init__(self, path):
-        self.told, self._more = [], threading.Condition()
+        self.logged, self._more = [], threading.Condition()
         self.log = KernelLog(str(path), load(), {"0000:3b:00": 5}, self._hear)
         self.log.start()
 
     def _hear(self, logged):
         with self._more:
-            self.told.append(logged)
+            self.logged.append(logged)
             self._more.notify()
 
     def until(self, count):
         """Wait until it has told of so many lines, and of no more; return their texts."""
         with self._more:
-            self._more.wait_for(lambda: len(self.told) >= count)
-            assert len(self.told) == count, self.told
-            return [each.text for each in self.told]
+            self._more.wait_for(lambda: len(self.logged) >= count)
+            assert len(self.logged) == count, self.logged
+            return [each.text for each in self.logged]
 
     def end(self, path):
         """Stop, once a last line has come; it comes next."""
-        count = len(self.told)
+        count = len(self.logged)
         write(path, XID.format(62))
         assert "): 62," in self.until(count + 1)[-1]
         self.log.stop()
@@ -70,7 +70,7 @@ def test_what_stood_there_before_is_not_told(heard, path):
     write(path, "all is well\n" + XID.format(79))
     [text] = heard.until(1)
     assert text == XID.format(79).strip()
-    [logged] = heard.told
+    [logged] = heard.logged
     assert (logged.slot, logged.pid, logged.status) == (5, 4711, "gpu_driver_error")
 
 
@@ -186,7 +186,7 @@ def test_a_line_that_is_written_on_purpose_is_heard_like_any_other_and_none_that
         append(str(path), text, at)
     [told] = heard.until(1)
     assert told.startswith(f"[{drifted:12.6f}] NVRM: Xid (PCI:0000:3b:00): 79, pid=4711")
-    assert (heard.told[0].pid, heard.told[0].slot, heard.told[0].status) == (4711, 5, "gpu_driver_error")
+    assert (heard.logged[0].pid, heard.logged[0].slot, heard.logged[0].status) == (4711, 5, "gpu_driver_error")
 
 
 def test_the_xid_of_a_gpu_that_is_no_slot_s_is_left_out(heard, path):

@@ -1,20 +1,10 @@
-"""What an agent does about the states in its node's memory."""
+"""An agent's decisions about the states in its node's memory."""
 
 import msgspec
 import pytest
+from unicron_agent.effects import AbandonCopies, RemoveState, SendCopy, SendToWorker, StorePart, UseStorage
 from unicron_agent.snapshots.snapshots import AGAIN_S, TRIES, NodeSnapshots
-from unicron_agent.stimuli import (
-    AbandonCopies,
-    CopyReceived,
-    CopySent,
-    RemoveState,
-    SendCopy,
-    SendToWorker,
-    StateUnsound,
-    StorageUsed,
-    StorePart,
-    UseStorage,
-)
+from unicron_agent.stimuli import CopyReceived, CopySent, StateUnsound, StorageUsed
 from unicron_agent.workers.workers import LocalWorker
 
 from unicron.contracts import events
@@ -371,14 +361,14 @@ def copy(scene, keeper=N2):
     return scene.snapshots.obey(CopyState(**TO_NODE, task="gpt", state=left_behind(), keeper=keeper), ())
 
 
-def told(problem=""):
+def handed_over(problem=""):
     return events.StateCopied(node="n1", task="gpt", state=left_behind().at("n2", "n2:1"), problem=problem)
 
 
 def test_what_was_left_here_is_copied_elsewhere_when_ordered_and_that_is_told(leaving):
     assert copy(leaving) == [SendCopy(left_behind(), N2, paced=False)]
     assert copy(leaving) == [], "it is on its way"
-    assert leaving.snapshots.handle(CopySent(left_behind(), "n2"), {}, 0.0) == [told()]
+    assert leaving.snapshots.handle(CopySent(left_behind(), "n2"), {}, 0.0) == [handed_over()]
     assert copy(leaving) == [SendCopy(left_behind(), N2, paced=False)], "whoever orders it again may have lost it"
 
 
@@ -388,7 +378,7 @@ def test_a_copy_that_does_not_get_there_is_tried_again_and_given_up_in_the_end(l
         assert leaving.snapshots.handle(CopySent(left_behind(), "n2", "no room"), {}, float(attempt)) == []
         assert leaving.snapshots.tick(attempt + AGAIN_S - 0.1) == []
         assert leaving.snapshots.tick(attempt + AGAIN_S) == [SendCopy(left_behind(), N2, paced=False)]
-    assert leaving.snapshots.handle(CopySent(left_behind(), "n2", "no room"), {}, 9.0) == [told("no room")]
+    assert leaving.snapshots.handle(CopySent(left_behind(), "n2", "no room"), {}, 9.0) == [handed_over("no room")]
     assert leaving.snapshots.tick(99.0) == []
 
 

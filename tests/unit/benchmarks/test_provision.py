@@ -1,8 +1,10 @@
-"""What the journal says of machines is counted rightly: those that nobody needed, and those that were there twice."""
+"""Machines are counted rightly from the journal: those that nobody needed, and those that were there twice."""
+
+import os
 
 import pytest
 
-from benchmarks.provision import Strike, Trial
+from benchmarks.provision import Strike, Trial, cancel_jobs, jobs_left
 from unicron.contracts.events import MachineAsked, MachineDelivered, NodeAdmitted, Regrouped
 from unicron.contracts.tasks import Slot
 
@@ -54,3 +56,15 @@ def test_what_must_not_be_is_counted(more, counts):
     trial = Trial(Journal(*START, *REPLACED, *more), None)
     trial.began, trial.strikes = 5.0, [Strike("m1", 0.1, 2.0, 2.0)]
     assert (trial.wrongly_replaced(), trial.doubled()) == counts
+
+
+def test_no_job_of_the_pool_is_left_and_no_other_ended(tmp_path, monkeypatch):
+    (tmp_path / "queue").write_text("bench-1 7\nother 8\nbench-2 9\n")
+    ends = 'echo "$@" >> asked; grep other queue > left; mv left queue'
+    for name, does in {"squeue": "cat queue", "scancel": ends}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\ncd {tmp_path}\n{does}\n")
+        (tmp_path / name).chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    cancel_jobs()
+    assert (tmp_path / "asked").read_text() == "--full --signal=KILL 7 9\n7 9\n"
+    assert jobs_left() == []

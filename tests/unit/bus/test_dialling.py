@@ -1,4 +1,4 @@
-"""Servers that can't be used: a command is told at once which, why and the cure; services go on until it can be."""
+"""Servers that can't be used: a command fails at once with server, reason and cure; services retry."""
 
 import pytest
 from helpers.ports import free_port
@@ -32,8 +32,8 @@ async def connect(url, **options):
             INFO,
             r"the NATS server at {} turns us away \(Authorization Violation\): .* without a key; set UNICRON",
         ),
-        (b"SSH-2.0-OpenSSH\r\n", "no NATS server answers at {}: who listens there is no NATS server .*; see what has"),
-        (b"INFO x\r\n", "no NATS server answers at {}: who listens there is no NATS server .*; see what has"),
+        (b"SSH-2.0-OpenSSH\r\n", "no NATS server answers at {}: the listener there is no NATS server .*; see what has"),
+        (b"INFO x\r\n", "no NATS server answers at {}: the listener there is no NATS server .*; see what has"),
         (
             {**INFO, "tls_required": True},
             "no NATS server answers at {}: it ends TLS .*; where it asks for",

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+from unicron_chaos.injection import find_member
 from unicron_chaos.script import RankTarget, ScriptedFault, load, parse, parse_target
 from unicron_chaos.storm import AWAY_FAULTS, WORKER_FAULTS, Choice, Storm
-from unicron_chaos.strikes import find_member
 
+from unicron.contracts.answers import NodeView, Status, TaskView
 from unicron.contracts.faults import FAULTS, NODE, WORKER
-from unicron.contracts.queries import NodeView, Status, TaskView
 from unicron.contracts.tasks import Member, NodeState, TaskSpec, TaskState
 from unicron.errors import InvalidInputError
 
@@ -156,24 +156,24 @@ def test_every_fault_comes_up():
     kinds = {name: FAULTS[name] for name in {choice.fault for choice in found}}
     assert not [name for name, kind in kinds.items() if kind.value and kind.value.default is None]
     for choice in found:
-        assert (WORKER if isinstance(choice.target, RankTarget) else NODE) in kinds[choice.fault].strikes
+        assert (WORKER if isinstance(choice.target, RankTarget) else NODE) in kinds[choice.fault].targets
     ranks = {RankTarget(task="gpt", rank=rank) for rank in range(3)}
     assert {choice.target for choice in found if choice.fault == "raise"} == ranks
 
 
 def test_one_node_at_a_time_and_it_comes_back():
     storm = Storm(1, nodes=True)
-    storm.struck(Choice("kill-node", "node-2"), cluster())
+    storm.record_hit(Choice("kill-node", "node-2"), cluster())
     found = {choice for choice in choices(storm, cluster()) if choice.fault in NODE_FAULTS}
     assert found == {Choice("restart-node", "node-2")}
-    storm.struck(Choice("restart-node", "node-2"), cluster())
+    storm.record_hit(Choice("restart-node", "node-2"), cluster())
     assert "kill-node" in {choice.fault for choice in choices(storm, cluster())}
 
 
 def test_a_node_that_is_away_is_waited_for_before_another_is_struck():
     for fault in AWAY_FAULTS:
         storm = Storm(1, nodes=True)
-        storm.struck(Choice(fault, "node-2"), cluster(since=1.0))
+        storm.record_hit(Choice(fault, "node-2"), cluster(since=1.0))
         assert not {choice.fault for choice in choices(storm, cluster(since=1.0))} & NODE_FAULTS, "not given up yet"
         back = cluster(since=9.0)
         assert NODE_FAULTS & {choice.fault for choice in choices(storm, back)}
@@ -187,7 +187,7 @@ def test_nodes_are_spared_where_nobody_can_bring_them_back_or_none_would_be_left
 @pytest.mark.parametrize("fault", ["raise", "exit-worker"])
 def test_no_second_exception_and_no_second_exit_in_an_iteration(fault):
     storm = Storm(1, nodes=False)
-    storm.struck(Choice(fault, RankTarget(task="gpt", rank=0)), cluster(iteration=5))
+    storm.record_hit(Choice(fault, RankTarget(task="gpt", rank=0)), cluster(iteration=5))
     assert not {"raise", "exit-worker"} & {choice.fault for choice in choices(storm, cluster(iteration=6))}
     assert {choice.fault for choice in choices(storm, cluster(iteration=7))} >= {"raise", "exit-worker"}
 
@@ -199,7 +199,7 @@ def test_no_task_suffers_more_than_it_is_healed_of(fault, spared):
     status = cluster(members=members)
     for _ in range(3):
         assert fault in {choice.fault for choice in choices(storm, status)}
-        storm.struck(Choice(fault, RankTarget(task="gpt", rank=0)), status)
+        storm.record_hit(Choice(fault, RankTarget(task="gpt", rank=0)), status)
     found = {(choice.fault, members[choice.target.rank].node) for choice in choices(storm, status)}
     others = {each for each in WORKER_FAULTS if each != "reset-connection"}
     if spared:

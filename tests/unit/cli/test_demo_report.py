@@ -1,8 +1,8 @@
-"""What the demo reports of its faults: the same iterations told late, twice, or truly done again."""
+"""The demo's report of its faults: iterations reported late, twice, or truly done again."""
 
 import pytest
 from helpers.accounts import finished
-from unicron_chaos.strikes import Strike
+from unicron_chaos.injection import Injection
 from unicron_cli.report import fault_reports
 
 from unicron.contracts.events import IterationFinished
@@ -23,5 +23,5 @@ def done(iteration: int, at: float, identity: str = "") -> IterationFinished:
     ],
 )
 def test_an_iteration_is_redone_when_it_was_finished_before(told, redone):
-    strike = Strike(at=0.5, fault="kill-worker", target="gpt:1", node="node-1", worker="gpt-1", text="")
+    strike = Injection(at=0.5, fault="kill-worker", target="gpt:1", node="node-1", worker="gpt-1", text="")
     assert [report.iterations_redone for report in fault_reports([strike], [], told)] == [redone]

@@ -1,4 +1,4 @@
-"""What a person reads about a plan: in tables, in words, as a curve; and how the commands refuse."""
+"""Plans for people: in tables, in words, as a curve; and the commands' refusals."""
 
 import asyncio
 import json
@@ -16,8 +16,9 @@ from unicron_cli.plot import draw_curve
 
 from unicron import codec
 from unicron.client import Client
+from unicron.contracts.answers import Curve, CurvePoint, PlanView, Reply, TableRow
 from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.queries import Curve, CurvePoint, PlanView, Reply, TableRow, WhatIf
+from unicron.contracts.queries import WhatIf
 from unicron.contracts.tasks import SlotRef, TaskSpec
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.observe.words.explain import changes, condition, explain, happened
@@ -162,7 +163,7 @@ def test_a_plan_is_told_in_words():
     assert words["runner-up"] == (
         "gpt-a 6 (not 7), gpt-b 0 (not 1), bert 2 (not 0): would earn 20 EFLOP (2 %) less until the next failure"
     )
-    assert words["who waits"] == "bert needs 2 workers; higher-weighted tasks use all 9 slots"
+    assert words["waiting"] == "bert needs 2 workers; higher-weighted tasks use all 9 slots"
     assert words["beliefs"] == (
         "one node failure every 12 days among 9 workers (3 seen; 0.0093 a worker and day); "
         "a task earns nothing for 2.5 s after it lost a worker, 4 s when it is only resized"
@@ -181,7 +182,7 @@ def test_many_tasks_are_counted_and_not_listed():
     words = dict(explain(PlanView(plan=Plan(number=1, trigger="t", workers=40, shares=shares, waf=8e13))))
     assert "and 32 tasks more" in words["decision"]
     assert "32 tasks more together gains 64 TFLOP/s" in words["effect"]
-    assert "32 tasks more" in words["who waits"]
+    assert "32 tasks more" in words["waiting"]
     assert max(map(len, words.values())) < 400
 
 

@@ -54,7 +54,7 @@ def test_a_line_of_a_workers_output_is_explained(folder):
     line = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=41)"
     told = json.loads(run("explain", line, "--json"))["of a worker's output"]
     assert told["status"] == "nccl_timeout"
-    assert told["cure"] == "nothing by itself; it is told with what fails of its task just then"
+    assert told["cure"] == "nothing by itself; a failure of its task just then has it in its reason"
     (folder / "mine.toml").write_text("[[worker]]\nstatus = 'io_error'\nmatch = '^lustre: '\n")
     assert "of a worker's output: io_error" in run("explain", "lustre: eviction", "--rules", str(folder))
     assert "of a worker's output: says nothing" in run("explain", "a lustre: eviction", "--rules", str(folder))

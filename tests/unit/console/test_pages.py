@@ -21,8 +21,8 @@ from unicron_simulator.storms.bus import MemoryWorld
 from unicron import codec, subjects
 from unicron.client import Client
 from unicron.contracts import events, hardware, slowdowns
+from unicron.contracts.answers import NodeView, Reply, Status, TaskView
 from unicron.contracts.plans import Plan
-from unicron.contracts.queries import NodeView, Reply, Status, TaskView
 from unicron.contracts.tasks import Member, NodeState, Slot, TaskState
 from unicron.observe.accounts import otel
 from unicron.observe.cluster import ClusterPicture
@@ -173,11 +173,11 @@ def test_marks_say_who_did_what_once_for_all_who_did_the_same():
     assert found["exited_abnormally"] == [
         "rank 1 lost",
         "detector: rank 1 failed",
-        "rank 0 told to regroup",
+        "rank 0 ordered to regroup",
         "gpt-a-5 to be started",
         "rank 0 regrouped, iteration 12 resumed",
         "gpt-a-5 ready",
-        "ranks 0-1 told to regroup",
+        "ranks 0-1 ordered to regroup",
         "ranks 0-1 regrouped, iteration 12 resumed",
         "gpt-a back at 2 workers",
     ]

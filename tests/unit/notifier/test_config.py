@@ -122,7 +122,7 @@ def test_no_file_is_no_rules():
         (RULE, f"{RULE}\nwait_s = nan", "wait_s"),
         (RULE, '[rule."a:b"]', "[rule.a:b]: rule name 'a:b': use 1 to 64 letters"),
         (RULE, "[[rule]]", "rule: write a table for each, as [rule.NAME]"),
-        (GOOD[GOOD.index("[rule.night]") :], "", "there is no [rule.NAME], so nobody would be told anything"),
+        (GOOD[GOOD.index("[rule.night]") :], "", "there is no [rule.NAME], so nobody would be notified"),
     ],
 )
 def test_a_bad_file_is_refused_with_place_and_cure(write, old, new, says):

@@ -1,4 +1,4 @@
-"""Facts become incidents, one message for each cause, and who is told when: rules, quiet hours, escalation."""
+"""Facts become incidents, one message for each cause; rules, quiet hours, escalation."""
 
 from datetime import UTC, datetime
 
@@ -51,8 +51,8 @@ def test_a_lost_node_is_one_message_that_names_all_its_workers_and_tasks():
     ]
     plan = Plan(number=2, trigger="node_lost:n2", workers=1, shares=shares)
     desk.say(events.PlanDecided(plan=plan, source="planner"))
-    assert desk.told(9.0) == []
-    [notice] = [*desk.told(1.0), *desk.sent][1:]
+    assert desk.notices_after(9.0) == []
+    [notice] = [*desk.notices_after(1.0), *desk.sent][1:]
     assert (notice.phase, notice.severity, notice.kind) == (Phase.OPENED, 1, IncidentKind.NODE_LOST)
     assert notice.title == "n2 is lost: 8 workers of 3 tasks (gpt, llama, bert)"
     text = "\n".join(notice.lines)
@@ -71,11 +71,11 @@ def test_a_lost_node_is_one_message_that_names_all_its_workers_and_tasks():
 def test_it_is_over_when_all_its_tasks_are_well_and_says_how_long_that_took():
     desk = three_tasks()
     lose_node(desk)
-    desk.told(10.0)
+    desk.notices_after(10.0)
     desk.say(recovered("gpt", 1), recovered("llama"), chain="other", after=20.0)
-    assert desk.told(60.0) == []
+    assert desk.notices_after(60.0) == []
     desk.say(recovered("bert", 1))
-    [(phase, title)] = desk.told()
+    [(phase, title)] = desk.notices_after()
     assert (phase, title) == ("over", "n2 is lost: 8 workers of 3 tasks (gpt, llama, bert)")
     [*_, notice] = desk.sent
     assert notice.lines[0] == "Over after 90 s."
@@ -84,14 +84,14 @@ def test_it_is_over_when_all_its_tasks_are_well_and_says_how_long_that_took():
     assert notice.ended - notice.began == 90.0
     assert notice.lost_worker_s == pytest.approx(7 * 30 + 2 * 90)
     desk.say(ADMITTED, chain="back")
-    assert desk.told(3600.0) == []
+    assert desk.notices_after(3600.0) == []
 
 
 def test_what_is_over_before_anybody_was_told_is_one_message():
     desk = three_tasks()
     lose_node(desk)
     desk.say(recovered("gpt"), recovered("llama"), recovered("bert"), after=4.0)
-    assert desk.told(3600.0) == [("over", "n2 is lost: 8 workers of 3 tasks (gpt, llama, bert)")]
+    assert desk.notices_after(3600.0) == [("over", "n2 is lost: 8 workers of 3 tasks (gpt, llama, bert)")]
 
 
 def test_a_lost_node_without_workers_is_over_when_it_is_back_or_says_goodbye():
@@ -99,9 +99,9 @@ def test_a_lost_node_without_workers_is_over_when_it_is_back_or_says_goodbye():
         desk = Desk()
         desk.say(events.NodeSuspected(node="n2", reason="eof", grace_s=2.0))
         desk.say(lost("n2"), after=2.0)
-        assert desk.told(10.0) == [("opened", "n2 is lost, and no task had workers there")]
+        assert desk.notices_after(10.0) == [("opened", "n2 is lost, and no task had workers there")]
         desk.say(end, chain="back", after=5.0)
-        assert desk.told() == [("over", "n2 is lost, and no task had workers there")]
+        assert desk.notices_after() == [("over", "n2 is lost, and no task had workers there")]
         assert desk.sent[-1].lines[0] == "Over after 17 s.", "since it was suspected"
         assert not any("not back" in line for line in desk.sent[-1].lines)
 
@@ -109,7 +109,7 @@ def test_a_lost_node_without_workers_is_over_when_it_is_back_or_says_goodbye():
 def test_a_suspicion_alone_is_not_told():
     desk = Desk(rule(wait_s=0.0))
     desk.say(events.NodeSuspected(node="n2", reason="eof", grace_s=2.0))
-    assert desk.told(3600.0) == []
+    assert desk.notices_after(3600.0) == []
     assert desk.view().incidents == []
     desk.say(ADMITTED, chain="back")
     assert desk.core.state.incidents == {}
@@ -118,32 +118,32 @@ def test_a_suspicion_alone_is_not_told():
 def test_a_rank_that_is_replaced_in_a_drill_is_told_to_nobody():
     desk = Desk(rule(wait_s=0.0))
     desk.say(running("gpt", "n1", "n2"), failed(status="drill"))
-    assert desk.told(3600.0) == []
+    assert desk.notices_after(3600.0) == []
 
 
 def test_a_failed_worker_is_told_with_what_is_done_about_it():
     desk = failing()
-    assert desk.told(10.0) == [("opened", "gpt-2 on n2 failed: exited_abnormally, severity 2")]
+    assert desk.notices_after(10.0) == [("opened", "gpt-2 on n2 failed: exited_abnormally, severity 2")]
     assert any("starts the process again" in line for line in desk.sent[0].lines)
     desk.say(running("gpt", "n1", "n2"), after=5.0)
-    assert desk.told() == [("over", "gpt-2 on n2 failed: exited_abnormally, severity 2")]
+    assert desk.notices_after() == [("over", "gpt-2 on n2 failed: exited_abnormally, severity 2")]
 
 
 def test_a_failure_that_changed_nothing_is_over_and_an_ended_chain_goes_on_where_it_fails_again():
     desk = Desk()
     desk.say(running("gpt", "n1", "n2"), failed(severity=3))
-    assert [phase for phase, _ in desk.told(60.0)] == ["over"]
+    assert [phase for phase, _ in desk.notices_after(60.0)] == ["over"]
     desk.say(failed(severity=2), changed("gpt", "recovering"))
-    assert desk.told(10.0) == [("updated", "gpt-2 on n2 failed: exited_abnormally, severity 2")]
+    assert desk.notices_after(10.0) == [("updated", "gpt-2 on n2 failed: exited_abnormally, severity 2")]
     desk.say(recovered("gpt"))
-    assert [phase for phase, _ in desk.told()] == ["over"]
+    assert [phase for phase, _ in desk.notices_after()] == ["over"]
 
 
 def test_what_gets_worse_is_told_again_as_an_update():
     desk = failing()
-    desk.told(10.0)
+    desk.notices_after(10.0)
     desk.say(lost("n2"))
-    assert desk.told(10.0) == [("updated", "n2 is lost: 1 worker of 1 task (gpt)")]
+    assert desk.notices_after(10.0) == [("updated", "n2 is lost: 1 worker of 1 task (gpt)")]
     sent = [(each.first_severity, each.severity, str(each.label)) for each in desk.sent]
     assert sent == [(2, 2, "failure"), (2, 1, "failure")], "what receivers route by does not change"
 
@@ -156,31 +156,31 @@ def test_a_failed_task_stays_until_a_user_has_seen_to_it():
         desk = Desk()
         desk.say(running("gpt", "n1"), events.TaskBroken(task="gpt", reason="ValueError: x"))
         desk.say(changed("gpt", "failed", "ValueError: x"))
-        assert desk.told(3600.0) == [("opened", "gpt has failed: ValueError: x")]
+        assert desk.notices_after(3600.0) == [("opened", "gpt has failed: ValueError: x")]
         desk.say(end, chain="user")
-        assert desk.told() == [("over", "gpt has failed: ValueError: x")]
+        assert desk.notices_after() == [("over", "gpt has failed: ValueError: x")]
 
 
 def test_a_task_that_is_paused_or_ends_is_waited_for_no_longer():
     for end in (events.TaskPaused(task="gpt", source="registry"), changed("gpt", "finished")):
         desk = failing()
-        desk.told(10.0)
+        desk.notices_after(10.0)
         desk.say(end, chain="user")
-        assert [phase for phase, _ in desk.told()] == ["over"]
+        assert [phase for phase, _ in desk.notices_after()] == ["over"]
 
 
 def test_a_slow_task_is_one_incident_with_whoever_slows_it_down():
     desk = Desk()
     desk.say(SLOW)
-    [(phase, title)] = desk.told(10.0)
+    [(phase, title)] = desk.notices_after(10.0)
     assert (phase, title[:12]) == ("opened", "gpt is slow:")
     desk.say(STRAGGLER, chain="of the straggler", after=60.0)
-    [(phase, _)] = desk.told(10.0)
+    [(phase, _)] = desk.notices_after(10.0)
     assert phase == "updated"
     assert "Drain n1." in desk.sent[-1].lines
     ended = SlowdownEnded(**OF_FOUR, iteration=99, usual_s=1, recent_s=1, reason="as before")
     desk.say(ended, chain="end", after=20.0)
-    assert [phase for phase, _ in desk.told()] == ["over"]
+    assert [phase for phase, _ in desk.notices_after()] == ["over"]
     assert desk.sent[-1].lost_worker_s == pytest.approx(0.3 * 4 * 100.0)
 
 
@@ -188,10 +188,10 @@ def test_alerts_are_told_once_while_they_say_the_same_and_stand_with_their_chain
     desk = Desk()
     for number in range(5):
         desk.say(events.Alert(text=f"saving failed {number} times", task="gpt"), chain=f"a{number}", after=1.0)
-    assert desk.told(10.0) == [("opened", "saving failed 0 times")]
+    assert desk.notices_after(10.0) == [("opened", "saving failed 0 times")]
     assert "The same again: 4 more." in desk.sent[0].lines
     desk.say(running("gpt", "n1"), failed(), changed("gpt", "recovering"), events.Alert(text="look at n2"), chain="f")
-    assert [phase for phase, _ in desk.told(10.0)] == ["opened"]
+    assert [phase for phase, _ in desk.notices_after(10.0)] == ["opened"]
     assert "look at n2" in desk.sent[-1].lines
 
 
@@ -201,7 +201,7 @@ def test_a_dead_letter_and_its_alert_of_however_many_services_are_one_message():
     alert = events.Alert(text=f"a message on {letter.subject} could not be used: {letter.error}")
     for service in ("registry", "detector", "notifier"):
         desk.say(letter, alert, chain=f"of {service}")
-    assert [phase for phase, _ in desk.told(3600.0)] == ["opened"]
+    assert [phase for phase, _ in desk.notices_after(3600.0)] == ["opened"]
 
 
 def test_what_happened_before_anybody_asked_to_be_told_is_not_told():
@@ -210,16 +210,16 @@ def test_what_happened_before_anybody_asked_to_be_told_is_not_told():
     old = (failed(), changed("gpt", "recovering"), events.Alert(text="old"))
     desk.say(running("gpt", "n1", "n2", "n2"), *old, chain="old")
     desk.now += 1000.0
-    assert desk.told(3600.0) == []
+    assert desk.notices_after(3600.0) == []
     desk.say(running("gpt", "n1", "n2", "n2"), lost("n2"), changed("gpt", "recovering"))
-    assert desk.told(10.0) == [("opened", "n2 is lost: 2 workers of 1 task (gpt)")]
+    assert desk.notices_after(10.0) == [("opened", "n2 is lost: 2 workers of 1 task (gpt)")]
 
 
 def test_text_from_the_bus_steers_nothing_and_ids_are_safe_to_name():
     desk = Desk(link="https://unicron.example/")
     text = "bad \x1b[2J\r\nSubject: you won\u202e"
     desk.say(events.Alert(text=text), chain="../x y\n")
-    desk.told(10.0)
+    desk.notices_after(10.0)
     [notice] = desk.sent
     assert notice.title == r"bad \u001b[2J\u000d Subject: you won\u202e"
     assert notice.title.isprintable()
@@ -261,7 +261,7 @@ def fail(desk, chain="c1", after=0.0, task="gpt", **fields):
 def test_a_rule_is_about_what_meets_all_its_conditions(fields, told):
     desk = Desk(rule(**fields))
     fail(desk)
-    assert bool(desk.told(60.0)) == told
+    assert bool(desk.notices_after(60.0)) == told
 
 
 def test_a_channel_that_several_rules_name_is_told_once():
@@ -317,45 +317,45 @@ def test_what_comes_in_quiet_hours_is_one_summary_when_they_are_over():
     desk.say(recovered("gpt"), after=60.0)
     fail(desk, "b", task="bert", worker="bert-1", after=60.0)
     desk.say(Alert(text="saving fails", task="bert"), chain="s", after=60.0)
-    assert desk.told(4 * HOUR) == []
+    assert desk.notices_after(4 * HOUR) == []
     assert all(each.held == ["ops"] for each in desk.view().incidents)
     desk.restart()
-    assert desk.told(4 * HOUR) == []
-    [(phase, title)] = desk.told(HOUR)
+    assert desk.notices_after(4 * HOUR) == []
+    [(phase, title)] = desk.notices_after(HOUR)
     assert (phase, title) == ("summary", "3 messages held back in quiet hours")
     [notice] = desk.sent
     assert datetime.fromtimestamp(notice.decided, UTC).hour == 5
     assert notice.lines[0] == "3 messages held back: 1 incident over, 1 going on."
     assert "bert-1 on n2 failed: exited_abnormally, severity 2 (going on) [b]" in notice.lines
     assert any("(over after" in line and "[a]" in line for line in notice.lines)
-    assert desk.told(12 * HOUR) == [], "once"
+    assert desk.notices_after(12 * HOUR) == [], "once"
     desk.say(recovered("bert"))
-    assert [phase for phase, _ in desk.told()] == ["over"]
+    assert [phase for phase, _ in desk.notices_after()] == ["over"]
 
 
 def test_severity_1_goes_through_where_the_rule_says_so():
     for through, told in ([1], 1), ([], 0):
         desk = Desk(rule(quiet=NIGHT | {"through": through}), at=at("2026-07-24T20:30"))
         desk.say(running("gpt", "n1", "n2"), lost("n2"), changed("gpt", "recovering"))
-        assert len(desk.told(HOUR)) == told
+        assert len(desk.notices_after(HOUR)) == told
 
 
 def test_what_was_told_in_the_evening_and_is_over_at_night_waits_for_the_morning():
     desk = Desk(rule(quiet=NIGHT), at=at("2026-07-24T19:50"))
     fail(desk)
-    assert [phase for phase, _ in desk.told(60.0)] == ["opened"]
+    assert [phase for phase, _ in desk.notices_after(60.0)] == ["opened"]
     desk.say(recovered("gpt"), after=HOUR)
-    assert desk.told(HOUR) == []
-    assert [phase for phase, _ in desk.told(8 * HOUR)] == ["summary"]
+    assert desk.notices_after(HOUR) == []
+    assert [phase for phase, _ in desk.notices_after(8 * HOUR)] == ["summary"]
 
 
 def test_what_gets_worse_at_night_is_told_then():
     desk = Desk(rule(quiet=NIGHT), at=at("2026-07-24T20:30"))
     fail(desk)
-    assert desk.told(60.0) == []
+    assert desk.notices_after(60.0) == []
     desk.say(lost("n2"))
-    assert desk.told(10.0) == [("opened", "n2 is lost: 1 worker of 1 task (gpt)")]
-    assert desk.told(12 * HOUR) == []
+    assert desk.notices_after(10.0) == [("opened", "n2 is lost: 1 worker of 1 task (gpt)")]
+    assert desk.notices_after(12 * HOUR) == []
 
 
 # --- escalation and acknowledging ------------------------------------------------------------------------------------
@@ -366,10 +366,10 @@ CALLS = {"escalate": {"after_min": 15, "channels": ["boss"]}}
 def test_others_are_called_where_nobody_acknowledges():
     desk = Desk(rule(**CALLS))
     fail(desk)
-    desk.told(10.0)
+    desk.notices_after(10.0)
     desk.restart()
-    assert desk.told(15 * 60 - 1.0) == []
-    assert [phase for phase, _ in desk.told(1.0)] == ["escalated"]
+    assert desk.notices_after(15 * 60 - 1.0) == []
+    assert [phase for phase, _ in desk.notices_after(1.0)] == ["escalated"]
     assert desk.sent[-1].channel == "boss"
     assert any("Nobody has acknowledged it for 15 min" in line for line in desk.sent[-1].lines)
     desk.ack("c1")
@@ -378,32 +378,32 @@ def test_others_are_called_where_nobody_acknowledges():
     desk.say(recovered("gpt"))
     desk.wait(0.0)
     assert {each.channel for each in desk.deliver()} == {"ops", "boss"}
-    assert desk.told(24 * HOUR) == []
+    assert desk.notices_after(24 * HOUR) == []
 
 
 def test_nobody_else_is_called_once_it_is_acknowledged_or_over():
     desk = Desk(rule(**CALLS))
     fail(desk)
-    desk.told(10.0)
+    desk.notices_after(10.0)
     reply = desk.ack("c1", "ada\x1b[1m")
     assert r"ada\u001b[1m sees to c1" in reply.text
     assert [each.by for each in desk.said if isinstance(each, IncidentAcknowledged)] == [r"ada\u001b[1m"]
-    [(phase, _)] = desk.told(0.0)
+    [(phase, _)] = desk.notices_after(0.0)
     assert (phase, desk.sent[-1].by) == ("acknowledged", r"ada\u001b[1m")
-    assert desk.told(24 * HOUR) == []
+    assert desk.notices_after(24 * HOUR) == []
     desk = Desk(rule(**CALLS))
     fail(desk)
-    desk.told(10.0)
+    desk.notices_after(10.0)
     desk.say(recovered("gpt"))
-    assert [phase for phase, _ in desk.told(24 * HOUR)] == ["over"]
+    assert [phase for phase, _ in desk.notices_after(24 * HOUR)] == ["over"]
 
 
 def test_no_one_is_called_in_quiet_hours_before_they_are_over():
     desk = Desk(rule(quiet=NIGHT, **CALLS), at=at("2026-07-24T19:55"))
     fail(desk)
-    assert [phase for phase, _ in desk.told(60.0)] == ["opened"]
-    assert desk.told(9 * HOUR) == []
-    assert [phase for phase, _ in desk.told(0.1 * HOUR)] == ["escalated"]
+    assert [phase for phase, _ in desk.notices_after(60.0)] == ["opened"]
+    assert desk.notices_after(9 * HOUR) == []
+    assert [phase for phase, _ in desk.notices_after(0.1 * HOUR)] == ["escalated"]
 
 
 def test_an_acknowledgement_is_refused_with_what_there_is():
@@ -416,7 +416,7 @@ def test_an_acknowledgement_is_refused_with_what_there_is():
         ("", "there is no incident ''"),
     ):
         assert says in desk.ack(name).error
-    assert "who acknowledges it?" in desk.core.answer(AcknowledgeIncident(incident="abc", by=" \n"))[0].error
+    assert "no name acknowledges it" in desk.core.answer(AcknowledgeIncident(incident="abc", by=" \n"))[0].error
     assert desk.core.state.incidents["abc1"].by == ""
     assert "sees to abc1" in desk.ack("abc").text
     assert "ada sees to abc1 already" in desk.ack("abc", "bob").text
@@ -518,7 +518,7 @@ def test_new_rules_tell_what_goes_on_and_not_what_is_over():
     fail(desk, "old")
     desk.say(recovered("gpt"))
     fail(desk, "now", task="bert")
-    desk.told(60.0)
+    desk.notices_after(60.0)
     desk.restart(rule("mail"))
     assert [each.channel for each in desk.pending()] == []
     desk.wait(10.0)
@@ -528,7 +528,7 @@ def test_new_rules_tell_what_goes_on_and_not_what_is_over():
 def test_without_rules_nothing_is_done_and_nothing_is_told_later():
     desk = Desk()
     fail(desk)
-    desk.told(60.0)
+    desk.notices_after(60.0)
     desk.restart()
     desk.core.state.routed = True
     desk.restart(rule(severity=[3]))
@@ -539,7 +539,7 @@ def test_without_rules_nothing_is_done_and_nothing_is_told_later():
     desk.restart(rule())
     desk.now -= 10.0
     fail(desk, "meanwhile")
-    assert desk.told(60.0) == []
+    assert desk.notices_after(60.0) == []
 
 
 # --- a property ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What people read of messages: each in a line, a chain as a story, and what that is about."""
+"""Messages for people: each in a line, a chain as a story, and its headline."""
 
 import msgspec
 import pytest
@@ -70,7 +70,7 @@ def test_a_failure_says_what_a_person_wants_to_know():
     exited = WorkerExited(node="node-2", slot=1, task="gpt", worker="w3", signal=9, iteration=7)
     assert describe(exited) == "w3 on node-2:1 ended by signal 9, in iteration 7"
     exited = msgspec.structs.replace(exited, signal=None, exit_code=0, expected=True)
-    assert describe(exited) == "w3 on node-2:1 ended by exit code 0, as it was told, in iteration 7"
+    assert describe(exited) == "w3 on node-2:1 ended by exit code 0, as ordered, in iteration 7"
 
 
 def test_long_and_many_lined_texts_become_one_short_line():

@@ -1,4 +1,4 @@
-"""A recovery as an OpenTelemetry trace: what is told, to whom, and that nothing of it is there where nobody listens."""
+"""A recovery as an OpenTelemetry trace: its spans, its receivers, and nothing where no collector is set."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ class Settings:
     traces = "http://127.0.0.1:4318"
 
 
-def told_of(lines=HEALED, chain=FAILED, until=200):
+def recovery_of(lines=HEALED, chain=FAILED, until=200):
     """Return the cost of a chain, and the messages of all."""
     return account(lines).chain(chain, until), journal(lines)
 
@@ -67,7 +67,7 @@ def children(found, parent):
 
 
 def test_the_root_is_the_recovery_and_its_children_are_the_phases_of_the_task(heard):
-    found = heard(*told_of())
+    found = heard(*recovery_of())
     [root] = [span for span in found if span.parent is None]
     assert root.name == "recovery gpt"
     assert seconds(root) == (121, 150)
@@ -94,7 +94,7 @@ def test_the_root_is_the_recovery_and_its_children_are_the_phases_of_the_task(he
 
 
 def test_each_slot_has_a_span_with_its_phases_and_workers(heard):
-    found = heard(*told_of())
+    found = heard(*recovery_of())
     [root] = [span for span in found if span.parent is None]
     slots = {span.name: span for span in children(found, root) if "unicron.phase" not in span.attributes}
     assert set(slots) == {"n1:0", "n1:1", "n2:0", "n2:1"}
@@ -114,7 +114,7 @@ def test_what_happened_is_told_with_the_reason_and_nothing_else_that_programs_wr
         (130, FAILED, *regrouped(1, NEW[:3], iteration=10), RECOVERED),
         (131, "another", exited("w1", "n1", 0, iteration=11)),
     ]
-    found = heard(*told_of(lines))
+    found = heard(*recovery_of(lines))
     [root] = [span for span in found if span.parent is None]
     assert [event.name for event in root.events][:3] == ["WorkerExited", "FailureDetected", "Regroup"]
     assert root.events[0].attributes["unicron.worker"] == "w4"
@@ -128,7 +128,7 @@ def test_what_happened_is_told_with_the_reason_and_nothing_else_that_programs_wr
 
 
 def test_whoever_tells_it_again_tells_the_same_spans(heard):
-    found = [heard(*told_of(until=at)) for at in (150, 999)]
+    found = [heard(*recovery_of(until=at)) for at in (150, 999)]
     ids = [{(span.context.trace_id, span.context.span_id, span.name, *seconds(span)) for span in one} for one in found]
     assert ids[0] == ids[1]
     assert len({span_id for _, span_id, *_ in ids[0]}) == len(ids[0])
@@ -137,8 +137,8 @@ def test_whoever_tells_it_again_tells_the_same_spans(heard):
 
 
 def test_a_recovery_that_is_not_over_is_not_told_and_a_plan_is_none(heard):
-    assert heard(*told_of([*began(), *killed()])) == ()
-    plan, messages = told_of([*began(), (21, SUBMITTED, RECOVERED)], SUBMITTED)
+    assert heard(*recovery_of([*began(), *killed()])) == ()
+    plan, messages = recovery_of([*began(), (21, SUBMITTED, RECOVERED)], SUBMITTED)
     assert plan.recovered_at == 21
     assert heard(plan, messages) == ()
 
@@ -153,7 +153,7 @@ def test_a_trace_is_bounded():
         (51, FAILED, *regroup(1, many[1:])),
         (52, FAILED, *regrouped(1, many[1:], iteration=3), RECOVERED),
     ]
-    found = tracing.spans(*told_of(lines))
+    found = tracing.spans(*recovery_of(lines))
     slots = [span for span in found if span.name.startswith("m") and ":" in span.name]
     assert len(slots) == tracing.SLOTS
     assert len(found) <= tracing.MOST
@@ -187,7 +187,7 @@ def test_a_collector_gets_it_by_otlp_over_http(monkeypatch):
         settings = Settings()
         settings.traces = f"http://127.0.0.1:{server.server_port}"
         traces = Traces(settings)
-        cost, messages = told_of()
+        cost, messages = recovery_of()
         traces.export(cost, messages)
         traces.close()
         server.shutdown()

@@ -5,10 +5,11 @@ from unicron_deploy.slurm import prolog
 from unicron_deploy.slurm.allocation import Allocation, counts, node_names
 from unicron_deploy.slurm.drains import REASON, DrainHere, Drains, DrainThere
 from unicron_deploy.slurm.job import GIVEN_UP, UNFINISHED, Outcome, srun, step_environment
-from unicron_deploy.slurm.machine import tasks_in
+from unicron_deploy.slurm.machine import Machine, tasks_in
 from unicron_deploy.slurm.script import batch_script, checked
 
 from unicron.errors import InvalidInputError
+from unicron.slurm import tools
 from unicron.slurm.shown import NodeShown
 
 ENVIRON = {
@@ -58,6 +59,7 @@ def test_names_of_nodes():
 def test_a_script_of_a_job():
     script = batch_script(["python", "-m", "x", "--dir", "a b", "$HOME"])
     assert script.startswith("#!/bin/sh\n#SBATCH --no-kill\n")
+    assert "--signal=B:USR1@0\n" in script  # with a time before the limit it would come up to a minute early
     assert script.endswith("exec python -m x --dir 'a b' '$HOME'\n")
 
 
@@ -170,3 +172,18 @@ def test_an_epilog_removes_what_agents_of_the_user_left_long_ago(tmp_path, monke
     assert sorted(path.name for path in tmp_path.iterdir()) == ["own", "unicron-8-others"]
     with pytest.raises(InvalidInputError, match="SLURM_JOB_UID"):
         prolog.clean(tmp_path, {})
+
+
+def test_a_machine_whose_comment_may_not_be_changed_leaves_at_its_limit_all_the_same(tmp_path, monkeypatch, capfd):
+    (tmp_path / "workers").mkdir()
+    (tmp_path / "workers" / "t-1.json").touch()
+    monkeypatch.setattr(tools, "ask", lambda *_: "7|RUNNING|1|n1|gpu-1|x\n")
+    monkeypatch.setattr(tools, "run", _refuse)
+    machine = Machine("7", tmp_path, leave_s=8.0)
+    assert machine._look() < 0
+    assert machine._look() < 0
+    assert capfd.readouterr().err == "unicron: job 7 keeps its comment: scontrol: no\n"
+
+
+def _refuse(_):
+    raise tools.SlurmError("scontrol: no")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.layouts import HEADS, LAYOUTS, as_rank, filled, load_example, same, told
+from helpers.layouts import HEADS, LAYOUTS, as_rank, filled, load_example, plain_state, same
 from helpers.stored import spread
 from torch import nn
 
@@ -42,8 +42,8 @@ def left(tmp_path_factory):
 
 def takes_all(protected, left):
     load_state(gather(protected, left[LAYOUTS[0]]), protected)
-    first = told(protected)
-    expected = told(filled(protected))
+    first = plain_state(protected)
+    expected = plain_state(filled(protected))
     assert same(first, expected)
     for files in left.values():
         assert same(gather(protected, files)["objects"], expected)
@@ -57,7 +57,7 @@ def test_every_rank_of_a_layout_gets_its_part_of_what_any_layout_left(layout, le
 
 
 def check_whole(protected, left):
-    expected = told(filled(protected))
+    expected = plain_state(filled(protected))
     for files in left.values():
         assert same(assemble(read(path)["objects"] for path in files), expected)
 
@@ -103,9 +103,9 @@ def test_a_rank_of_the_same_place_is_enough(left):
     ],
 )
 def test_what_is_missing_is_named(before, after, used, expected, left):
-    told = as_rank(after, 0, gather, [*left[before][used], *left[before][used]])
-    assert "StateTransferError" in told
-    assert expected in told
+    plain_state = as_rank(after, 0, gather, [*left[before][used], *left[before][used]])
+    assert "StateTransferError" in plain_state
+    assert expected in plain_state
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_what_is_loaded_has_nothing_of_the_file_that_it_came_from():
     file += [each for of in state["objects"]["optimizer"]["state"].values() for each in of.values()]
     for each in file:
         each.data.zero_()
-    assert same(told(taker), told(expected))
+    assert same(plain_state(taker), plain_state(expected))
     assert taker["model"].count == 4
 
 

@@ -1,4 +1,6 @@
-"""Which records of a script's ranks are unpickled."""
+"""Records of a script's ranks that are unpickled, and those that a new rank can begin at."""
+
+import pickle
 
 import pytest
 from msgspec.structs import replace
@@ -17,3 +19,17 @@ def test_on_other_machines_nothing_is_unpickled_without_a_fabric_key():
     assert not untrusted_reason(replace(OPEN, secrets=[b"k" * 32]))
     assert not untrusted_reason(replace(OPEN, rendezvous="127.0.0.1:4000"))
     assert not untrusted_reason(replace(OPEN, rendezvous="[::1]:4000"))
+
+
+def test_a_lost_rank_reaches_the_others_if_one_of_its_records_is_of_a_point_of_theirs():
+    def left(*counts):
+        return [pickle.dumps([[["train.py:7", 0, count, 0]], [], []]) for count in counts] + [b""]
+
+    records, others = Records(), [[["train.py:7", 0, 6, 2]], [["train.py:7", 0, 6, 0]]]
+    assert records.lost_reach(others), "none is lost"
+    records._lost = {1: left(5, 6), 2: left(6)}
+    assert records.lost_reach(others)
+    records._lost[2] = left(4, 5)
+    assert not records.lost_reach(others), "that of rank 2 are all of an iteration before"
+    records._lost = {1: []}
+    assert not records.lost_reach(others)

@@ -1,4 +1,4 @@
-"""What is expected of training's own communication, by what it has done before."""
+"""Forecasts of training's own communication, from the last iterations."""
 
 import math
 
@@ -62,30 +62,30 @@ def test_an_iteration_is_as_long_as_the_last_one():
     assert training.spans.iteration_s == 7.0 + 2 * BUSY_S
 
 
-def told(path):
+def forecast(path):
     return decode_forecast(path.read_bytes())
 
 
 def test_an_agent_reads_what_a_worker_has_under_way(tmp_path):
     path = tmp_path / forecast_name(3)
     traffic = Traffic(path)
-    assert told(path) == Forecast(), "nothing is known"
+    assert forecast(path) == Forecast(), "nothing is known"
     traffic.begin()
     traffic.begin()
     traffic.end()
-    assert told(path) == Forecast(0.0, 0.0), "one of two has not arrived"
+    assert forecast(path) == Forecast(0.0, 0.0), "one of two has not arrived"
     traffic.end()
-    assert math.isinf(told(path).idle_until)
+    assert math.isinf(forecast(path).idle_until)
     for _ in range(LEARNT + 1):
         traffic.begin()
         traffic.end()
         traffic.end_iteration()
     traffic.begin()
     traffic.end()
-    assert 0 < told(path).idle_until < math.inf
-    assert told(path).iteration_s > 0
+    assert 0 < forecast(path).idle_until < math.inf
+    assert forecast(path).iteration_s > 0
     traffic.reset()
-    assert told(path) == Forecast(), "whoever comes next is another"
+    assert forecast(path) == Forecast(), "whoever comes next is another"
 
 
 def test_what_nobody_waits_for_is_over_with_its_iteration(tmp_path):
@@ -93,9 +93,9 @@ def test_what_nobody_waits_for_is_over_with_its_iteration(tmp_path):
     traffic = Traffic(path)
     traffic.begin()
     traffic.begin()
-    assert told(path).idle_until == 0.0
+    assert forecast(path).idle_until == 0.0
     traffic.end_iteration()
-    assert math.isinf(told(path).idle_until)
+    assert math.isinf(forecast(path).idle_until)
 
 
 def test_what_was_given_up_before_a_membership_ended_counts_no_more(tmp_path):
@@ -105,7 +105,7 @@ def test_what_was_given_up_before_a_membership_ended_counts_no_more(tmp_path):
     traffic.reset()
     traffic.end()
     traffic.begin()
-    assert told(path).idle_until == 0.0
+    assert forecast(path).idle_until == 0.0
 
 
 def test_what_a_worker_has_only_begun_to_write_says_nothing():

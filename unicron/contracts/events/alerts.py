@@ -1,4 +1,4 @@
-"""What anybody may say, and what could not be carried out."""
+"""Facts that any sender may publish, and reports of what could not be carried out."""
 
 from typing import ClassVar
 
@@ -62,12 +62,12 @@ class DeadLetter(Message, kw_only=True, frozen=True):
 
 
 class OrderTaken(Message, kw_only=True, frozen=True):
-    """A service or an agent took an order; what follows from it is in the same chain. Those refused are not told.
+    """A service or an agent accepted an order; its consequences are in the same chain. Refused ones are not recorded.
 
     Attributes:
         order: its type.
         text: what was answered, for a person.
-        by: who gave it, as they call themselves; empty where they don't.
+        by: the giver's name, unchecked; empty where none was given.
         task, node: what it is about, where that is one of them.
     """
 

@@ -38,7 +38,7 @@ class EnrolmentRefused(Message, kw_only=True, frozen=True):
         name: what who asked wants to be called; nobody has proven to be that.
         reason: why, and the cure.
         token: id of the token that was shown.
-        machine: as who asked gives it.
+        machine: as the sender gives it.
     """
 
     SENDER: ClassVar[str] = "enroller"

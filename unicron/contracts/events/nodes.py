@@ -66,7 +66,7 @@ class NodeLeft(Message, kw_only=True, frozen=True):
 
 
 class NodeLeaving(Message, kw_only=True, frozen=True):
-    """An agent was told that its node is to go; until it leaves, it hands over what others count on.
+    """An agent was notified that its node will go; until it leaves, it hands over what others count on.
 
     Attributes:
         seconds: after which it leaves in any case.
@@ -140,7 +140,7 @@ class NodeRefused(Message, kw_only=True, frozen=True):
 
 
 class NodePaced(Message, kw_only=True, frozen=True):
-    """So many nodes are there by now that this one is to beat more rarely than it was told when it was admitted.
+    """The cluster has so many nodes that this one has to beat more rarely than it was admitted with.
 
     Attributes:
         incarnation: that was admitted.

@@ -1,4 +1,4 @@
-"""What a cluster that only observes says instead of doing it."""
+"""Facts of a cluster that only observes: the orders that it did not give."""
 
 from typing import Annotated, ClassVar
 
@@ -24,7 +24,7 @@ class ObserveOnlySwitched(Message, kw_only=True, frozen=True):
 
 
 class OrdersWithheld(Message, kw_only=True, frozen=True):
-    """What the cluster would have done by itself, did it not only observe. A user has it done: `unicron task resume`.
+    """The orders that the cluster withholds because it only observes. A user gives them: `unicron task resume`.
 
     Attributes:
         task, node: what it is about; one of them is empty.

@@ -138,7 +138,7 @@ class TaskStateChanged(Message, kw_only=True, frozen=True):
     """A task went from one state to another.
 
     Attributes:
-        members: who computes, in rank order.
+        members: workers that compute, in rank order.
         traceback: of the user's own error, where that ended the task.
     """
 

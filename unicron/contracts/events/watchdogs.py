@@ -33,7 +33,7 @@ class WorkerGrows(WorkerFact, kw_only=True, frozen=True):
 
 
 class PatternMissed(Message, kw_only=True, frozen=True):
-    """What a user wants to see in what a task writes was not seen on a node in time, or is seen there again.
+    """A pattern that a user expects in a task's output was not seen on a node in time, or is seen there again.
 
     Attributes:
         pattern: the expression.

@@ -12,7 +12,7 @@ from unicron.contracts.timings import MOST_OPS, Op
 
 
 class WorkerFact(Message, kw_only=True, frozen=True):
-    """Base of what is told of one worker process: its name, its task, and the slot that it runs in."""
+    """Base of the facts about one worker process: its name, its task, and the slot that it runs in."""
 
     SENDER: ClassVar[str] = AGENT
 
@@ -37,7 +37,7 @@ class WorkerExited(WorkerFact, kw_only=True, frozen=True):
     Attributes:
         exit_code: None where a signal ended it or the status is not known.
         signal: number of the signal that ended it.
-        expected: it was told to stop.
+        expected: it was ordered to stop.
         finished: it had reported the end of its last iteration.
         iteration: iteration it was computing, -1 before the first.
         microbatches_done: microbatches it had finished of that iteration.
@@ -63,7 +63,7 @@ class WorkerExited(WorkerFact, kw_only=True, frozen=True):
 
     def __str__(self) -> str:
         return (
-            f"{where(self)} {self.ending}{', as it was told' * self.expected}"
+            f"{where(self)} {self.ending}{', as ordered' * self.expected}"
             f"{f', in iteration {self.iteration}' if self.iteration >= 0 else ', before its first iteration'}"
         )
 
@@ -111,11 +111,11 @@ class WorkerStalled(WorkerFact, kw_only=True, frozen=True):
         responsive: whether it answers; a stopped process does not.
         asleep: all its processes sleep, and it is the only one of its task on its node of which that is so.
         stacks: where its Python threads were when half of that was over (a quarter before it was, where it is silent),
-            innermost call first; those that told before their agent could look are empty.
+            innermost call first; those of processes that the agent could not read in time are empty.
         collectives: a line for each collective that was under way then in the workers of its task on its node, its own
             first; then one for each of these that was in none. Of one that is stopped there is no line.
-        silent: nobody watches its script, and it shows no sign of life, as no other of its task on its node does. Told
-            again as long as that lasts: only where all ranks are silent at once they hang.
+        silent: nobody watches its script, and it shows no sign of life, as no other of its task on its node does.
+            Repeated as long as that lasts: only where all ranks are silent at once they hang.
     """
 
     epoch: Number
@@ -157,10 +157,10 @@ class WorkerAsleep(WorkerFact, kw_only=True, frozen=True):
 
 
 class WorkerAway(WorkerFact, kw_only=True, frozen=True):
-    """What a worker's script does between two iterations takes long, such as an evaluation; others may wait for it.
+    """A worker's script does something long between two iterations, such as an evaluation; others may wait for it.
 
     Attributes:
-        epoch: of the newest membership that it is to be in; it is told again for each.
+        epoch: of the newest membership that it is to be in; the fact is repeated for each.
         iteration: that comes next.
         waited_s: seconds since the last update.
     """
@@ -241,7 +241,7 @@ class ScriptDrilled(WorkerFact, kw_only=True, frozen=True):
 
     @property
     def outcome(self) -> str:
-        """What came of it, for people."""
+        """The outcome, for people."""
         if self.problem:
             return f"another process can't take the place of rank {self.rank}: {self.problem}"
         return f"another process has taken the place of rank {self.rank}, and computed the same, bit by bit"
@@ -276,7 +276,7 @@ class IterationFinished(WorkerFact, kw_only=True, frozen=True):
 
 
 class StepTimed(WorkerFact, kw_only=True, frozen=True):
-    """What one rank did when in one iteration; of a sampled share of the iterations, and of all ranks.
+    """The operations of one rank in one iteration; of a sampled share of the iterations, and of all ranks.
 
     Attributes:
         began: Unix seconds of the rank's own clock at which its record begins.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from unicron.observe.accounts.spans import Accounts, Key, PhaseSpan, SpanPiece
 
 NO_CHAIN = ""
-"""What belongs to no chain, or to one that is no longer tracked."""
+"""Costs that belong to no chain, or to one that is no longer tracked."""
 
 FULL = 100
 """So many chains may have all the spans that one may have; beyond that, the oldest are only counted."""

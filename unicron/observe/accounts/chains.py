@@ -1,4 +1,4 @@
-"""What one failure cost, and when what of it was: a chain of messages, from its first fact to the task's recovery."""
+"""The costs of one failure over time: a chain of messages, from its first fact to the task's recovery."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ class TaskCourse(Record, kw_only=True, frozen=True):
 
 
 class ChainCost(Record, kw_only=True, frozen=True):
-    """What a chain cost: a failure, a plan, or a slowdown.
+    """The costs of a chain: of a failure, a plan, or a slowdown.
 
     Attributes:
         chain: id of its first fact.

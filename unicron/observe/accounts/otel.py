@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 NAME = "UNICRON_TRACES"
 OTLP_PATH = "/v1/traces"
-"""Where collectors take traces (OTLP specification, OTLP/HTTP)."""
+"""Path at which collectors receive traces (OTLP specification, OTLP/HTTP)."""
 
 
 class TraceSettings(Protocol):
-    """The settings of a process that tells traces."""
+    """The settings of a process that exports traces."""
 
     @property
     def traces(self) -> str:
@@ -28,7 +28,7 @@ class TraceSettings(Protocol):
 
 
 class Traces:
-    """Tells recoveries to a collector, or to nobody.
+    """Exports recoveries to a collector, or to nobody.
 
     A thread of the SDK sends what was exported; a collector that is away delays nobody, and what has no room in the
     thread's queue meanwhile is lost, with a line in the log. Headers, certificates, sizes and times are set by the
@@ -36,7 +36,7 @@ class Traces:
     """
 
     def __init__(self, settings: TraceSettings) -> None:
-        """Begin to tell.
+        """Begin to export.
 
         Raises:
             InvalidInputError: it is no address, or the SDK is not installed.

@@ -1,10 +1,10 @@
-"""What a second of a slot can be: each is exactly one of these."""
+"""The kinds of GPU time: each second of a slot is exactly one of these."""
 
 from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """What a slot of a task does, or waits for.
+    """The activity of a slot of a task, or what it waits for.
 
     The field's *goodput* is the share of `TRAINING`: of the slots' time (GPU time), or of the task's wall time
     (effective training time ratio; Kokolis et al., "Revisiting reliability in large-scale machine learning research
@@ -35,7 +35,7 @@ class Phase(StrEnum):
 
 
 INTERRUPTED = {Phase.DECISION, Phase.TRANSITION, Phase.WAITING, Phase.CHECKPOINT}
-"""What a slot goes through from a failure until its task computes again."""
+"""The phases of a slot from a failure until its task computes again."""
 
 ESTIMATES = (
     "detection, transition: who was not struck may have computed meanwhile and kept it, so these are upper bounds",
@@ -44,4 +44,4 @@ ESTIMATES = (
     "sub_healthy: of a slowdown, the part beyond the usual time of an iteration, from when it was detected",
     "checkpoint: saves that training does not wait for cost nothing; reading states is part of transition",
 )
-"""What of it is an estimate, for a person."""
+"""Which of the figures are estimates, for a person."""

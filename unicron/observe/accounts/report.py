@@ -1,4 +1,4 @@
-"""What the accounts say: by task, by cause, by node."""
+"""Reports of the accounts: by task, by cause, by node."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from unicron.observe.accounts.spans import Accounts, Key
 from unicron.observe.incidents import Incident
 
 USED = {Phase.TRAINING, Phase.IDLE}
-"""What is no cost of any cause."""
+"""Phases that are no cost of any cause."""
 
 
 class CostRow(Record, kw_only=True, frozen=True):
@@ -39,7 +39,7 @@ class CostRow(Record, kw_only=True, frozen=True):
 
 
 class TaskRow(CostRow, kw_only=True, frozen=True):
-    """Where a task's time went.
+    """The time of a task, by phase.
 
     Attributes:
         whole_s: wall time times slots, counted apart from the phases, which must add up to it.
@@ -55,7 +55,7 @@ class TaskRow(CostRow, kw_only=True, frozen=True):
 
 
 class Report(Record, kw_only=True, frozen=True):
-    """Where the time of all slots went.
+    """The time of all slots, by phase.
 
     Attributes:
         since, until: Unix seconds.

@@ -1,7 +1,7 @@
-"""A recovery as a trace: what it cost when, as spans with a root and children. Pure; `otel` gives them to a collector.
+"""A recovery as a trace of its costs: spans with a root and children. Pure; `otel` gives them to a collector.
 
-A trace is made after the fact, when all tasks are back. Its ids follow from the chain alone, so whoever makes it again,
-after a restart or besides somebody else, makes the same spans.
+A trace is made after the fact, when all tasks are back. Its ids follow from the chain alone, so that every process
+that makes it, or makes it again after a restart, makes the same spans.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ Attributes = dict[str, str | int | float]
 
 
 class Happening(Record, frozen=True):
-    """What happened at a point in time of a span.
+    """An event at a point in time of a span.
 
     Attributes:
         at: Unix seconds.
@@ -153,7 +153,7 @@ def _of_chain(cost: ChainCost, messages: Sequence[Message]) -> Attributes:
 
 
 def _happening(message: Message) -> Happening:
-    """Return a message by who said it and whom it is about; what it says besides may be anything."""
+    """Return a message by its sender and its subject; the rest of its content may be anything."""
     about = {name: getattr(message, name, "") for name in ("node", "task", "worker")}
     attributes = {f"unicron.{name}": value for name, value in about.items() if value}
     return Happening(type(message).__name__, message.at, {"unicron.source": message.source, **attributes})

@@ -1,9 +1,10 @@
-"""A plan in a person's words: what happened, what was decided, who pays, what it was decided by."""
+"""A plan in a person's words: the event, the decision, its cost to each task, and its grounds."""
 
 from collections.abc import Mapping
 
+from unicron.contracts.answers import PlanView
 from unicron.contracts.plans import Plan, TaskShare, Trigger, TriggerKind
-from unicron.contracts.queries import PlanView, WhatIf
+from unicron.contracts.queries import WhatIf
 from unicron.observe.words.units import has_known_flops, percent, si, span
 
 NO_PLAN = "no plan yet: submit a task with `unicron submit FILE`"
@@ -44,7 +45,7 @@ def explain(view: PlanView) -> list[tuple[str, str]]:
         ("decision", _decision(plan)),
         ("effect", _effect(plan)),
         ("runner-up", _runner_up(view, plan)),
-        ("who waits", _waiting(plan)),
+        ("waiting", _waiting(plan)),
         ("beliefs", _beliefs(view, plan)),
     ]
     return [pair for pair in pairs if pair[1]]
@@ -67,7 +68,7 @@ _COMES = {
     TriggerKind.TASK_LAUNCHED: "{} has to run",
     TriggerKind.TASK_FINISHED: "{} ends",
 }
-"""What may happen next, as the lookup table has it."""
+"""The events that may happen next, as the lookup table has them."""
 
 
 def comes(trigger: Trigger) -> str:

@@ -1,4 +1,4 @@
-"""What a chain is about, in one line: what went wrong or was ordered, and how it ended."""
+"""A chain in one line: what went wrong or was ordered, and how it ended."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""What stands above a failure's timeline: who did what, in two or three words, and once for all who did the same."""
+"""The graphical summary above a failure's timeline: actors and actions in a few words, equal ones merged."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from unicron.contracts.base import Message
 
 
 class Sign(NamedTuple):
-    """Who did what.
+    """An actor and its action.
 
     Attributes:
         actor: by name, for where no ranks say it.
@@ -43,7 +43,7 @@ _SIGNS: dict[type[Message], Callable[[Any, int | None], Sign | None]] = {
     events.PlanDecided: lambda m, _: Sign("planner:", f"plan {m.plan.number}"),
     commands.StartWorker: lambda m, _: Sign(m.worker, "to be started"),
     events.WorkerReady: lambda m, _: Sign(m.worker, "ready"),
-    commands.Regroup: lambda m, _: Sign(m.task, "told to regroup", tuple(m.ranks), m.task, f"to {m.task} {m.epoch}"),
+    commands.Regroup: lambda m, _: Sign(m.task, "ordered to regroup", tuple(m.ranks), m.task, f"to {m.task} {m.epoch}"),
     events.Regrouped: lambda m, _: Sign(
         "", f"regrouped, iteration {m.iteration} resumed", (m.rank,), m.task, f"in {m.task} {m.epoch}"
     ),

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, as JSON: the manifest of the whole, and for each part the index of its pieces.
+"""The metadata of a checkpoint, as JSON: the manifest of the whole, and for each part the index of its pieces.
 
 The manifest is written last: a folder without one is no checkpoint. It has the checksum of each index, an index those
 of its pieces, and pieces follow one another from the first byte of their file to its last.
@@ -56,12 +56,12 @@ class Piece(Record, kw_only=True, frozen=True):
 
     @property
     def key(self) -> str:
-        """What torch.distributed.checkpoint calls it."""
+        """Name of the metadata file of torch.distributed.checkpoint."""
         return ".".join(map(str, self.path))
 
 
 class Index(Record, kw_only=True, frozen=True):
-    """What one place has written.
+    """The part that one place has written.
 
     Attributes:
         attempt: of which it is a part.

@@ -38,7 +38,7 @@ _CURES = {
 
 
 class StoredEntry(NamedTuple):
-    """What lies in a folder.
+    """An entry of a folder.
 
     Attributes:
         folder: whether it is one.

@@ -36,7 +36,7 @@ GIVE_UP_S = 0.15
 os.register_at_fork(after_in_child=gc.freeze)
 
 MOMENT_S = 0.03
-"""After a peer has left until that is told: where it went to a newer membership, this rank hears of that by then."""
+"""Delay before a peer's leave is reported: a peer that moved to a newer membership has this rank informed by then."""
 
 
 class Connections:
@@ -184,7 +184,7 @@ class Connections:
         return made
 
     def _watch(self) -> None:
-        """Tell when a peer has left. Where it has, or NCCL meets an error, interrupt all that is on a GPU.
+        """Report a peer that has left. Where one has, or NCCL meets an error, interrupt all that is on a GPU.
 
         gloo's calls break then by themselves, once somebody comes to one, while kernels would wait for ever.
         """
@@ -227,7 +227,7 @@ class Connections:
     def _connect_interruptibly(self, connect: Callable[[], Any]) -> Any:
         """Connect in a thread, which is left behind if the formation is interrupted; return what was connected.
 
-        Who waits for a peer to connect has no connection yet that could be shut down: an interrupted rank goes on
+        A rank that waits for a peer to connect has no connection that could be shut down: once interrupted it goes on
         without it, and the thread ends with its timeout.
         """
         made: list[Any] = []
@@ -250,7 +250,7 @@ class Connections:
         return made[0]
 
     def cut_below(self, epoch: int, error: str = "") -> bool:
-        """Wake whoever is blocked in one of them, if there are any older than `epoch`; return that. From any thread.
+        """Interrupt threads that are blocked in one older than `epoch`; return whether there is one. From any thread.
 
         Args:
             epoch: of the membership that they are left for.
@@ -264,7 +264,7 @@ class Connections:
             for each in self._communicators:
                 each.revoke()
             for inode, descriptor in open_sockets().items():
-                # while they form nobody can tell which are theirs; later the program may have opened others
+                # while they form their owner is unknown; later the program may have opened others
                 if inode in self._own if self._own is not None else inode not in self._older:
                     shut_down(descriptor)
             return True

@@ -103,7 +103,7 @@ class Group:
         return self._connections.is_cut
 
     def abort_below(self, epoch: int) -> bool:
-        """Wake whoever is blocked in a group older than `epoch`; return whether there is one. From any thread."""
+        """Interrupt threads blocked in a group older than `epoch`; return whether there is one. From any thread."""
         return self._connections.cut_below(epoch)
 
     def begin_all_reduce(self, tensor: torch.Tensor) -> Work | None:

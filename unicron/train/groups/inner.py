@@ -132,18 +132,18 @@ class InnerGroups:
         c10d._world.pg_coalesce_state.clear()  # noqa: SLF001 torch has no finally there
 
     def interrupt(self, epoch: int) -> bool:
-        """Wake whoever is blocked in a group formed before `epoch`, which breaks them; return that. From any thread."""
+        """Break groups formed before `epoch`, which ends waits in them; return whether any was. From any thread."""
         return not self.strict and self.cut(epoch)
 
     def cut(self, epoch: int) -> bool:
-        """Wake whoever is blocked in a group formed before `epoch`, also in strict groups."""
+        """Break groups formed before `epoch`, also strict ones; return whether any was there."""
         return self._connections.cut_below(epoch)
 
     def begin(self, group: Switched, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Work:
         """Begin a collective.
 
         Raises:
-            GroupBrokenError: it can't be done, and that is to be told.
+            GroupBrokenError: it can't be done, and the failure is reported.
         """
         work = self._begin_inside(group, name, arguments, named)
         if not self._needs_no_confirm(
@@ -213,9 +213,11 @@ class InnerGroups:
         """
         # one more than given: for an empty tensor gloo waits for nobody, and to have waited is what this is for
         own = torch.tensor([*numbers, 0.0], dtype=torch.float64)
-        told = [torch.empty_like(own) for _ in range(self._size)]
-        self._run_or_break(lambda: self._run_on_processors(self.world, lambda peers: peers.allgather([told], [own])))
-        return [tuple(row.tolist()[:-1]) for row in (told if self._size > 1 else [own])]
+        gathered = [torch.empty_like(own) for _ in range(self._size)]
+        self._run_or_break(
+            lambda: self._run_on_processors(self.world, lambda peers: peers.allgather([gathered], [own]))
+        )
+        return [tuple(row.tolist()[:-1]) for row in (gathered if self._size > 1 else [own])]
 
     def synchronize(self) -> None:
         """Wait until the GPU has finished all that was enqueued.

@@ -40,7 +40,7 @@ ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_RAS_ENABLE": "0",
 }
-"""What torch and NCCL are told, where nobody says otherwise: torch's own watchdog and monitor would end processes whose
+"""Defaults of torch's and NCCL's variables: torch's own watchdog and monitor would end processes whose
 groups are interrupted; buffers that are shared through NVLink's switches are not freed by an abort (NVRx)."""
 
 FOREVER = timedelta(minutes=30)
@@ -125,16 +125,16 @@ class Communicator:
 
     @property
     def error(self) -> str:
-        """What NCCL says went wrong; empty where nothing did, or nobody asks any more."""
+        """NCCL's asynchronous error; empty where there is none, or after a revoke."""
         if self._revoked:
             return ""
         found = ctypes.c_int()
         library().ncclCommGetAsyncError(self._pointer, ctypes.byref(found))
         if found.value in {SUCCESS, IN_PROGRESS}:
             return ""
-        told = library().ncclGetErrorString
-        told.restype = ctypes.c_char_p
-        return f"NCCL error: {told(found).decode()}"
+        error_string = library().ncclGetErrorString
+        error_string.restype = ctypes.c_char_p
+        return f"NCCL error: {error_string(found).decode()}"
 
     def revoke(self) -> None:
         """Have all that is under way end, and what is begun later fail. From any thread; returns at once."""

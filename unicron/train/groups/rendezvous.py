@@ -1,4 +1,4 @@
-"""Where the ranks of a membership meet: a store for torch's process groups, kept by an agent.
+"""A store for torch's process groups, kept by an agent, by which the ranks of a membership find one another.
 
 torch's own TCPStore asks the name service for the name of every address it connects to, and a lookup that gets lost
 holds all of them up for 5 s. This one looks nothing up.
@@ -13,18 +13,9 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 
 from unicron import fabric_proofs
-from unicron.contracts.worker import (
-    LENGTH,
-    Enter,
-    Membership,
-    Put,
-    Take,
-    ToRendezvous,
-    challenge,
-    frame,
-    length_of,
-    taken,
-)
+from unicron.contracts.frames import LENGTH, frame, length_of
+from unicron.contracts.rendezvous import Enter, Put, Take, ToRendezvous, challenge, taken
+from unicron.contracts.worker import Membership
 from unicron.errors import GroupBrokenError, InvalidInputError
 
 CONNECT_S = 5.0
@@ -118,7 +109,7 @@ class Rendezvous(Store):
         return self.read([key])[0]
 
     def wait(self, keys: list[str], _timeout: timedelta | None = None) -> None:
-        """Wait until all of `keys` are there. There is no timeout: who has waited enough shuts the socket down."""
+        """Wait until all of `keys` are there. There is no timeout: to end the wait, the socket is shut down."""
         self.read(keys)
 
     def read(self, keys: list[str]) -> list[bytes]:

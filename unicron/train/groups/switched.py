@@ -85,7 +85,7 @@ class Work(dist.Work):
 
 
 class GroupOwner(Protocol):
-    """What holds groups whose inside it exchanges, and begins their collectives (`groups.inner.InnerGroups`)."""
+    """Holds groups whose inner group can be exchanged, and begins their collectives (`groups.inner.InnerGroups`)."""
 
     device: torch.device
     broken: bool

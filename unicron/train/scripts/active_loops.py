@@ -69,6 +69,6 @@ class ActiveLoop:
 
     @property
     def location(self) -> list[Any]:
-        """Where it was when its last snapshot was taken, as it is sent to a new rank."""
+        """Its position when its last snapshot was taken, as it is sent to a new rank."""
         count, item, drawn = self.at_snapshot
         return [self.place, self.index, count, self.point, item, drawn, self.body_results.to_list()]

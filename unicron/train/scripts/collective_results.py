@@ -92,7 +92,7 @@ class KnownResults:
 
     @property
     def remaining(self) -> list[Results | None] | None:
-        """Those that were not replayed yet; None where they were too many to be kept."""
+        """Results that were not replayed yet; None where they were too many to be kept."""
         return None if self._results is None else self._results[self._next :]
 
     def has_next(self, count: int) -> bool:

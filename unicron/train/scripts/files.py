@@ -27,7 +27,7 @@ State = tuple[str, str, int, bool]
 
 
 class Files:
-    """Those that this process opens before it knows whether others are in their loops, and then on its way to them.
+    """The files that this process opens before it knows whether others are in their loops, and then on its way to them.
 
     Args:
         first: this process is one of the first of its task; so nobody is in a loop.

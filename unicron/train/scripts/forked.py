@@ -1,4 +1,4 @@
-"""What a forked process does to be like one whose interpreter has just started."""
+"""Makes a forked process like one whose interpreter has just started."""
 
 import random
 import sys

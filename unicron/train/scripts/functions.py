@@ -1,4 +1,4 @@
-"""What a program's functions do, by the names that are called in them: whether they train, or may take long."""
+"""Analyses a program's functions, by the names that they call: whether they train, or may take long."""
 
 import ast
 from collections.abc import Iterable, Sequence

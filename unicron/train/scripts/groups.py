@@ -29,12 +29,12 @@ SHARDING = frozenset({"_allgather_base", "_reduce_scatter_base", "allgather_into
 """Collectives that `fully_shard` runs to compute a model."""
 
 OPERANDS = {"reduce": 0, "gather": 1}
-"""Collectives that give to one rank what others do not get: which argument has what all ranks are told of each then."""
+"""Collectives whose result only one rank gets: by name, the index of the argument that is then gathered to all."""
 
 ReadResults = Callable[[], Results | None]
 
 LARGE_BYTES = 64 << 10
-"""What is larger, and given before the loops begin, has to be a parameter, as nobody can be given it otherwise."""
+"""Larger results, from before the loops begin, have to be parameters, as no new rank can get them otherwise."""
 
 
 class ScriptGroups(InnerGroups):
@@ -126,7 +126,7 @@ class ScriptGroups(InnerGroups):
         """Begin a collective, or replay it.
 
         Raises:
-            GroupBrokenError: it can't be done, and that is to be told.
+            GroupBrokenError: it can't be done, and the failure is reported.
             InvalidInputError: the others have it behind them, and what it gave is not known.
         """
         begun, of_all = self._loops.has_begun, self._is_global(group, name)
@@ -140,10 +140,10 @@ class ScriptGroups(InnerGroups):
             return begin()
         outputs, own = self._shared_outputs(group, name, arguments), _gathered_operand(name, arguments, group.size())
         give: Callable[[Results | None], None] = partial(_write_results, name, outputs)
-        tell: ReadResults = partial(_identity, outputs)
+        read: ReadResults = partial(_identity, outputs)
         if own is not None and of_all:
             outputs, give = [own], partial(_write_own_row, name, arguments, group.rank())
-            tell = partial(self._gather_rows, self._wait_of(group, name), group, own)
+            read = partial(self._gather_rows, self._wait_of(group, name), group, own)
         if self.replays_next:
             results = self._loops.replayed_result() if begun else self._setup.next_result()
             if self.restored and not (begun or results):
@@ -151,8 +151,8 @@ class ScriptGroups(InnerGroups):
             if begun or results != [] or _nbytes(outputs) <= LARGE_BYTES:  # else it is a parameter
                 give(results)
             return Work()
-        collective = ScriptCollective(partial(self._begin_or_replay, begin, give, tell, of_all), outputs, of_all)
-        if self._active:  # which of them ends first is not told to whoever comes later
+        collective = ScriptCollective(partial(self._begin_or_replay, begin, give, read, of_all), outputs, of_all)
+        if self._active:  # which of them ends first is unknown to a rank that joins later
             for each in (*self._active, collective):
                 each.is_replayable = False
         collective.begin(self._rejoin)
@@ -212,11 +212,11 @@ class ScriptGroups(InnerGroups):
         return [torch.stack(rows)]
 
     def _begin_or_replay(
-        self, begin: Callable[[], Work], give: Callable[[Results | None], None], tell: "ReadResults", of_all: bool
+        self, begin: Callable[[], Work], give: Callable[[Results | None], None], read: "ReadResults", of_all: bool
     ) -> tuple[Work, "ReadResults"]:
         """Begin a collective, or write the results of one that others have ended."""
         if not (of_all and self.ended.ahead):
-            return begin(), tell
+            return begin(), read
         results = self.ended.ahead.popleft()
         give(results)
         return Work(), partial(_identity, results)

@@ -1,4 +1,4 @@
-"""Source code whose training loops tell where they are.
+"""Instruments source code, so that its training loops report where they are.
 
 Nothing of a program's source is touched; what is compiled of it has calls more in each loop that trains: one that hands
 out what the loop goes over, one at the head of its body, one at its end, and one behind each statement that may have
@@ -16,7 +16,7 @@ from unicron.train.scripts.liveness import FUNCTIONS, Liveness
 _Scope = TypeVar("_Scope", ast.Module, ast.FunctionDef)
 
 NAME = "__unicron__"
-"""What these calls are methods of; it is a variable of each module that has some."""
+"""The variable of each instrumented module that has these calls as methods."""
 
 SEVERAL = 2
 """Statements of a function that train: from one call to the next it makes more than one update."""
@@ -98,9 +98,9 @@ class _Instrument(ast.NodeTransformer):
         if len(trains) < SEVERAL or node.name not in self._repeated or _yields(node):
             return self._visit_scope(node)
         self._scopes.append(Liveness(node))
-        told = self._body_instrumenter(node, body, ast.Constant(node.end_lineno), set())
+        instrumented = self._body_instrumenter(node, body, ast.Constant(node.end_lineno), set())
         self.generic_visit(node)
-        node.body = [*begins, *told(body), *ending]
+        node.body = [*begins, *instrumented(body), *ending]
         self._scopes.pop()
         return node
 
@@ -172,10 +172,10 @@ class _Instrument(ast.NodeTransformer):
 
         def body(statements: list[ast.stmt]) -> list[ast.stmt]:
             found, done = [begins], 0
-            for count, tells in points:
+            for count, mark in points:
                 due = self._call("should_run", node, ast.Constant(count))
                 found.append(ast.copy_location(ast.If(due, statements[done:count], []), statements[done]))
-                found.append(tells)
+                found.append(mark)
                 done = count
             return found
 

@@ -1,4 +1,4 @@
-"""What a script's variables lead to: which kinds of objects there are, and what the state of each kind is.
+"""The graph of objects that a script's variables lead to: their kinds, and the state of each kind.
 
 An object's own state is what it holds by itself: of a list its items, of an instance its attributes. What these lead to
 is looked at by itself. So whether something has changed is seen by the identity of what it holds, exactly and fast.
@@ -16,7 +16,7 @@ from unicron.errors import InvalidInputError
 from unicron.train.scripts.instrument import NAME
 
 Parts = list[tuple[Any, Any]]
-"""What an object leads to, with the names of it: attributes, keys, places."""
+"""An object's parts, with their names: attributes, keys, places."""
 
 
 class NotCarriedError(InvalidInputError):

@@ -1,7 +1,7 @@
 """Runs a program that knows nothing of Unicron, anew in each membership, as torchrun would.
 
-The worker's process stays and talks with its agent; the program is a child of it. What torch.distributed, and others
-that read the same variables, are told is what torchrun tells
+The worker's process stays and talks with its agent; the program is a child of it. torch.distributed, and others
+that read the same variables, get torchrun's values
 (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables).
 """
 
@@ -20,10 +20,10 @@ from typing import Any, NoReturn
 import msgspec
 from torch._C._distributed_c10d import TCPStore
 
+from unicron.contracts.frames import LENGTH, frame, length_of
 from unicron.contracts.tasks import WorkerPhase
 from unicron.contracts.worker import (
     CAUSE,
-    LENGTH,
     STOP_GRACE,
     Broken,
     Finished,
@@ -36,8 +36,6 @@ from unicron.contracts.worker import (
     Raised,
     Ready,
     Timed,
-    frame,
-    length_of,
     printable_cause,
     to_agent,
 )
@@ -56,7 +54,7 @@ ECHOES = (
     "torch.distributed.DistNetworkError",
     "torch.distributed.DistStoreError",
 )
-"""Exceptions that tell of another rank's failure."""
+"""Exceptions that stem from another rank's failure."""
 
 OWN_TEXTS = ("EADDRINUSE", "ECC error", "NVLink error", "Cuda failure", "CUDA error", "Cuda error", "shared memory")
 """Texts of an exception that is this rank's own, or its device's, though others of its class are echoes."""
@@ -66,7 +64,7 @@ ECHO_TEXTS = ("third_party/gloo/", "NCCL communicator was aborted")
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a rank is, as it tells the others.
+    """The location of a rank, as it is sent to the others.
 
     Attributes:
         node: name of it.
@@ -152,13 +150,13 @@ class Launcher:
         return code
 
     def _report_broken(self, why: str) -> None:
-        """Tell the agent why this membership can't go on, unless there is a newer one already."""
+        """Report to the agent why this membership can't go on, unless there is a newer one already."""
         if self._channel.newest.epoch == self._epoch:
             iteration = max(0, self._channel.iteration)
             self._channel.send(Broken(epoch=self._epoch, iteration=iteration, error=why[:300]))
 
     def _interrupt(self, membership: Membership) -> bool:
-        """Wake whoever waits for other ranks, or for the program to end, if there is a newer membership."""
+        """Interrupt waits for other ranks, or for the program to end, if there is a newer membership."""
         if membership.epoch > self._epoch >= 0:
             os.write(self._woken, b"x")
             if self._rendezvous is not None:
@@ -173,10 +171,10 @@ class Launcher:
             with contextlib.suppress(OSError):
                 connection.send(frame(ping), socket.MSG_DONTWAIT)
 
-    # --- who else is there -------------------------------------------------------------------------------------------
+    # --- the other ranks ----------------------------------------------------------------------------------------------
 
     def _exchange_places(self, membership: Membership) -> dict[str, str]:
-        """Tell the other ranks where this one is; return what the program is to be told."""
+        """Exchange places with the other ranks; return the environment variables for the program."""
         mine = Place(os.environ["UNICRON_NODE"], os.environ["CUDA_VISIBLE_DEVICES"], self._starts)
         self._store = None  # programs of an earlier membership meet nobody there any more
         if membership.rank == 0:
@@ -216,7 +214,7 @@ class Launcher:
     # --- the program -------------------------------------------------------------------------------------------------
 
     def _launch(self, variables: dict[str, str]) -> tuple[int, socket.socket]:
-        """Run the program in a child of ours; return that and where it tells something."""
+        """Run the program in a child of ours; return its id, and the socket of its messages."""
         ours, theirs = socket.socketpair()
         us = os.getpid()
         child = os.fork()
@@ -248,7 +246,7 @@ class Launcher:
             os._exit(code)
 
     def _forward_and_wait(self, child: int, connection: socket.socket) -> int:
-        """Pass on what the program tells until it has ended, which it is to do where there is a newer membership."""
+        """Pass on the program's messages until it has ended; end it where there is a newer membership."""
         descriptor = os.pidfd_open(child)
         poll = select.poll()
         for each in (descriptor, connection.fileno(), self._wake):
@@ -303,7 +301,7 @@ def _signal(child: int, number: signal.Signals) -> None:
 
 
 def is_echo(raised: Raised) -> bool:
-    """Return whether an exception tells of the failure of another rank: that one is to be healed, not this."""
+    """Return whether an exception stems from the failure of another rank, which is then the one to heal."""
     if any(text in raised.text for text in OWN_TEXTS):
         return False
     return raised.exception in ECHOES or any(text in raised.text for text in ECHO_TEXTS)
@@ -318,7 +316,7 @@ def free_port(host: str) -> int:
 
 
 def variables_of(rank: int, places: list[Place], task: str) -> dict[str, str]:
-    """Return what a rank's program is told, as torchrun and, for JAX, its coordinator's variables tell it.
+    """Return a rank's environment variables: torchrun's and, for JAX, its coordinator's.
 
     All ranks of a node see the devices of all of them, and each takes the one that its local rank names.
 

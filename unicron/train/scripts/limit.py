@@ -11,7 +11,7 @@ LIMIT_S = 10.0
 
 
 class TooLongError(Exception):
-    """What the main thread was doing took too long."""
+    """The main thread's work took too long."""
 
     def __init__(self) -> None:
         super().__init__(f"copying it takes more than {LIMIT_S:g} s")

@@ -19,7 +19,7 @@ NONE: Names = frozenset()
 
 
 class Liveness:
-    """What is read of the variables of a scope.
+    """The reads of a scope's variables.
 
     Args:
         scope: a module or a function.

@@ -1,7 +1,7 @@
-"""Where a script is in its training loops, so that a worker that is started later begins there, and not at the top.
+"""Positions of a script in its training loops, so that a worker that is started later begins there.
 
 At the end of a loop's body that has made an update each rank takes a snapshot of its own script, and leaves it where it
-outlives the rank. Whoever replaces it goes to where that was, by way of the heads of the loops around it.
+outlives the rank. Its replacement goes to that position, by way of the heads of the loops around it.
 """
 
 import functools
@@ -22,7 +22,7 @@ from unicron.train.scripts.own_snapshot import Heap
 from unicron.train.scripts.positions import RUNNING, Counted
 from unicron.train.scripts.program import LIBRARIES
 from unicron.train.scripts.randomness import seed
-from unicron.train.scripts.snapshot_points import Point, SnapshotPoints, is_reachable
+from unicron.train.scripts.snapshot_points import Point, SnapshotPoints, chain_at, is_reachable
 from unicron.train.scripts.variables import Variables, spaces_of
 from unicron.train.worker.injected import InjectedFault
 
@@ -535,6 +535,11 @@ class Loops:
     def candidate_chains(self) -> list[Chain]:
         """The chains of loops at which this rank can begin, the best first; none where it begins at the top."""
         return list(self._points.candidate_chains()) if self._target else []
+
+    @property
+    def reachable_chains(self) -> list[Chain]:
+        """The chains of loops at which a rank that replaces another could begin, given the state of this one."""
+        return list(map(chain_at, self._points.reachable_points()))
 
     def take_over(self, record: LoopSnapshot, arrive: Callable[[], None] = lambda: None) -> None:
         """Restore a replaced rank's record as this script comes to where it was taken; then call `arrive`."""

@@ -42,18 +42,18 @@ PLAIN: tuple[Any, ...] = (
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
     *(types.BuiltinFunctionType, types.CodeType),
 )
-"""What never changes."""
+"""Types that never change."""
 
 _ITERATED: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), range(1), range(1 << 70), "", b"")
 BARE_ITERATORS = frozenset({type(iter(each)) for each in _ITERATED})
-"""Which run no line of Python as they hand out an item."""
+"""Types of iterators that run no line of Python as they yield an item."""
 
 ITERATORS: tuple[Any, ...] = (
     *BARE_ITERATORS,
     *(type(reversed([])), zip, map, filter, enumerate, reversed),
     *(each for each in vars(itertools).values() if isinstance(each, type) and each.__name__ != "_tee"),
 )
-"""Which tell where they are as they are pickled."""
+"""Types of iterators whose pickle has their position."""
 
 BOUND = (
     *(types.ModuleType, types.FrameType, io.IOBase, threading.Thread, threading.Event),
@@ -79,7 +79,7 @@ LARGE_BYTES = 4 << 20
 
 
 class _ByValue(Kind):
-    """What has no parts, and is compared by its value."""
+    """An object without parts, which is compared by its value."""
 
     exact = False
 
@@ -90,7 +90,7 @@ class _ByValue(Kind):
         return []
 
     def fingerprint(self, thing: Any) -> tuple[Any, ...]:
-        """Return its value, or what tells it from others."""
+        """Return its value, or something that differs when it does."""
         return ((self._look or self._state)(thing),)
 
     def state(self, thing: Any) -> Any:
@@ -117,7 +117,7 @@ class Resumable:
 
 
 class Call:
-    """What a generator function hands out, called with these arguments.
+    """The result of a generator function, called with these arguments.
 
     Args:
         function: that wraps it.
@@ -181,7 +181,7 @@ def unraw(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tens
 
 
 class Opaque(Kind):
-    """What is left alone: of this process, or carried by other means."""
+    """An object that is left alone: of this process, or carried by other means."""
 
     def parts(self, thing: Any) -> Parts:  # noqa: ARG002
         """Return none."""
@@ -195,7 +195,7 @@ class Opaque(Kind):
 
 
 class Hidden(Opaque):
-    """What a change can be seen of, though nobody else could be given it."""
+    """An object whose change can be detected, though it can't be restored elsewhere."""
 
     def __init__(self, look: Callable[[Any], Any]) -> None:
         self._look = look
@@ -212,7 +212,7 @@ class _Data(Hidden):
 
 
 class Inline(Kind):
-    """What is pickled where it is found, as it can't be changed or is made anew."""
+    """An object that is pickled in place, as it can't be changed or is made anew."""
 
     def parts(self, thing: Any) -> Parts:
         """Return what it is made of."""
@@ -224,8 +224,8 @@ class Inline(Kind):
             return [("()", thing())]
         if isinstance(thing, tuple | frozenset):
             return [*enumerate(thing)]
-        told = thing.__reduce__()
-        return [] if isinstance(told, str) else [*enumerate(told[1])]
+        reduced = thing.__reduce__()
+        return [] if isinstance(reduced, str) else [*enumerate(reduced[1])]
 
 
 def _advance_loader(thing: Any, count: int) -> None:
@@ -244,7 +244,7 @@ def _set_state(thing: Any, state: Any) -> None:
 
 
 def _pickle_small(thing: Any) -> bytes:
-    """Return what tells objects apart of whose kind nothing is known."""
+    """Return something that differs when an object of unknown kind does."""
     try:
         data = pickle.dumps(thing)
     except Exception:  # noqa: BLE001 it is as it is

@@ -35,7 +35,7 @@ LARGEST_BYTES = 32 << 20
 
 
 class TooLargeError(Exception):
-    """What has changed is more than a snapshot may have."""
+    """The changes are more than a snapshot may have."""
 
 
 class _Stream(io.BytesIO):
@@ -53,7 +53,7 @@ class _Stream(io.BytesIO):
 
 
 class Heap:
-    """What a script's variables lead to, as far as a new process makes it by itself.
+    """The objects that a script's variables lead to, as far as a new process makes them by itself.
 
     Args:
         carried: objects that go another way, such as models and optimizers' moments: they are left alone.
@@ -85,7 +85,7 @@ class Heap:
 
     @property
     def versions(self) -> int:
-        """What moves as a script changes parameters by itself, and not by an optimizer."""
+        """The sum of the parameters' versions, which grows as a script changes them without an optimizer."""
         return sum(each._version for each in self._parameters)  # noqa: SLF001 there is no other way to it
 
     @property
@@ -277,7 +277,7 @@ class Heap:
         return ""
 
     def _exclude_unpicklable(self, variables: Sequence[tuple[str, dict[str, Any], Any]]) -> bool:
-        """Leave out variables that can't be carried: a script that reads one before it sets it is told so by Python."""
+        """Leave out variables that can't be carried: a script that reads one before it sets it gets a NameError."""
         before = len(self._unbound)
         for name, values, _ in variables:
             self._unbound |= {(name, each) for each, value in values.items() if self._packing_error(value)}

@@ -1,4 +1,4 @@
-"""What a script that is healed in place makes instead of torch's DistributedDataParallel.
+"""The replacement of torch's DistributedDataParallel in a script that is healed in place.
 
 It trains what that trains, to the last bit, or refuses by name what it can't do.
 """
@@ -37,7 +37,7 @@ REFUSED_METHODS = {
 
 
 class ScriptRank(Protocol):
-    """What a model is told to: one rank of a script."""
+    """The interface of one rank of a script to its models."""
 
     size: int
 
@@ -52,7 +52,7 @@ class ScriptRank(Protocol):
 
 
 class Reducer:
-    """What Lightning's manual optimization and Accelerate make ready for a backward pass, which needs nothing here."""
+    """The object that Lightning's manual optimization and Accelerate prepare for a backward pass; not needed here."""
 
     def prepare_for_backward(self, outputs: Any) -> None:
         """Do nothing."""

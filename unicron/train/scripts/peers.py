@@ -1,7 +1,7 @@
 """Notices that a rank waits for one that never comes there: it has ended its script, or waits elsewhere for this one.
 
 A thread looks every second whether the script is still in the same wait. If so it leaves its rank's position at the
-rendezvous of the membership, and looks at those of the others; who has ended the script leaves its own there, too.
+rendezvous of the membership, and looks at those of the others; a rank that has ended the script leaves its own, too.
 That a wait is in vain follows from what ranks have begun: how long it lasts only says when to look.
 """
 
@@ -26,7 +26,7 @@ from unicron.train.scripts import ending
 from unicron.train.worker.channel import AgentChannel
 
 LOOK_S, RARELY_S = 1.0, 30.0
-"""Who waits is looked at that often; the longer it lasts, the more rarely the others' positions."""
+"""How often a wait is looked at; the longer it lasts, the more rarely the others' positions are."""
 
 LIBRARIES = (str(Path(__file__).parents[2]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 
@@ -58,7 +58,7 @@ class Waiting(NamedTuple):
 
 
 class RankPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank has begun of what all ranks do together, and why it does no more.
+    """The collectives that a rank has begun, and the reason why it begins no more.
 
     Attributes:
         rank: its number.
@@ -127,7 +127,7 @@ class Peers:
 
     @contextlib.contextmanager
     def waiting(self, waits: Waiting, *, stays: bool = False) -> Iterator[None]:
-        """Wait for them inside; with `stays`, until the next wait, as who waits for a GPU does so later."""
+        """Wait for them inside; with `stays`, until the next wait, as after it the script may wait for a GPU."""
         before, self._waiting = self._waiting, waits
         try:
             yield
@@ -177,7 +177,7 @@ class Peers:
             self._end_process(own, other, stack)
 
     def _end_process(self, own: RankPosition, other: RankPosition, stack: traceback.StackSummary) -> None:
-        """Report who waits for whom and end the process, as the script's own thread can't."""
+        """Report which ranks wait for which and end the process, as the script's own thread can't."""
         does = f"waits at {other.where} for {other.waits}" if other.waits else f"has ended its script {other.where}"
         text = (
             f"rank {own.rank} waits at {own.where} for {own.waits}, and rank {other.rank} never comes there: it "

@@ -1,4 +1,4 @@
-"""What a script has, pickled so that another process puts it into objects of its own, which it knows by their keys."""
+"""Pickles a script's objects so that another process puts them into its own, which it finds by their keys."""
 
 import contextlib
 import io

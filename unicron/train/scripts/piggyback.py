@@ -1,4 +1,4 @@
-"""What ranks send along with the gradient: which parameters had one, and the buffers of the first rank.
+"""Data that is reduced along with the gradient: which parameters had one, and the buffers of the first rank.
 
 It is the gradient of one more parameter, so that it is whole on all ranks wherever the gradient is.
 """
@@ -100,11 +100,11 @@ class Buffers:
 
 
 class Piggyback:
-    """What goes along with the gradient of some models.
+    """The data that goes along with the gradient of some models.
 
     Args:
         models: alike on all ranks.
-        optimizers: whose options, such as learning rates, ranks tell each other in short.
+        optimizers: whose options, such as learning rates, are exchanged among ranks in short.
         first: this rank is the first.
 
     Attributes:

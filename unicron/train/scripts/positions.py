@@ -36,7 +36,7 @@ MOST_OWN, LONGEST = 64, 1000
 """Objects that what is gone over is made of, and items of a list, that are looked at before each item."""
 
 RUNNING: "list[Counted]" = []
-"""Those of the script that are just finding their next item."""
+"""Iterators of the script that are just finding their next item."""
 
 
 class Counted(Resumable, Iterator[Any]):
@@ -81,7 +81,7 @@ class Counted(Resumable, Iterator[Any]):
         finally:
             self._running.pop()
             if self._generator_states is not None and self.count > 2 and _skips(self._iterator):
-                self._generator_states.pop(self.count - 1, None)  # whoever comes later loads the last item alone
+                self._generator_states.pop(self.count - 1, None)  # a later rank loads the last item alone
             if draws:
                 self._record_draw(before)
 
@@ -161,7 +161,7 @@ def _skips(iterator: Any) -> bool:
 
 
 def _handed_out(iterator: Any) -> bytes:
-    """Return what tells apart where a generator is, as far as that can be seen; nothing of others."""
+    """Return something that differs with the position of a generator, as far as that can be seen; nothing of others."""
     if not isinstance(iterator, GeneratorType) or iterator.gi_frame is None:
         return b""
     found: list[Any] = [iterator.gi_frame.f_lasti]

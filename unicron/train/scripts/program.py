@@ -55,7 +55,7 @@ class ScriptProgram:
                 try:
                     trees[path] = ast.parse(path.read_bytes(), path)
                 except (SyntaxError, ValueError):
-                    continue  # whoever imports it is told
+                    continue  # the import of it raises
                 new += self._imported_files(path, trees[path])
         self._functions = functions_of(trees.values())
 

@@ -23,6 +23,7 @@ from unicron.train.scripts.kinds import NotCarriedError
 
 PART = "-records"
 REFUSED, GRADIENT = "refused", "gradient"
+NO_SNAPSHOT = "the rank that is lost has left no snapshot of the iteration that the others are in"
 
 
 class Records:
@@ -163,7 +164,13 @@ class Records:
                 if record.chain == chain:
                     self._last, self._count = [data, *[b""] * (SNAPSHOTS_KEPT - 1)], 1
                     return record
-        raise NotCarriedError("the rank that is lost has left no snapshot of the iteration that the others are in")
+        raise NotCarriedError(NO_SNAPSHOT)
+
+    def lost_reach(self, chains: Iterable[Chain]) -> bool:
+        """Return whether each lost rank whose records were copied has left one of a point with one of these chains."""
+        reachable = list(chains)
+        records = ((LoopSnapshot(*pickle.loads(each)) for each in left if each) for left in self._lost.values())  # noqa: S301 ranks of this task have made them
+        return all(any(record.chain in reachable for record in left) for left in records)
 
     def publish_refusal(self, why: str) -> None:
         """Publish why no process can take over this rank, or why this one can't take over the one that it replaces.

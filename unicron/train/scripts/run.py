@@ -22,7 +22,7 @@ from unicron.train.scripts.program import InstrumentingFinder, ScriptProgram, lo
 from unicron.train.worker.channel import AgentChannel
 
 BESIDE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
-"""What its agent tells a rank of those on its node: a script reads it before there is a membership."""
+"""The agent's description of the ranks on its node: a script reads it before there is a membership."""
 
 
 def install(channel: AgentChannel) -> InPlace:

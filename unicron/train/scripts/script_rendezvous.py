@@ -49,13 +49,13 @@ class ScriptRendezvous:
             return
 
     def _join(self, membership: Membership, groups: ScriptGroups) -> None:
-        told = self.exchange(SCRIPT_PART, membership, self._announcement(membership))
-        others = [each for each in told if each.startswith(CONTINUES)]
-        self._files.set_joins_late(late=any(each != NEW for each in told))
+        announcements = self.exchange(SCRIPT_PART, membership, self._announcement(membership))
+        others = [each for each in announcements if each.startswith(CONTINUES)]
+        self._files.set_joins_late(late=any(each != NEW for each in announcements))
         if others:
             groups.replay_setup(others[0].removeprefix(CONTINUES))
         else:
-            if again := next((each for each in told if each != NEW), None):
+            if again := next((each for each in announcements if each != NEW), None):
                 groups.replay_setup_of_saved(again.removeprefix(RESTORES))
             groups.form(membership.epoch, lambda: Rendezvous(membership, "-script"))
             groups.strict = True
@@ -68,7 +68,7 @@ class ScriptRendezvous:
         try:
             found = fetcher.fetch([ref for ref in membership.shelf.states if ref.place == 0], membership.epoch)
             return RESTORES + pack_results(found["objects"]["groups"]["setup"])
-        except (StateTransferError, LookupError, TypeError, AttributeError):  # whoever loads it says what is wrong
+        except (StateTransferError, LookupError, TypeError, AttributeError):  # loading it reports the error
             return NEW
         finally:
             fetcher.remove_files()

@@ -1,10 +1,11 @@
-"""What the ranks of scripts that are healed in place are to the worker's core.
+"""The shell of the worker's core for scripts that are healed in place.
 
-Where each has the whole model, it is a replica of its own, and who lives keeps what it has. Where `fully_shard` has
-spread the model, all ranks are one replica. What a lost rank had is then nowhere else but in copies of what all have
+Where each rank has the whole model, it is a replica of its own, and survivors keep what they have. Where `fully_shard`
+has spread the model, all ranks are one replica. What a lost rank had is then only in copies of what all have
 saved, so all begin again from those.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,11 +16,11 @@ import msgspec
 from unicron.contracts.states import ParkedSnapshot, StateRef
 from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import Joined, Membership
-from unicron.errors import InvalidInputError
+from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.groups.rendezvous import Rendezvous
 from unicron.train.scripts.groups import ScriptGroups, pack_results, unpack_results
 from unicron.train.scripts.loops import Loops
-from unicron.train.scripts.records import Records
+from unicron.train.scripts.records import NO_SNAPSHOT, Records
 from unicron.train.scripts.script_rendezvous import CONTINUES, SCRIPT_PART
 from unicron.train.session.gradients import TorchGradients
 from unicron.train.session.ranks import TorchRanks
@@ -124,24 +125,30 @@ class WholeRanks(TorchRanks):
             ConnectionAbortedError: a new rank could not take over the one that it replaces, so all ranks restart.
         """
         ended = self._script_groups.ended
-        told = await self.gather_across_replicas(ended.count, ended.in_loops)
-        self.in_loops = frozenset(rank for rank, (_, joined) in enumerate(told) if joined)
+        standings = await self.gather_across_replicas(ended.count, ended.in_loops)
+        self.in_loops = frozenset(rank for rank, (_, joined) in enumerate(standings) if joined)
         if ended.in_loops:
-            new = [rank for rank, (_, joined) in enumerate(told) if not joined]
+            new = [rank for rank, (_, joined) in enumerate(standings) if not joined]
             refused, closed = self._records.move_to(membership, new), self._loops.closed_reason if new else ""
             self._takeover_refusal = self._takeover_refusal or refused or closed
             if new:
                 self._records.iterations_compared = COMPARED_ITERATIONS
-        if in_vain := next(filter(None, await self.gather(self._takeover_refusal.encode())), b""):
-            self._takeover_refusal = (
-                in_vain.decode()
-            )  # where others do not hear of it any more, they are told next time
+        chains = self._loops.reachable_chains  # the newest is empty where a new rank begins at the top
+        lacks = ended.in_loops and bool(chains[0]) and not self._records.lost_reach(chains)
+        said = await self.gather((self._takeover_refusal, lacks))
+        in_vain = next((why for why, _ in said if why), "")
+        if not in_vain and self.in_loops and all(said[rank][1] for rank in self.in_loops):
+            in_vain = NO_SNAPSHOT
+        if in_vain:
+            with contextlib.suppress(GroupBrokenError):
+                await self.gather(b"")  # all have the reason before the first of them ends
+            self._takeover_refusal = in_vain  # which ranks that have not received it yet get with the next membership
             raise ConnectionAbortedError(
-                f"all ranks begin again, as a new one could not take a lost one's place: {self._takeover_refusal}"
+                f"all ranks begin again, as a new one could not take a lost one's place: {in_vain}"
             )
-        if not ended.in_loops and membership.shelf is not None and not any(joined for _, joined in told):
+        if not ended.in_loops and membership.shelf is not None and not any(joined for _, joined in standings):
             self._records.distribute(membership, self._saved_records(membership, membership.shelf))
-        counts = [count for count, joined in told if joined]
+        counts = [count for count, joined in standings if joined]
         fewest, most = min(counts, default=0), max(counts, default=0)
         ended.set_ahead(fewest, [])
         if fewest < most:

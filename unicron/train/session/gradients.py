@@ -267,7 +267,7 @@ class TorchGradients:
 
     @property
     def outcome(self) -> ReducedValues:
-        """What was reduced besides gradients; it is read in one go, which waits for the GPU."""
+        """The values that were reduced besides gradients; they are read in one go, which waits for the GPU."""
         total, count, *said = self._reduced[-LOSS:].tolist()
         announced = frozenset(due for due, replicas in zip(ANNOUNCED, said, strict=True) if replicas > 0)
         return ReducedValues(total / count if count else math.nan, announced)
@@ -324,7 +324,7 @@ def _is_finite(values: torch.Tensor) -> torch.Tensor:
 def _buffer(parameter: torch.nn.Parameter) -> torch.Tensor | None:
     """Return where a model adds its gradients up itself: `main_grad`, as megatron-core and Transformer Engine do.
 
-    Who runs its passes empties it before each microbatch.
+    The code that runs its passes empties it before each microbatch.
     """
     return getattr(parameter, "main_grad", None)
 

@@ -1,4 +1,4 @@
-"""Which buckets of a gradient a backward pass has made already, while it runs.
+"""Detects which buckets of a gradient a running backward pass has completed.
 
 The first pass only looks: it notes in which order gradients are made. From then on a bucket is looked at when that
 gradient is made which was its last. A hook at each parameter would cost more than all else that a session does.
@@ -14,7 +14,7 @@ import torch
 from unicron.errors import GroupBrokenError
 
 Mark = tuple[int, int] | None
-"""Which tensor a gradient is, and how often it was written to; None where there is none."""
+"""Identity and version of a gradient; None where there is none."""
 
 
 class Overlap:
@@ -90,7 +90,7 @@ class Overlap:
             if any(mark == self._before[number] for number, mark in zip(numbers, marks, strict=True)):
                 return
             begun = None
-            with contextlib.suppress(GroupBrokenError):  # who waits for the bucket is told
+            with contextlib.suppress(GroupBrokenError):  # the wait for the bucket raises it again
                 begun = self._begin(self._next)
             if begun is None:
                 self._begin = None

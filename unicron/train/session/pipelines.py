@@ -5,7 +5,7 @@ from weakref import WeakKeyDictionary
 
 
 class PipelineRuns:
-    """Which schedule last ran in which groups.
+    """Remembers which schedule last ran in which groups.
 
     A stage exchanges shapes with its neighbours once, before its first microbatch. A rank that has been replaced
     does so again, and would wait for ever for neighbours that do not: so all do, in groups that were formed anew.

@@ -68,7 +68,7 @@ class TorchRanks:
 
     @property
     def replica(self) -> "InnerGroups":
-        """Those groups.
+        """The inner groups of the replica.
 
         Raises:
             GroupBrokenError: there are none.
@@ -105,7 +105,7 @@ class TorchRanks:
         return time.monotonic()
 
     def send(self, message: ToAgent) -> None:
-        """Tell the agent; an iteration that was recorded is followed by its record."""
+        """Send a message to the agent; an iteration that was recorded is followed by its record."""
         if self._channel is None:
             return
         self._channel.send(message)
@@ -151,7 +151,7 @@ class TorchRanks:
         return -1 if self._inner is None else self._inner.epoch
 
     def leave(self) -> None:
-        """Give up the groups of replicas; those inside of one stay, to put results together, and tell what fails."""
+        """Give up the groups of replicas; those inside of one stay, to put results together, and report failures."""
         self.group.leave()
         self._traffic.reset()
         if self._inner is not None:

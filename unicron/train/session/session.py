@@ -11,7 +11,7 @@ The script keeps its own loop:
 
 All communication happens inside `microbatches()`: after the last microbatch it reduces the gradients, and when that
 or anything before it is interrupted by a fault it regroups and hands the loop further microbatches, those of the lost
-rank. So an iteration is finished by whoever is left, exactly once.
+rank. So an iteration is finished by the survivors, exactly once.
 """
 
 import os
@@ -51,7 +51,7 @@ class Session:
 
     Args:
         seed: of the task; before each microbatch the generators of torch, numpy and Python are seeded from (seed,
-            iteration, microbatch), so that a microbatch is the same whoever computes it.
+            iteration, microbatch), so that a microbatch is the same on every worker.
         accumulate_dtype: in which gradients are accumulated and reduced; None means that of the parameters. With
             float64 the order of summation, and so the number of workers, makes no visible difference.
         iterations: optimizer steps in all; the task file decides where the script runs in a cluster.
@@ -195,7 +195,7 @@ class Session:
             yield microbatch
 
     def _seed_for(self, microbatch: int) -> None:
-        """Have all that is random in a microbatch the same whoever computes it, and however often."""
+        """Seed all generators, so that a microbatch is the same on every worker, and each time."""
         text = f"{self.seed}:{self.iteration}:{microbatch}".encode()
         number = int.from_bytes(blake2b(text, digest_size=7).digest())
         # for GPUs that are not in use yet torch keeps the seed together with a stack, which takes a millisecond

@@ -77,7 +77,7 @@ class TorchStates:
 
     @property
     def store_asked(self) -> int:
-        """Which order to store the next state was the last."""
+        """Number of the last order to write the next state to storage."""
         return self._channel.store_asked if self._channel is not None else 0
 
     def describe(self, iteration: int) -> StateRef:
@@ -112,7 +112,7 @@ class TorchStates:
             self._saver.wait()
 
     def store(self) -> None:
-        """Tell the agent once more what was saved last, unless that failed."""
+        """Have the agent write the last saved state to storage, unless saving failed."""
         if self._saver is not None and self._saved is not None and not self._saver.failed:
             self._ranks.send(msgspec.structs.replace(self._saved, store=True))
 

@@ -1,4 +1,4 @@
-"""What a state is in 64 bits, computed where its tensors are: replicas of a place compare that."""
+"""A 64-bit digest of a state, computed on the tensors' device, which replicas of a place compare."""
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping

@@ -13,10 +13,10 @@ from unicron.errors import StateTransferError
 from unicron.train.snapshots.shards import MARK, Box, as_shard_of, decode_shard, encode_shard, is_sharded
 
 Protected = Mapping[str, Any]
-"""What makes up the state, by the name that its script gave it."""
+"""The parts of the state, by the name that the script gave them."""
 
 EXTRA = "_extra_state"
-"""How the names of what `torch.nn.Module.get_extra_state` gives end: modules may keep what they are given of it."""
+"""Suffix of the names of `torch.nn.Module.get_extra_state`'s values, which modules may keep."""
 
 
 def collect_state(iteration: int, protected: Protected) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def assemble(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Needs:
-    """What a rank needs of laid out states, told before they are read.
+    """The parts of laid out states that a rank needs, known before they are read.
 
     Args:
         protected: what they are for.
@@ -177,12 +177,12 @@ class Needs:
             return name in self._names
         if mine is None:
             return False
-        # moments may have another shape than their parameter; who has nothing of a tensor learns from a part what it is
+        # moments may have another shape than their parameter; a rank with nothing of a tensor gets its type from a part
         return mine.whole != box.whole or 0 in mine.shape or mine.overlap(box) is not None
 
 
 class _Part:
-    """What this rank holds of a tensor, as far as it has come."""
+    """The part of a tensor on this rank, as far as it was loaded."""
 
     def __init__(self, box: Box, like: torch.Tensor, *, spread: bool) -> None:
         self._box, self._spread = box, spread
@@ -280,7 +280,7 @@ def _parameter_names(named: Mapping[str, Any]) -> list[str]:
 
 
 def _parameter_like(thing: Any, like: Any, names: Mapping[int, tuple[str, torch.Tensor]]) -> Any:
-    """Return what tells how each tensor is to be spread: what an optimizer has of a parameter, as that is."""
+    """Return, for each tensor, how it is to be spread: moments of an optimizer as their parameter."""
     if not isinstance(thing, torch.optim.Optimizer):
         return like
     return {"state": {name: _Everything(parameter) for name, parameter in names.values()}, "param_groups": []}

@@ -34,7 +34,7 @@ Copy = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 
 
 class Packing:
-    """Where each tensor of a state goes.
+    """The layout of a state's tensors in a file.
 
     Args:
         state: nested mappings and sequences of tensors and plain values. The tensors are read when it is written, all
@@ -174,8 +174,8 @@ def _decode(value: Any, flat: torch.Tensor) -> Any:
     return {key: _decode(each, flat) for key, each in value.items()}
 
 
-def _tensor(told: Any, flat: torch.Tensor) -> torch.Tensor:
-    name, shape, offset = told
+def _tensor(entry: Any, flat: torch.Tensor) -> torch.Tensor:
+    name, shape, offset = entry
     empty = torch.empty(shape, dtype=DTYPES[name], device="meta")
     if offset < 0 or offset + empty.nbytes > len(flat):
         raise ValueError(f"a tensor of {empty.nbytes} bytes at {offset} of {len(flat)}")

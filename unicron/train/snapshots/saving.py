@@ -26,7 +26,7 @@ from unicron.train.snapshots.shards import local
 from unicron.train.snapshots.side_stream import SideStream
 
 COSTS = 4
-"""Saves of which the cheapest tells what one costs: what else runs makes some dear."""
+"""Recent saves, of which the cheapest is the estimate of the cost: other load makes some expensive."""
 
 
 def copy_mutable(state: dict[str, Any], protected: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class StateSaver:
         Args:
             state: laid out and set aside; its parameters and moments stay as they are until `wait` returns.
             ref: what it is; where exactly it lies, its size and its checksum are found here.
-            saved: told when it is whole, by the thread.
+            saved: called by the thread when it is complete.
             cost_s: seconds of a processor that it took to prepare it.
         """
         self.wait()

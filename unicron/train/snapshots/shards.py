@@ -14,7 +14,7 @@ MARK = "__spread__"
 
 
 class Box(NamedTuple):
-    """What of a tensor a rank holds.
+    """The part of a tensor that a rank holds.
 
     Attributes:
         whole: shape of the tensor.
@@ -40,7 +40,7 @@ class Box(NamedTuple):
         if box.shape != held:
             raise StateTransferError(
                 f"this rank has {held} of a tensor of {tuple(tensor.shape)}, spread as {spread.placements}, instead of "
-                f"{box.shape}: how it is spread can't be told to others"
+                f"{box.shape}: how it is spread can't be described to others"
             )
         return box
 

@@ -12,7 +12,7 @@ HALF_BYTES = 16 * 1024 * 1024
 
 
 class SideStream:
-    """That stream.
+    """A stream for copies from a device to pinned memory.
 
     Args:
         device: a GPU.

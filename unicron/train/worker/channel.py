@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 
+from unicron.contracts.frames import LENGTH, frame, length_of
 from unicron.contracts.timings import DEFAULT_SHARE, period_of
 from unicron.contracts.worker import (
-    LENGTH,
     NOWHERE,
     ExitFault,
     Hello,
@@ -35,8 +35,6 @@ from unicron.contracts.worker import (
     StateFetched,
     ToAgent,
     ToWorker,
-    frame,
-    length_of,
     to_worker,
 )
 from unicron.errors import GroupBrokenError, InvalidInputError
@@ -215,7 +213,7 @@ class LauncherChannel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket, self._lock = connection, threading.Lock()
-        threading.Thread(target=self._answer, name="unicron-told", daemon=True).start()
+        threading.Thread(target=self._answer, name="unicron-answer", daemon=True).start()
 
     def send(self, message: ToAgent) -> None:
         """Send a message to the launcher; if that has ended, this process is about to be killed, too."""

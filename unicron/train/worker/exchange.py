@@ -13,7 +13,7 @@ from unicron.train.worker.shell import Ranks, States
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """What a rank hands over: its state, or why it can't; neither where nobody asks it."""
+    """The state that a rank hands over, or why it can't; neither where nobody asks it."""
 
     state: StateRef | None = None
     error: str = ""
@@ -27,7 +27,7 @@ class Exchange:
         states: of the rank.
         membership: that has met.
         place: of the rank.
-        plan: who takes a state from whom, the same on all ranks.
+        plan: which rank takes a state from which, the same on all ranks.
         taken: the rank's own state is one that it has fetched and not loaded yet.
 
     Attributes:

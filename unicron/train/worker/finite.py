@@ -14,7 +14,7 @@ Rule = Literal["skip", "stop", "retry"]
 
 
 class Account(msgspec.Struct, frozen=True):
-    """What a rank says when the sum of all gradients is not finite.
+    """A rank's report when the sum of all gradients is not finite.
 
     Attributes:
         bad: its microbatches whose own gradient was not.
@@ -51,12 +51,12 @@ class Finite:
             self._pending.append((microbatch, self._gradients.is_sum_finite))
 
     def _first_bad(self) -> list[int]:
-        """Return the first microbatch with which the sum was not finite, if any; behind it the sum tells no more."""
+        """Return the first microbatch with which the sum was not finite, if any; later sums say no more."""
         return next(([microbatch] for microbatch, finite in self._pending if not finite), [])
 
     @property
     def is_finite(self) -> bool:
-        """Whether the gradient of all may be used, as far as this rank's part of it tells."""
+        """Whether the gradient of all may be used, as far as this rank knows."""
         return self._rule is None or self._gradients.finite
 
     async def decide(
@@ -80,7 +80,7 @@ class Finite:
         again, self._tried = self._tried == (membership.epoch, iteration), (membership.epoch, iteration)
         if self._rule == "stop" or again:
             if membership.world_size > 1:
-                await self._ranks.gather(mine)  # who ends has the others stopped: not before it is told
+                await self._ranks.gather(mine)  # a rank that ends stops the others: they all get here first
             twice = ", nor is it when computed again" if again else ""
             raise NonFiniteGradientError(
                 f"iteration {iteration}: the gradient is not finite{twice}: {_name_accounts(accounts)}"
@@ -95,8 +95,8 @@ class Finite:
         self._suspected = []
 
     def _report(self, membership: Membership, iteration: int, bad: list[int], *, suspect: bool = False) -> None:
-        told = NotFinite(iteration=iteration, epoch=membership.epoch, rank=membership.rank, microbatches=bad)
-        self._ranks.send(msgspec.structs.replace(told, rule=str(self._rule), suspect=suspect))
+        message = NotFinite(iteration=iteration, epoch=membership.epoch, rank=membership.rank, microbatches=bad)
+        self._ranks.send(msgspec.structs.replace(message, rule=str(self._rule), suspect=suspect))
 
 
 def swap_replicas(accounts: Sequence[Account], layout: ParallelLayout, microbatches: int) -> list[list[int]]:

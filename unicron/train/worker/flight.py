@@ -1,4 +1,4 @@
-"""Which collectives of this process are under way, asked of torch's flight recorder from within."""
+"""Returns the collectives of this process that are under way, from torch's flight recorder."""
 
 import sys
 from collections.abc import Iterator

@@ -38,10 +38,10 @@ def raise_in_script() -> None:
 
 
 class Injected:
-    """What is to happen in microbatches.
+    """The faults that are to happen in microbatches.
 
     Attributes:
-        error: to raise once, as one ends: there torch would raise it. While ranks wait for one another, whoever waits
+        error: to raise once, as one ends: there torch would raise it. A rank that waits for others
             would take it for that of a peer.
         factor: how many times as long as it needs each is to take.
     """

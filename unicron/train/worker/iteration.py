@@ -1,4 +1,4 @@
-"""What a worker does in an iteration: the core that real and modelled workers share.
+"""A worker's iteration: the core that real and modelled workers share.
 
 The core decides; its shell (`worker/shell.py`) computes, meets other ranks, moves states and talks to the agent.
 """
@@ -48,7 +48,7 @@ class WorkerCore(RegroupingCore):
     # --- in the order of a script ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Tell the agent that the model is built, and join the first membership."""
+        """Report to the agent that the model is built, and join the first membership."""
         self._ranks.send(Ready())
         await self.join_first()
 
@@ -154,7 +154,7 @@ class WorkerCore(RegroupingCore):
         await self._regroup(self._ranks.now())
 
     def peer_left(self, epoch: int) -> None:
-        """Tell the agent that a peer has left, though this rank may compute for long before it comes to a collective.
+        """Report to the agent that a peer has left, though this rank may compute for long before its next collective.
 
         It settles what has become of a node that is suspected to be lost. Another thread than that of the script may
         call this.
@@ -169,7 +169,7 @@ class WorkerCore(RegroupingCore):
     async def finish(self) -> bool:
         """Say that the last iteration is done, once the whole replica has it behind it, and its model is saved.
 
-        From then on its ranks may be putting their results together, and whoever interrupts them ruins those.
+        From then on its ranks may be putting their results together, and an interruption would ruin those.
 
         Returns:
             False where a state was taken meanwhile: go on with that.

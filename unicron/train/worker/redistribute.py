@@ -1,6 +1,6 @@
-"""Who computes which microbatch, before and after a fault (paper section 6.2, equation 7). Pure functions.
+"""Deals microbatches to replicas, before and after a fault (paper section 6.2, equation 7). Pure functions.
 
-Every rank tells the others what it has; each then works out the same answer, so no coordinator takes part. What
+Every rank sends the others its standing; each then works out the same answer, so no coordinator takes part. What
 computes a microbatch is a replica: its ranks all work at the same ones.
 """
 
@@ -17,7 +17,7 @@ from unicron.train.worker.phases import Due
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """What one rank brings into a new membership.
+    """The standing of one rank at the start of a new membership.
 
     Attributes:
         node: on which it runs.
@@ -29,7 +29,7 @@ class Standing(Struct, frozen=True, kw_only=True):
         place: part of the model that it has built.
         formed: epoch in which the groups inside of its replica were formed; -1 where they are not, or broke.
         shapes: digest of its part of the gradient.
-        shelf: what was left behind by others, where this rank was told of it.
+        shelf: states that others left behind, where this rank was given them.
         due: what is to be done before the update of this iteration.
         doubted: it had a state and gave it up.
     """

@@ -1,4 +1,4 @@
-"""What the ranks of one replica decide together: each holds another part of the model, so all do the same."""
+"""Decisions of the ranks of one replica: each holds another part of the model, so all do the same."""
 
 from collections.abc import Sequence
 from math import isnan
@@ -11,11 +11,11 @@ from unicron.train.worker.redistribute import Standing
 from unicron.train.worker.shell import Ranks, States
 
 TRIED = 2.0
-"""What ranks of a replica tell each other where the state that they are to try is no good; 1 is any other failure."""
+"""The value that ranks of a replica exchange where the state that they try is unusable; 1 is any other failure."""
 
 
 class Agreement(NamedTuple):
-    """What all ranks of a replica have come to, once the gradient is whole on each.
+    """The agreement of all ranks of a replica, once the gradient is whole on each.
 
     Attributes:
         loss: mean over the global batch.
@@ -113,17 +113,17 @@ class Replica:
         if self.is_sharded:
             failed = TRIED if isinstance(failure, UnusableStateError) else float(failure is not None)
             mine = (failed, loss, float(holds), float(self._states.secured))
-            told = await self._ranks.gather_in_replica(*mine, *(float(due in announced) for due in ANNOUNCED))
-            failed = max(each for each, *_ in told)
+            gathered = await self._ranks.gather_in_replica(*mine, *(float(due in announced) for due in ANNOUNCED))
+            failed = max(each for each, *_ in gathered)
             if failed == TRIED:
                 raise failure or UnusableStateError("the gradient of another place is not finite")
             if failed and failure is None:
                 raise GroupBrokenError("another rank of this replica could not sum its part of the gradient")
-            holds = all(each for _, _, each, *_ in told)
-            losses = [each for _, each, *_ in told if not isnan(each)]  # the last stage of a pipeline has one
+            holds = all(each for _, _, each, *_ in gathered)
+            losses = [each for _, each, *_ in gathered if not isnan(each)]  # the last stage of a pipeline has one
             loss = sum(losses) / len(losses) if losses else loss
-            self.secured = all(secured for _, _, _, secured, *_ in told)
-            first = told[0][-len(ANNOUNCED) :]  # whose clock counts for all
+            self.secured = all(secured for _, _, _, secured, *_ in gathered)
+            first = gathered[0][-len(ANNOUNCED) :]  # whose clock counts for all
             announced = frozenset(due for due, said in zip(ANNOUNCED, first, strict=True) if said)
         if failure is not None:
             raise failure

@@ -1,4 +1,4 @@
-"""What the worker's core has done for it, by three concerns, and how its flows are run.
+"""The interfaces of the worker's core to its shell, by three concerns, and how its flows are run.
 
 Flows of the core are coroutines, and the shell decides how they wait: a process blocks in each call and suspends
 nowhere (`run`), the simulator awaits virtual time.
@@ -41,7 +41,7 @@ class Ranks(Protocol):
         """Return the seconds of a clock that only goes forward."""
 
     def send(self, message: ToAgent) -> None:
-        """Tell the agent; while it is away, keep what is not `phases.FORGOTTEN`."""
+        """Send a message to the agent; while it is away, keep what is not `phases.FORGOTTEN`."""
 
     async def await_membership(self, above: int) -> Membership:
         """Wait for a membership with an epoch greater than `above`."""
@@ -208,7 +208,7 @@ class Gradients(Protocol):
 
     @property
     def outcome(self) -> ReducedValues:
-        """What was reduced besides gradients, in the reduce that is over."""
+        """The values that were reduced besides gradients, in the reduce that is over."""
 
     def publish(self, *, void: bool = False) -> None:
         """Make the reduced gradient that of the parameters; a `void` one makes it zero."""

@@ -1,4 +1,4 @@
-"""When training's own communication leaves the network idle, learnt from the last iterations (GEMINI, SOSP 2023)."""
+"""Spans in which training's own communication leaves the network idle, learnt from the last iterations (GEMINI)."""
 
 import math
 from collections import deque

@@ -1,4 +1,4 @@
-"""When a worker did what: the record of a sampled iteration, and garbage collection at planned places."""
+"""The timeline of a worker: the record of a sampled iteration, and garbage collection at planned places."""
 
 import gc
 import time
@@ -49,7 +49,7 @@ class _DeviceClock:
 
 
 class _Mark(NamedTuple):
-    """Where one operation begins and the one before it ends; `kind` None: nothing begins."""
+    """The boundary between two operations; `kind` None: nothing begins."""
 
     kind: int | None
     microbatch: int

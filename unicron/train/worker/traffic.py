@@ -1,4 +1,4 @@
-"""Tells the agent when this worker leaves the network idle, without a word on the way (`unicron.contracts.traffic`)."""
+"""Shares with the agent when this worker leaves the network idle, by memory (`unicron.contracts.traffic`)."""
 
 import contextlib
 import mmap
@@ -10,7 +10,7 @@ from unicron.train.worker.spans import IdleSpans
 
 
 class Traffic:
-    """What this worker has under way to others.
+    """This worker's traffic to others.
 
     Args:
         path: of the file that its agent reads; None where there is no agent.

@@ -9,7 +9,7 @@ const SILENCE_MS = 20_000; // after so much of it the server is asked whether it
 /**
  * Listen to a page of the server.
  * @param {string} path of the socket.
- * @param {{whole?: Function, changes?: Function, gone?: Function, state: Function}} on `state` is told "connecting",
+ * @param {{whole?: Function, changes?: Function, gone?: Function, state: Function}} on `state` gets "connecting",
  *   "live" or "lost"; the others get what came.
  * @returns {Function} that ends it.
  */

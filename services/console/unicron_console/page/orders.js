@@ -1,4 +1,4 @@
-// Orders: who one is, what one may do, and the two steps of doing it.
+// Orders: the name, its rights, and the two steps of doing it.
 
 import { get, keepToken, post, token } from "./api.js";
 import { ask } from "./dialog.js";
@@ -9,7 +9,7 @@ const NOBODY = { name: "", orders: [], faults: [] };
 let access = NOBODY;
 const listeners = new Set();
 
-/** Be told what may be done, now and whenever that changes. Returns what ends it. */
+/** Call back with the orders that may be given, now and on each change. Returns what ends it. */
 export function allowed(listener) {
   listeners.add(listener);
   listener(access);
@@ -68,8 +68,8 @@ function signedIn() {
 
 /** First say what would happen, then do it where somebody is sure. */
 export async function give(wanted, name) {
-  const told = h("p", { class: "told", role: "status" }, "Asking what will happen \u2026");
-  const dialog = ask(name, [told], { name: "Do it", act: () => send(true) });
+  const result = h("p", { class: "result", role: "status" }, "Asking what will happen \u2026");
+  const dialog = ask(name, [result], { name: "Do it", act: () => send(true) });
   const sure = dialog.querySelector("[data-sure]");
   sure.disabled = true;
   const send = async (really) => {
@@ -77,16 +77,16 @@ export async function give(wanted, name) {
     try {
       const answer = await post("/api/orders", { ...wanted, sure: really });
       if (answer.error) throw new Error(answer.error);
-      put(told, answer.text || (really ? "Done." : "Nothing more is known of what will happen."));
+      put(result, answer.text || (really ? "Done." : "Nothing more is known of what will happen."));
       if (really) {
         sure.remove();
         put(dialog.querySelector("[data-close]"), "Close");
       } else sure.disabled = false;
     } catch (error) {
       sure.remove();
-      told.className = "problem";
-      told.setAttribute("role", "alert");
-      put(told, error.message);
+      result.className = "problem";
+      result.setAttribute("role", "alert");
+      put(result, error.message);
     }
   };
   await send(false);

@@ -1,4 +1,4 @@
-// How a node is drawn. Its state is told by shape, so that it does not hang on colour alone:
+// How a node is drawn. Its state is shown by shape, so that it does not hang on colour alone:
 // suspected dashed, draining striped, lost crossed out, left empty; an alarm is a corner.
 
 const night = matchMedia("(prefers-color-scheme: dark)");

@@ -94,27 +94,27 @@ export const spaced = (nodes) => nodes.flatMap((node, index) => (index ? [", ", 
 export function feed(label, { begun, open = false, chain = "", whole = false } = {}) {
   const list = h("ol", { class: whole ? "feed whole" : "feed", "aria-label": label });
   const none = h("p", { class: "none" }, "Nothing yet.");
-  const build = (told) => h("li", { "data-kind": told.kind, "data-position": told.position },
-    h("span", { class: "at" }, begun == null ? moment(told.at) : `+${duration(Math.max(0, told.at - begun))}`),
-    h("span", { class: "kind" }, told.kind),
-    h("span", { class: "by" }, linked(told.source)),
-    h("div", { class: "said" }, linked(told.text), told.chain !== chain && about(told), lines(told, open)));
+  const build = (event) => h("li", { "data-kind": event.kind, "data-position": event.position },
+    h("span", { class: "at" }, begun == null ? moment(event.at) : `+${duration(Math.max(0, event.at - begun))}`),
+    h("span", { class: "kind" }, event.kind),
+    h("span", { class: "by" }, linked(event.source)),
+    h("div", { class: "said" }, linked(event.text), event.chain !== chain && about(event), lines(event, open)));
   return { box: h("div", null, list, none), set(items) {
     none.hidden = items.length > 0;
-    keyed(list, items, (told) => told.position, build);
+    keyed(list, items, (event) => event.position, build);
   } };
 }
 
-function about(told) {
-  if (told.kind === "PlanDecided") return [" ", h("a", { href: "/plan" }, "plan")];
-  const failed = told.chain && cluster()?.failures.some((line) => line.chain === told.chain);
-  return failed ? [" ", failureLink(told.chain, "failure")] : [];
+function about(event) {
+  if (event.kind === "PlanDecided") return [" ", h("a", { href: "/plan" }, "plan")];
+  const failed = event.chain && cluster()?.failures.some((line) => line.chain === event.chain);
+  return failed ? [" ", failureLink(event.chain, "failure")] : [];
 }
 
-function lines(told, open) {
-  if (!told.lines.length) return null;
-  const box = pre(told.lines, `lines of ${told.kind}`);
-  return open ? box : h("details", null, h("summary", null, plural(told.lines.length, "line")), box);
+function lines(event, open) {
+  if (!event.lines.length) return null;
+  const box = pre(event.lines, `lines of ${event.kind}`);
+  return open ? box : h("details", null, h("summary", null, plural(event.lines.length, "line")), box);
 }
 
 /** Lines that a program wrote, as they are. */

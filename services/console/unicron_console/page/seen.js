@@ -1,4 +1,4 @@
-// What has happened since somebody last looked: the question of whoever comes back in the morning.
+// What has happened since somebody last looked: for a reader who comes back in the morning.
 
 import { now } from "./clock.js";
 import { h, put } from "./dom.js";
@@ -34,13 +34,13 @@ export function sinceLooked() {
     if (sign === drawn) return;
     drawn = sign;
     const missed = page.failures.filter((line) => line.at > since);
-    const told = page.events.filter((event) => event.at > since && TOLD.test(event.kind));
-    box.hidden = !missed.length && !told.length;
+    const recent = page.events.filter((event) => event.at > since && TOLD.test(event.kind));
+    box.hidden = !missed.length && !recent.length;
     const open = healing(missed).length;
-    const plans = told.filter((event) => event.kind === "PlanDecided").length;
-    put(said, `Since you last looked (${time(since)}): ${plural(missed.length, "failure")}${open ? `, ${open} of them being healed` : missed.length ? ", all over" : ""}, ${plural(plans, "plan")}, ${plural(told.length - plans, "other event")}`);
+    const plans = recent.filter((event) => event.kind === "PlanDecided").length;
+    put(said, `Since you last looked (${time(since)}): ${plural(missed.length, "failure")}${open ? `, ${open} of them being healed` : missed.length ? ", all over" : ""}, ${plural(plans, "plan")}, ${plural(recent.length - plans, "other event")}`);
     failures.set(missed);
-    events.set(told.slice(-50).reverse());
+    events.set(recent.slice(-50).reverse());
   }
   return { box, set };
 }

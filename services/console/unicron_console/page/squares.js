@@ -124,23 +124,23 @@ export function squares() {
 
   return {
     box,
-    /** Show the nodes of the page; `told` says which changed. */
-    set(now, told) {
+    /** Show the nodes of the page; `changed` says which changed. */
+    set(now, changed) {
       page = now;
-      if (told.shape || names.length !== page.nodes.size) {
+      if (changed.shape || names.length !== page.nodes.size) {
         names = byNumber([...page.nodes.keys()]);
         places = new Map(names.map((name, index) => [name, index]));
         attr(box, "data-count", names.length);
         return lay();
       }
-      for (const name of told.nodes) {
+      for (const name of changed.nodes) {
         const index = places.get(name);
         if (index === undefined) continue;
         draw(name, index);
         const node = links.unicronKeys?.get(names.length <= MOST_LINKS ? name : "")?.node;
         if (node?.dataset.node === name) dress(node, name);
       }
-      if (told.nodes.has(roving)) put(tip, describe(roving, page.nodes.get(roving)));
+      if (changed.nodes.has(roving)) put(tip, describe(roving, page.nodes.get(roving)));
     },
     /** Let a task stand out; empty for none. */
     only(task) {

@@ -18,7 +18,7 @@ export const known = new Promise((keep) => (first = keep));
 /** The page of the cluster; null before it is known. */
 export const cluster = () => page;
 
-/** Be told once a frame what changed: `listener(page, {nodes: Set, shape})`. Returns what ends it. */
+/** Call `listener` once a frame with what changed: `listener(page, {nodes: Set, shape})`. Returns what ends it. */
 export function listen(listener) {
   listeners.add(listener);
   if (page) listener(page, { nodes: new Set(), shape: true });
@@ -27,16 +27,16 @@ export function listen(listener) {
 
 function show() {
   planned = false;
-  const told = { nodes: dirty, shape: shaped };
+  const changed = { nodes: dirty, shape: shaped };
   dirty = new Set();
   shaped = false;
-  for (const listener of [...listeners]) listener(page, told);
+  for (const listener of [...listeners]) listener(page, changed);
 }
 
 function plan() {
   if (planned) return;
   planned = true;
-  // A hidden window gets no frames, but its title must still tell of failures.
+  // A hidden window gets no frames, but its title must still show failures.
   if (document.hidden) setTimeout(show, 200);
   else requestAnimationFrame(show);
 }

@@ -48,7 +48,7 @@ export function timeline() {
   }
 
   function measure() {
-    const last = Math.max(...page.bars.map(end), ...page.messages.map((told) => Math.min(told.at, page.now)), page.begun + 0.001);
+    const last = Math.max(...page.bars.map(end), ...page.messages.map((event) => Math.min(event.at, page.now)), page.begun + 0.001);
     const whole = (page.line.over ? last : Math.max(last, now())) - page.begun;
     // One slot that waits for long would squeeze all that others went through into a few pixels.
     const stood = Math.max(0, ...page.bars.filter((bar) => STOOD.has(bar.phase) && !isOpen(bar)).map((bar) => bar.end)) - page.begun;

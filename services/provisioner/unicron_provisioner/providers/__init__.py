@@ -1,1 +1,1 @@
-"""Who gives machines: one module for each kind of provider."""
+"""Providers of machines: one module for each kind."""

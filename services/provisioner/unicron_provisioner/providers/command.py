@@ -43,7 +43,7 @@ SHOWN = 300
 
 
 class Options(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What the file of pools says of a program.
+    """The options of a program in the file of pools.
 
     Attributes:
         program: its path, and the arguments before the verb.

@@ -30,7 +30,7 @@ MACHINE, POOL, NODE = "unicron.machine", "unicron.pool", "unicron.node"
 """Labels of containers."""
 
 KEYS = "/run/unicron/keys"
-"""Where a container sees the keys of its node."""
+"""Folder of a container with the keys of its node."""
 
 STATES: dict[str, Literal["coming", "running", "ended"]] = {
     "created": "coming",
@@ -38,7 +38,7 @@ STATES: dict[str, Literal["coming", "running", "ended"]] = {
     "running": "running",
     "paused": "running",
 }
-"""What the engine says of a container; what else it says is that it has ended."""
+"""The engine's states of a container; in all others it has ended."""
 
 CALL_S = 20
 """Seconds after which a call to the engine has failed."""
@@ -51,7 +51,7 @@ GONE, TAKEN, FULL = 404, 409, 507
 
 
 class Options(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What the file of pools says of containers.
+    """The options of containers in the file of pools.
 
     Attributes:
         image: that has the agent, such as unicron-node.
@@ -106,7 +106,7 @@ class DockerProvider(ByRelease):
 
     async def _thread(self, job: Callable[[], T]) -> T:
         """Do what blocks in a thread; say what the engine says, where that is an error."""
-        import docker.errors  # noqa: PLC0415 only for who has such pools
+        import docker.errors  # noqa: PLC0415 only for such pools
         import requests  # noqa: PLC0415 it comes with docker
 
         try:
@@ -123,7 +123,7 @@ class DockerProvider(ByRelease):
             raise ProviderError(f"the engine can't be reached: {error}; see whether it runs (docker info)") from error
 
     def _containers(self, machine: str = "") -> Sequence[Any]:
-        import docker  # noqa: PLC0415 only for who has such pools
+        import docker  # noqa: PLC0415 only for such pools
 
         if self._engine is None:
             where = {"base_url": self._options.engine} if self._options.engine else {}
@@ -148,7 +148,7 @@ class DockerProvider(ByRelease):
         ]
 
     def _run(self, request: MachineRequest) -> None:
-        import docker.errors  # noqa: PLC0415 only for who has such pools
+        import docker.errors  # noqa: PLC0415 only for such pools
 
         there = self._containers()
         mine: Sequence[Any] = [each for each in there if each.labels.get(MACHINE) == request.machine]
@@ -166,7 +166,7 @@ class DockerProvider(ByRelease):
 
     def _given(self, request: MachineRequest, node: str) -> dict[str, Any]:
         options, files = self._options, credentials(self._keys, node)
-        told = {
+        variables = {
             "UNICRON_NATS_URL": self._nats_url,
             "UNICRON_NODE": node,
             "UNICRON_MACHINE": request.machine,
@@ -182,7 +182,7 @@ class DockerProvider(ByRelease):
             "command": options.command or None,
             "name": f"unicron-{request.machine}",
             "labels": {MACHINE: request.machine, POOL: self._pool, NODE: node},
-            "environment": {**told, **options.env},
+            "environment": {**variables, **options.env},
             "network": options.network,
             "volumes": [*keys, *options.volumes],
             "device_requests": gpus,
@@ -190,7 +190,7 @@ class DockerProvider(ByRelease):
         }
 
     def _remove(self, machine: str) -> None:
-        import docker.errors  # noqa: PLC0415 only for who has such pools
+        import docker.errors  # noqa: PLC0415 only for such pools
 
         for each in self._containers(machine):
             try:
@@ -203,7 +203,7 @@ class DockerProvider(ByRelease):
 
 def _why(container: Any) -> str:
     """Return how a container has ended, and the last line that it wrote: it is removed soon, and its log with it."""
-    import docker.errors  # noqa: PLC0415 only for who has such pools
+    import docker.errors  # noqa: PLC0415 only for such pools
 
     state = container.attrs.get("State", {})
     code = state.get("ExitCode", "") if isinstance(state, dict) else ""
@@ -222,7 +222,7 @@ def make(pool: Pool, options: Options, around: Surroundings) -> DockerProvider:
         InvalidInputError: the package docker is not installed, or the folder of keys is not there.
     """
     try:
-        import docker  # noqa: F401, PLC0415 only for who has such pools
+        import docker  # noqa: F401, PLC0415 only for such pools
     except ImportError as error:
         raise InvalidInputError("the package docker is not installed: pip install '.[docker]'") from error
     keys = folder_of_keys(options.keys, around.folder)

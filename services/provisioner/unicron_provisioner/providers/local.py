@@ -28,7 +28,7 @@ RECORD = "machine.json"
 
 
 class Options(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What the file of pools says of local machines.
+    """The options of local machines in the file of pools.
 
     Attributes:
         folder: where they are kept; empty: machines, in the folder of the cluster.
@@ -67,7 +67,7 @@ class LocalProvider:
         pool: its name.
         folder: where its machines are kept.
         keys: folder of the nodes' keys, None for none.
-        environment: of the agents, but for what tells them apart.
+        environment: of the agents, but for their own names and folders.
     """
 
     def __init__(self, pool: str, folder: Path, keys: Path | None, environment: dict[str, str]) -> None:
@@ -125,7 +125,7 @@ class LocalProvider:
     def _start(self, record: Record, request: MachineRequest) -> tuple[int, int]:
         home = self._folder / record.machine
         files = {setting: str(path) for setting, path in credentials(self._keys, record.node).items()}
-        told = {
+        variables = {
             "UNICRON_NODE": record.node,
             "UNICRON_MACHINE": record.machine,
             "UNICRON_POOL": self._pool,
@@ -140,7 +140,7 @@ class LocalProvider:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**self._environment, **files, **told},
+                env={**self._environment, **files, **variables},
             )
         self._children.append(child)
         started = ProcessRecord.from_pid(child.pid)

@@ -1,4 +1,4 @@
-"""Which name, and which keys, the node of a new machine gets, where a cluster's keys were made beforehand."""
+"""Chooses the name, and the keys, of a new machine's node, where a cluster's keys were made beforehand."""
 
 import re
 from collections.abc import Collection, Iterator

@@ -1,4 +1,4 @@
-"""What every provider of machines can do. One contract test holds all of them to it: tests/contract/test_providers.py.
+"""The interface of every provider of machines; tests/contract/test_providers.py tests all of them.
 
 A machine is known by an id, which the provisioner makes up before it asks. Whatever is asked for twice under one id is
 there once: an answer may get lost, and the provisioner may be started again between a call and its answer.
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class Surroundings(NamedTuple):
-    """What providers are made with besides what stands in the file of pools.
+    """The arguments of a provider besides its options in the file of pools.
 
     Attributes:
         folder: of that file; relative paths in it begin there.

@@ -160,9 +160,15 @@ class SlurmProvider(ByRelease):
                 raise ProviderError(str(error)) from error
             except tools.SlurmError as error:
                 kind = QuotaError if any(each in str(error) for each in _QUOTA) else RefusedError
-                raise kind(str(error)) from error
+                raise kind(f"{self._field(error)}: {error}") from error
             except InvalidInputError as error:  # there is no sbatch, or it says something else than a number
                 raise ProviderError(str(error)) from error
+
+    def _field(self, error: tools.SlurmError) -> str:
+        """Return which field of the file of pools Slurm refuses, and what is in it."""
+        said, _, _ = str(error).rpartition(";")
+        field = "partition" if "partition" in said.lower() else "sbatch"
+        return f"[pool.{self._pool}.slurm] {field} = {getattr(self._options, field)!r}"
 
     def _settings(self, record: Record, request: MachineRequest) -> dict[str, str]:
         files = {setting: str(path) for setting, path in credentials(self._keys, record.node).items()}
@@ -185,7 +191,7 @@ class SlurmProvider(ByRelease):
         except tools.UnreachableError as error:
             raise ProviderError(str(error)) from error
         except tools.SlurmError as error:
-            raise RefusedError(str(error)) from error
+            raise RefusedError(f"{machine} is job {', '.join(living)}: {error}") from error
 
     def _jobs(self, machine: str, instance: str) -> Sequence[JobShown]:
         return [job for job in _queue(machine) if instance in {"", job.job}]
@@ -226,7 +232,7 @@ def machine_script(machine: str, folder: Path, settings: Mapping[str, str]) -> s
     """
     told = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(settings.items()))
     command = [sys.executable, "-m", "unicron_deploy.slurm.machine", "--run-dir", str(folder / machine)]
-    return f"#!/bin/sh\n#SBATCH --open-mode=append\n#SBATCH --signal=B:USR1@1\n{told}\nexec {shlex.join(command)}\n"
+    return f"#!/bin/sh\n#SBATCH --open-mode=append\n#SBATCH --signal=B:USR1@0\n{told}\nexec {shlex.join(command)}\n"
 
 
 def _queue(machine: str = "") -> list[JobShown]:

@@ -1,4 +1,4 @@
-"""What stragglers cost a job, and who they are: the job is simulated without them and compared with its trace.
+"""The costs of stragglers, and their causes: a job is simulated without them and compared with its trace.
 
 Source: "Understanding Stragglers in Large Model Training Using What-if Analysis". A pure library: `reader` makes a
 `Trace`, `measures.analyze` an `Analysis` of it.

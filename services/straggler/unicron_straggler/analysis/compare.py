@@ -1,4 +1,4 @@
-"""What changed between two runs of a job, or between two jobs."""
+"""Compares two runs of a job, or two jobs."""
 
 import math
 from collections.abc import Mapping, Sequence

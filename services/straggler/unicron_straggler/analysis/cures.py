@@ -127,7 +127,7 @@ def _scaled(what_if: WhatIf, factors: Floats, steps: Integers | None = None) -> 
 
 
 def _lengths(what_if: WhatIf) -> Found:
-    """What sharing out would bring lies between moving microbatches as they are and making all of a step equal."""
+    """Estimate the gain of sharing out: between moving microbatches as they are and making all of a step equal."""
     found = what_if.found
     total, count, _, dp = found.content.shape[1:]
     steps = np.linspace(0, total - 1, max(1, min(total, MOST_MOVED // (count * dp)))).round().astype(int)
@@ -182,7 +182,7 @@ def _pauses(analysis: Analysis, found: TimeParts, gain: str) -> Found:
 
 
 def _network(analysis: Analysis, gain: str) -> Found:
-    """Which transfers take longer than usual, and whether it is one link."""
+    """Find transfers that take longer than usual, and whether it is one link."""
     extra = {
         op: np.maximum(np.nan_to_num(analysis.durations[op] - analysis.ideal_values[op]), 0)
         for op in COMMUNICATION & analysis.durations.keys()

@@ -22,7 +22,7 @@ TRUSTED_LAUNCH = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """What stragglers cost a job. Slowdowns are ratios of mean step times; times are seconds.
+    """The costs of a job's stragglers. Slowdowns are ratios of mean step times; times are seconds.
 
     Arrays over steps, data-parallel ranks (dp) and stages (pp) have these axes in this order; steps are in the order of
     `steps`, ranks and stages in theirs.

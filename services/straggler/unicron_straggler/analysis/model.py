@@ -25,7 +25,7 @@ TAIL = tuple(
         "optimizer",
     )
 )
-"""What follows the last compute of a step, in order."""
+"""Operations after the last compute of a step, in order."""
 
 Key = tuple[int, int, int]
 """Code of the op type, seq_id, stage."""
@@ -43,7 +43,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class StageOps:
-    """What one stage did in the first step.
+    """The operations of one stage in the first step.
 
     Attributes:
         computes: in order of start.

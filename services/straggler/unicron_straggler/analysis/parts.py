@@ -1,4 +1,4 @@
-"""What compute times are made of: stage, worker, content of the microbatch, pauses; and the times without some of them.
+"""Parts of compute times: stage, worker, content of the microbatch, pauses; and the times without some of them.
 
 A forward or backward takes the time of its stage, times how slow its worker is, times how much there is to compute in
 its microbatch (which all stages feel, forward and backward alike), plus a pause now and then. Each part is estimated
@@ -33,7 +33,7 @@ LEAST_SLOW = 0.05
 LEAST_PAUSE = 0.15
 """A pause is at least this share of the operation it is in."""
 CLEAR = 6.0
-"""What counts is so many standard deviations of the noise from what is usual."""
+"""Standard deviations of the noise beyond which a deviation counts."""
 SELDOM = 0.15
 """A worker more of whose operations than this are far too long is slow, and does not pause."""
 
@@ -190,7 +190,7 @@ def _slowness(left: Floats, noise: Floats, chunks: int, *, lengths: bool) -> Flo
     _, steps, count, places, dp = left.shape
     by_stage = left.reshape(2, steps, count, places // chunks, chunks, dp)
     slow = by_stage.mean(axis=(2, 4))  # (2, steps, stages, dp)
-    if lengths and places == chunks:  # one stage: a step of long sequences can't be told from a slow one
+    if lengths and places == chunks:  # one stage: a step of long sequences looks like a slow one
         slow = np.repeat(slow.mean(axis=1, keepdims=True), steps, axis=1)
     slow -= _lower_median(slow, axis=3)
     chance = 1.25 * float(np.sqrt((noise**2).mean())) / np.sqrt(steps * count)

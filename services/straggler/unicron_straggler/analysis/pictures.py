@@ -20,7 +20,7 @@ FORMATS = ("svg", "png")
 MOST_STEPS = 24
 """Steps that have a heat map of their own; of more, the slowest and others evenly chosen."""
 MOST_NUMBERED = 64
-"""Workers up to which each cell tells its number."""
+"""Workers up to which each cell shows its number."""
 LEAST_SCALE = 1.1
 """The colours reach up to this slowdown at least, so that noise does not look like a straggler."""
 
@@ -32,7 +32,7 @@ KINDS = {
     "garbage collection": ("gc", "tab:red"),
     "optimizer": ("optimizer", "tab:brown"),
 }
-"""What a timeline shows, its op type and colour; transfers between stages would hide the rest."""
+"""Bars of a timeline, op type and colour; transfers between stages would hide the rest."""
 
 Bars = dict[str, list[list[tuple[float, float]]]]
 """For each kind, for each stage: start and length of each operation, in seconds."""

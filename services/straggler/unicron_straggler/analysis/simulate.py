@@ -21,7 +21,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Which operations take the time that was traced.
+    """The operations that take the time that was traced.
 
     Attributes:
         codes: of these types; None for all.

@@ -49,7 +49,7 @@ class Job:
 
 @dataclass
 class _Axes:
-    """Where each row of a trace goes: its place on the axes of steps and data-parallel ranks, -1 if it is left out."""
+    """The position of each row of a trace on the axes of steps and data-parallel ranks, -1 if it is left out."""
 
     steps: Integers
     dp_ranks: Integers

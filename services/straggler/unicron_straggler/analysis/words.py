@@ -1,4 +1,4 @@
-"""What the commands `unicron straggler analyze` and `compare` do."""
+"""The work of the commands `unicron straggler analyze` and `compare`."""
 
 from pathlib import Path
 from typing import Any

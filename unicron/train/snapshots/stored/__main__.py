@@ -1,4 +1,4 @@
-"""What an agent has done about checkpoints on storage: a request in JSON is the argument, the answer the last line.
+"""The program that works on checkpoints for an agent: a request in JSON is the argument, the answer the last line.
 
 An error is that line where the exit status is 1.
 """

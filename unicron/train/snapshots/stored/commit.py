@@ -1,4 +1,4 @@
-"""A checkpoint is completed: all parts are there as their writers told, and only then it is the newest."""
+"""Completes a checkpoint: only when all parts are there as their writers reported, it becomes the newest."""
 
 import io
 import time
@@ -29,27 +29,27 @@ MERGED = "merged"
 
 
 def commit(saving: Saving, parts: Sequence[StoredPart]) -> Stored:
-    """Complete a checkpoint, once each place has told what it has written; all of it is read for that.
+    """Complete a checkpoint, once each place has reported its part; all of it is read for that.
 
-    Who can't tell whether it has done so already may do it again.
+    A caller that does not know whether it has done so already may do it again.
 
     Args:
         saving: which one.
         parts: what `write_part` returned, of each place once.
 
     Raises:
-        CheckpointError: parts are missing, or not as their writers told, or do not make up the state. The checkpoint
-            does not come to be then, and the others are as they were.
+        CheckpointError: parts are missing, or not as their writers reported, or do not make up the state. The
+            checkpoint does not come to be then, and the others are as they were.
     """
     storage = Storage(saving.root)
-    for each in catalog.found(storage, saving.task):
+    for each in catalog.list_checkpoints(storage, saving.task):
         if each.manifest is not None and each.manifest.attempt == saving.attempt:
             return each
     parts = sorted(parts, key=lambda part: part.place)
-    told = [part.place for part in parts]
-    if told != list(range(saving.layout.replica_workers)):
+    places = [part.place for part in parts]
+    if places != list(range(saving.layout.replica_workers)):
         raise CheckpointError(
-            f"iteration {saving.iteration} of {saving.task} has the parts of places {told} instead of "
+            f"iteration {saving.iteration} of {saving.task} has the parts of places {places} instead of "
             f"{list(range(saving.layout.replica_workers))}"
         )
     folder = (saving.task, working_folder(storage, saving))
@@ -89,16 +89,16 @@ def abandon(saving: Saving) -> None:
 
 
 def _indexes(storage: Storage, saving: Saving, folder: tuple[str, str], parts: Sequence[StoredPart]) -> list[Index]:
-    """Return the indexes of parts that were read and found as told."""
+    """Return the indexes of parts, once they were read and found to be as reported."""
     if wrong := [fault for part in parts for fault in part_faults(storage, folder, part)]:
         raise CheckpointError(
-            f"{storage.address(*folder)} is not as its writers told: {'; '.join(wrong[:5])}; every node must see the "
-            "same storage there"
+            f"{storage.address(*folder)} is not as its writers reported: {'; '.join(wrong[:5])}; every node must see "
+            "the same storage there"
         )
     found = [index_of(storage, folder, part) for part in parts]
     for index in found:
-        told = (index.task, index.iteration, index.attempt, index.layout)
-        if told != (saving.task, saving.iteration, saving.attempt, saving.layout):
+        header = (index.task, index.iteration, index.attempt, index.layout)
+        if header != (saving.task, saving.iteration, saving.attempt, saving.layout):
             raise CheckpointError(
                 f"the part of place {index.place} is of iteration {index.iteration} of {index.task}, attempt "
                 f"{index.attempt}, and not of {saving.iteration} of {saving.task}, attempt {saving.attempt}"

@@ -1,6 +1,6 @@
-"""What torch.distributed.checkpoint wants to know of a checkpoint: its `.metadata`, made of the indexes of all places.
+"""Makes the `.metadata` that torch.distributed.checkpoint needs of a checkpoint, from the indexes of all places.
 
-torch writes it out of what all ranks tell each other; nothing here needs a group. Unicron never reads it: it is a
+torch makes it from an exchange of all ranks; nothing here needs a group. Unicron never reads it: it is a
 pickle.
 """
 

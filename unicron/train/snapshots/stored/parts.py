@@ -22,7 +22,7 @@ from unicron.snapshots.storage.root import UNFINISHED, Storage
 from unicron.train.snapshots.stored.pieces import StatePiece, check_plain, list_pieces, split
 
 PIECE = 2048
-"""What `torch.save` adds to the content of a piece, at most, and what its entry in the index takes, in bytes."""
+"""Most bytes that `torch.save` adds to the content of a piece, and that its entry in the index takes."""
 
 
 def working_folder(storage: Storage, saving: Saving) -> str:
@@ -31,7 +31,7 @@ def working_folder(storage: Storage, saving: Saving) -> str:
 
 
 def write_part(saving: Saving, place: int, state: Mapping[str, Any]) -> StoredPart:
-    """Write what a place has of the state; whoever completes the checkpoint is to be told what this returns.
+    """Write a place's part of the state; the result is needed to complete the checkpoint.
 
     Args:
         saving: what it is a part of.
@@ -113,7 +113,7 @@ class PieceWriter:
 
 
 class _Counted:
-    """What `torch.save` writes to: it passes on, counts and sums what comes.
+    """A stream for `torch.save` that passes on, counts and sums what is written.
 
     Args:
         stream: where it goes.

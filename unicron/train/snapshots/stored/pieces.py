@@ -1,7 +1,7 @@
 """A laid out state taken to pieces, as torch.distributed.checkpoint takes its own, and put together again.
 
 What is nested gets the names that its `flatten_state_dict` gives. What is left without the tensors is a piece too: it
-has what those names can't tell, such as empty mappings and keys that are numbers.
+has what those names can't express, such as empty mappings and keys that are numbers.
 """
 
 import io
@@ -98,11 +98,11 @@ def list_pieces(path: Path, value: Any) -> list[str]:
 
 def _without_pieces(value: Any, path: Path, taken: list[StatePiece]) -> Any:
     try:
-        told = decode_shard(value)
+        shard = decode_shard(value)
     except StateTransferError as error:
         raise CheckpointError(f"{'.'.join(map(str, path))}: {error}") from error
-    if told is not None:
-        box, tensor = told
+    if shard is not None:
+        box, tensor = shard
         taken.append(StatePiece(path, tensor, box))
         here = {HERE: len(taken) - 1}
         return here if isinstance(value, torch.Tensor) else {**value, "shard": here}

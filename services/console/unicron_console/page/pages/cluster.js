@@ -31,10 +31,10 @@ export default function clusterPage(place) {
     section("Last failures", failures.box, h("p", null, h("a", { href: "/failures" }, "All failures"))),
     section("What changed", events.box, h("p", null, h("a", { href: "/events" }, "All events"))));
 
-  place.cluster((page, told) => {
-    figures.set(page, told);
+  place.cluster((page, changed) => {
+    figures.set(page, changed);
     seen.set(page);
-    nodes.set(page, told);
+    nodes.set(page, changed);
     key.set(page);
     tasks.set(page.tasks);
     const open = healing(page.failures);
@@ -42,7 +42,7 @@ export default function clusterPage(place) {
     events.set(page.events.slice(-60).reverse());
     empty.hidden = page.tasks.size > 0;
     observing.hidden = !page.observe_only;
-    put(head.state, told.shape || !head.state.textContent ? nodes.summary() : head.state.textContent);
+    put(head.state, changed.shape || !head.state.textContent ? nodes.summary() : head.state.textContent);
   });
 }
 
@@ -74,7 +74,7 @@ function bigFigures() {
   const box = h("div", { class: "figures" }, healed.box, waf.box, goodput.box, nodes.box, slots.box, tasks.box,
     h("div", { class: "tile wide" }, course.box));
   let drawn = null;
-  return { box, set(page, told) {
+  return { box, set(page, changed) {
     const open = healing(page.failures);
     put(healed.value, count(open.length));
     const waits = forSomebody(page);
@@ -88,7 +88,7 @@ function bigFigures() {
     attr(gauge, "aria-valuenow", Math.round(share * 100));
     put(goodput.value, percent(page.goodput));
     put(goodput.more, "of GPU time was training");
-    if (told.shape || told.nodes.size) {
+    if (changed.shape || changed.nodes.size) {
       const states = tally(page.nodes);
       put(nodes.value, count(states.up ?? 0));
       put(nodes.more, `up${said(states, ["suspected", "draining", "lost", "left"])}`);

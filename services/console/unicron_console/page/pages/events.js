@@ -20,9 +20,9 @@ export default function eventsPage(place) {
   function show() {
     const wanted = filter.value.trim().toLowerCase();
     const from = latest[0]?.position ?? Infinity;
-    const all = [...earlier.filter((told) => told.position < from), ...latest];
-    const text = (told) => `${told.kind} ${told.source} ${told.text} ${told.chain}`;
-    const fit = wanted ? all.filter((told) => text(told).toLowerCase().includes(wanted)) : all;
+    const all = [...earlier.filter((event) => event.position < from), ...latest];
+    const text = (event) => `${event.kind} ${event.source} ${event.text} ${event.chain}`;
+    const fit = wanted ? all.filter((event) => text(event).toLowerCase().includes(wanted)) : all;
     list.set(fit.slice(-MOST).reverse());
     put(head.state, wanted ? `${fit.length} of ${plural(all.length, "event")}` : plural(all.length, "event"));
   }

@@ -23,7 +23,7 @@ export default function failurePage(place) {
   const evidence = feed("evidence", { open: true, chain });
   const messages = h("div");
   const unheard = h("p", { class: "hint" });
-  let told = null;
+  let messagesBox = null;
   place.main.append(head.box, reason, list.list,
     section("What it cost", walls, sums, key.list, phases.box),
     section("Timeline", bars.box),
@@ -54,8 +54,8 @@ export default function failurePage(place) {
     keyed(plan, page.plan.map(([label, sentence]) => ({ label, sentence })), (one) => one.label + one.sentence,
       (one) => h("div", null, h("dt", null, one.label), h("dd", null, linked(one.sentence))));
     evidence.set(page.evidence);
-    if (!told) messages.append((told = feed("messages of the chain", { begun: page.begun, chain })).box);
-    told.set(page.messages);
+    if (!messagesBox) messages.append((messagesBox = feed("messages of the chain", { begun: page.begun, chain })).box);
+    messagesBox.set(page.messages);
     put(unheard, page.unheard ? `${plural(page.unheard, "message")} left out.` : "");
   });
 

@@ -68,7 +68,7 @@ function slotTable(node) {
 const gpuTable = (names) => table({
   label: "what GPUs count",
   key: (gpu) => gpu.slot,
-  empty: "Its agent has told of no GPU.",
+  empty: "Its agent has reported no GPU.",
   columns: [
     figure("slot", (gpu) => count(gpu.slot)),
     ...names.map((name) => figure(words(name.replace(UNIT, "")), (gpu) => reading(name, gpu.counters[name]))),

@@ -31,8 +31,8 @@ export default function nodesPage(place) {
     put(hint, fit.length > FIRST ? `the first ${count(FIRST)} of ${count(fit.length)}, those in trouble first` : "");
   }
 
-  place.cluster((page, told) => {
-    field.set(page, told);
+  place.cluster((page, changed) => {
+    field.set(page, changed);
     key.set(page);
     rows = byNumber([...page.nodes], ([name]) => name).map(([name, square]) => line(name, square));
     rows.sort((one, other) => rank(one) - rank(other));

@@ -22,7 +22,7 @@ export default function planPage(place) {
   });
   let known = 0;
   place.cluster((page) => {
-    const last = page.events.findLast((told) => told.kind === "PlanDecided")?.position ?? 0;
+    const last = page.events.findLast((event) => event.kind === "PlanDecided")?.position ?? 0;
     if (known && last !== known) again();
     known = last;
   });
@@ -89,8 +89,8 @@ function whatIf(place) {
     }
     ask.disabled = false;
   }
-  place.cluster((_, told) => {
-    if (told.shape || !lose.filled) lose.fill();
+  place.cluster((_, changed) => {
+    if (changed.shape || !lose.filled) lose.fill();
     finish.fill();
   });
   return h("div", { class: "what-if" }, h("p", { class: "hint" }, "Nothing is done: the planner only answers."),

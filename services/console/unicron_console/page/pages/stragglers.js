@@ -1,4 +1,4 @@
-// Who slows a task down.
+// The workers that slow a task down.
 
 import { path } from "../api.js";
 import { h, put } from "../dom.js";
@@ -14,7 +14,7 @@ export function overview(place) {
   place.title("stragglers");
   const head = heading("Stragglers");
   const tasks = slowTable();
-  place.main.append(head.box, h("p", { class: "hint" }, "Who slows a task down, by worker and iteration, is on the page of each."), tasks.box);
+  place.main.append(head.box, h("p", { class: "hint" }, "The page of each task shows the workers that slow it down, by iteration."), tasks.box);
   place.cluster((page) => {
     const lines = [...page.tasks.values()].sort((one, other) => !!other.slow - !!one.slow);
     tasks.set(lines);
@@ -62,7 +62,7 @@ export default function stragglers(place) {
   function see(view) {
     const last = view.history.at(-1);
     put(head.state, last ? `S = ${last.slowdown.toFixed(2)}` : "nothing recorded yet");
-    put(said, view.alert ? `Told, and still so: ${words(view.alert)}.` : "Nothing that had to be told.");
+    put(said, view.alert ? `Reported, and still so: ${words(view.alert)}.` : "Nothing to report.");
     said.className = view.alert ? "problem" : "lead";
     const dropped = Object.entries(view.dropped).map(([reason, number]) => `${count(number)} ${reason}`).join(", ");
     list.set({

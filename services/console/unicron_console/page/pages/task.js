@@ -40,7 +40,7 @@ export default function taskPage(place) {
     section("Where its GPU time went", time.line, h("p", { class: "hint" }, "And what of it was lost, without training and idle time:"), gone.line, key.list, phases.box),
     section("Attempts", attempts.box),
     section("Plan curve", curve.box),
-    h("p", null, h("a", { href: path("stragglers", task) }, "Who slows it down: stragglers")));
+    h("p", null, h("a", { href: path("stragglers", task) }, "Stragglers: workers that slow it down")));
   place.closing(orders.close);
   place.closing(closeLog);
 

@@ -10,12 +10,13 @@ from unicron.bus.protocol import JournalEntry
 from unicron.contracts.commands import Command
 from unicron.contracts.queries import DrainNode, PauseTask, RemoveTask, SubmitTask
 from unicron_simulator.storms import faults
-from unicron_simulator.storms.faults import CALM, StormFault
+from unicron_simulator.storms.faults import StormFault
+from unicron_simulator.storms.scene import CALM
 from unicron_simulator.storms.training import INFINITE
 from unicron_simulator.storms.world import World
 
 
-class Strikes:
+class FaultInjector:
     """The faults of a world's scene."""
 
     def __init__(self, world: World) -> None:
@@ -24,16 +25,16 @@ class Strikes:
         self._last: dict[str, tuple[int, JournalEntry]] = {}
         world.on_command = self._record_command
 
-    async def strike_all(self) -> None:
+    async def inject_all(self) -> None:
         """Let every fault strike at its time; return when all of them are over."""
-        await asyncio.gather(*(self._strike_at(fault) for fault in self._world.scene.faults))
+        await asyncio.gather(*(self._inject_at(fault) for fault in self._world.scene.faults))
         self._world.network.weather = CALM
 
     def _record_command(self, command: Command, entry: JournalEntry) -> None:
         self._let_late_ones_in(command)
         self._last[command.node] = (command.token, entry)
 
-    async def _strike_at(self, fault: StormFault) -> None:
+    async def _inject_at(self, fault: StormFault) -> None:
         await asyncio.sleep(max(0.0, fault.at - self._world.clock.elapsed()))
         match fault:
             case faults.CrashService(service=name, writes=writes, down_s=down_s):
@@ -147,7 +148,7 @@ class Strikes:
                 await machine.crash_agent()
                 self._world.publish_disconnect(fault.node, "Client Closed")
             case faults.LeaveNode(notice_s=notice_s):
-                self._world.record(f"the agent of {fault.node} is told to leave, for {fault.back_s:g} s")
+                self._world.record(f"the agent of {fault.node} is ordered to leave, for {fault.back_s:g} s")
                 await machine.leave(notice_s)
             case faults.Lies(how=how, count=count, for_s=for_s):
                 self._world.record(f"{count} lies for {for_s:.1f} s: {how}, {fault.node}")
@@ -166,7 +167,7 @@ class Strikes:
         if not mine:
             return
         machine = mine[fault.pick % len(mine)]
-        self._world.record(f"{machine.name} is lost for good, told {fault.notice_s:g} s before")
+        self._world.record(f"{machine.name} is lost for good, {fault.notice_s:g} s after the notice")
         if fault.notice_s:
             await machine.leave(fault.notice_s)
         await machine.lose_power()

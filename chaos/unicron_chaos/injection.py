@@ -6,10 +6,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from unicron.client import Client
+from unicron.contracts.answers import Status
 from unicron.contracts.base import Record
 from unicron.contracts.events import IterationFinished
 from unicron.contracts.faults import NODE, WORKER, kind_of
-from unicron.contracts.queries import Status
 from unicron.contracts.tasks import Member
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron_chaos.script import RankTarget, ScriptedFault
@@ -24,7 +24,7 @@ Restart = Callable[[str], Awaitable[None]]
 """Brings a killed node back; only who started its agent can."""
 
 
-class Strike(Record, kw_only=True, frozen=True):
+class Injection(Record, kw_only=True, frozen=True):
     """A fault that was carried out.
 
     Attributes:
@@ -44,9 +44,9 @@ class Strike(Record, kw_only=True, frozen=True):
     text: str
 
 
-async def strike(
+async def inject(
     client: Client, fault: str, target: RankTarget | str, restart: Restart | None = None, value: str = ""
-) -> Strike:
+) -> Injection:
     """Carry `fault` out now.
 
     Raises:
@@ -56,8 +56,8 @@ async def strike(
     """
     kind = kind_of(fault)
     value = kind.checked(value)
-    if (WORKER if isinstance(target, RankTarget) else NODE) not in kind.strikes:
-        raise InvalidInputError(f"{fault} takes {' or '.join(kind.strikes)}, not {target}")
+    if (WORKER if isinstance(target, RankTarget) else NODE) not in kind.targets:
+        raise InvalidInputError(f"{fault} takes {' or '.join(kind.targets)}, not {target}")
     member = find_member(await client.status(), target) if isinstance(target, RankTarget) else None
     node, worker = (member.node, member.worker) if member else (str(target), "")
     at = time.time()
@@ -68,7 +68,7 @@ async def strike(
         text = f"{node} was started again"
     else:
         text = await _inject(client, node, fault, worker, value)
-    return Strike(fault=fault, target=str(target), value=value, node=node, worker=worker, at=at, text=text)
+    return Injection(fault=fault, target=str(target), value=value, node=node, worker=worker, at=at, text=text)
 
 
 async def _inject(client: Client, node: str, fault: str, worker: str, value: str) -> str:
@@ -100,7 +100,7 @@ def find_member(status: Status, target: RankTarget) -> Member:
 
 
 async def run_script(
-    client: Client, faults: Sequence[ScriptedFault], restart: Restart | None, on_strike: Callable[[Strike], None]
+    client: Client, faults: Sequence[ScriptedFault], restart: Restart | None, on_injection: Callable[[Injection], None]
 ) -> None:
     """Let each fault strike while its task computes its iteration; return after the last one.
 
@@ -121,7 +121,7 @@ async def run_script(
         while waiting:
             due = next((fault for fault in waiting if computing.get(fault.task, -1) >= fault.iteration), None)
             if due is not None:
-                on_strike(await _insist(client, due, restart))
+                on_injection(await _insist(client, due, restart))
                 waiting.remove(due)
                 continue
             news.clear()
@@ -178,13 +178,13 @@ async def _ended(client: Client, target: RankTarget | str) -> bool:
     return False
 
 
-async def _insist(client: Client, fault: ScriptedFault, restart: Restart | None) -> Strike:
-    """Strike as soon as the target is there."""
+async def _insist(client: Client, fault: ScriptedFault, restart: Restart | None) -> Injection:
+    """Inject the fault as soon as its target is there."""
     clock = asyncio.get_running_loop()
     deadline = clock.time() + TARGET_S
     while True:
         try:
-            return await strike(client, fault.fault, fault.target, restart, fault.value)
+            return await inject(client, fault.fault, fault.target, restart, fault.value)
         except (InvalidInputError, BusUnavailableError):
             if clock.time() > deadline or await _ended(client, fault.target):
                 raise

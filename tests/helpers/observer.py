@@ -1,9 +1,9 @@
-"""What a cluster has told, a real one or one in virtual time."""
+"""Queries of a cluster's messages and status, a real one or one in virtual time."""
 
 from unicron.contracts.events import IterationFinished
 
 
-class Told:
+class ClusterObserver:
     """Has a `client`, a `journal` and `iterations`, of all tasks; it asks for its `status`, and waits `until`."""
 
     async def listen(self):
@@ -18,13 +18,13 @@ class Told:
             if isinstance(message, kind) and all(getattr(message, name) == value for name, value in fields.items())
         ]
 
-    def told(self, task):
-        """Return the iterations that a task was told to have finished; one may be missing: telemetry can be lost."""
+    def done(self, task):
+        """Return the iterations that a task has reported; one may be missing: telemetry can be lost."""
         return [message.iteration for message in self.iterations if message.task == task]
 
     async def reached(self, task, iteration):
         """Wait until a task has finished an iteration, or a later one."""
-        await self.until(lambda: max(self.told(task), default=-1) >= iteration)
+        await self.until(lambda: max(self.done(task), default=-1) >= iteration)
 
     async def view(self, name):
         """Return what the registry knows of a task, None where it knows none."""

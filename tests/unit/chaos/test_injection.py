@@ -12,16 +12,16 @@ import pytest
 from helpers.accounts import finished
 from helpers.waiting import elapse, in_virtual_time, insist, until
 from helpers.worlds import LEASE_TTL_S
-from unicron_chaos import strikes
+from unicron_chaos import injection
+from unicron_chaos.injection import inject, run_script
 from unicron_chaos.script import RankTarget, parse
 from unicron_chaos.storm import Storm, rage, troubles
-from unicron_chaos.strikes import run_script, strike
 from unicron_registry.main import RegistrySettings, wiring
 
 from unicron import codec, subjects
 from unicron.client import Client
+from unicron.contracts.answers import Reply
 from unicron.contracts.events import TaskStateChanged
-from unicron.contracts.queries import Reply
 from unicron.contracts.tasks import Member, TaskSpec, TaskState
 from unicron.errors import InvalidInputError
 from unicron.service.service import Service
@@ -109,7 +109,7 @@ async def test_each_fault_strikes_when_its_iteration_is_computed(scene):
     await scene.changes(TaskState.RUNNING, "w0", "w1")
     run = scene.plays(*faults, start_node=restart, say=seen.append)
     await scene.finishes(0)
-    await elapse(strikes.TARGET_S / 2)
+    await elapse(injection.TARGET_S / 2)
     assert scene.asked == []
     await scene.finishes(1)
     await scene.has_been_asked(1)
@@ -143,7 +143,7 @@ async def test_a_fault_waits_for_a_rank_that_is_just_being_replaced(scene):
     await scene.changes(TaskState.RECOVERING, "w0")
     await scene.finishes(5)
     run = scene.plays((1, "kill-worker", "{task: gpt, rank: 1}"))
-    await elapse(strikes.TARGET_S / 2)
+    await elapse(injection.TARGET_S / 2)
     assert scene.asked == []
     await scene.changes(TaskState.RUNNING, "w0", "w2")
     await run
@@ -166,7 +166,7 @@ async def test_nobody_waits_for_a_target_whose_task_is_over(scene):
     with pytest.raises(InvalidInputError, match="no rank 1 in task gpt, which is finished"):
         await scene.plays((1, "kill-worker", "{task: gpt, rank: 1}"))
     waited_s = asyncio.get_running_loop().time() - began  # in virtual time
-    assert waited_s < strikes.TARGET_S
+    assert waited_s < injection.TARGET_S
 
 
 @on_stage
@@ -192,7 +192,7 @@ async def test_a_script_that_nobody_can_finish_does_not_begin(scene):
     with pytest.raises(InvalidInputError, match="--dir"):
         await scene.plays((0, "kill-node", "{node: node-1}"), (0, "restart-node", "{node: node-1}"))
     with pytest.raises(InvalidInputError, match="--dir"):
-        await strike(scene.client, "restart-node", "node-1")
+        await inject(scene.client, "restart-node", "node-1")
     assert scene.asked == []
 
 
@@ -229,12 +229,12 @@ async def test_a_refusal_of_the_agent_is_told(scene):
     await scene.changes(TaskState.RUNNING, "w0")
     await scene.client.bus.serve(subjects.orders("node-2"), "agent-node-2", refuse)
     with pytest.raises(InvalidInputError, match="UNICRON_CHAOS"):
-        await strike(scene.client, "kill-node", "node-2")
+        await inject(scene.client, "kill-node", "node-2")
     with pytest.raises(InvalidInputError, match="no fault 'flood'"):
         await scene.client.inject("node-2", "flood")
     with pytest.raises(InvalidInputError, match="takes TASK:RANK"):
-        await strike(scene.client, "raise", "node-1")
+        await inject(scene.client, "raise", "node-1")
     with pytest.raises(InvalidInputError, match=r"no node .node2.; the known ones are none"):
-        await strike(scene.client, "kill-node", "node2")
+        await inject(scene.client, "kill-node", "node2")
     with pytest.raises(InvalidInputError, match="takes NODE"):
-        await strike(scene.client, "kill-node", RankTarget(task="gpt", rank=0))
+        await inject(scene.client, "kill-node", RankTarget(task="gpt", rank=0))
