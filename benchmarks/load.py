@@ -41,9 +41,10 @@ from benchmarks.harness.processes import cpu_s, memory_mb
 from benchmarks.harness.stats import median, percentiles, quantile, worst
 from unicron import codec, subjects
 from unicron.client import Client
+from unicron.contracts.answers import Reply
 from unicron.contracts.events import DeadLetter, FailureDetected, Regrouped, TaskStateChanged, WorkerReady
 from unicron.contracts.failures import DetectionMethod
-from unicron.contracts.queries import GetStates, Reply
+from unicron.contracts.queries import GetStates
 from unicron.errors import UnicronError
 from unicron.services import SERVICES
 

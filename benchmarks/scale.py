@@ -31,9 +31,10 @@ from unicron import codec, subjects
 from unicron.bus import replies, topology
 from unicron.bus.protocol import JournalEntry, TelemetryEntry
 from unicron.clock import VirtualClock
+from unicron.contracts.answers import Reply
 from unicron.contracts.base import Message
 from unicron.contracts.events import FailureDetected, NodeHeartbeat, TaskStateChanged
-from unicron.contracts.queries import GetStatus, Query, Reply, SubmitTask
+from unicron.contracts.queries import GetStatus, Query, SubmitTask
 from unicron.contracts.tasks import Slot, TaskSpec, TaskState
 from unicron.service.service import Service
 

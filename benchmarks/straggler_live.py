@@ -26,10 +26,10 @@ import torch
 from benchmarks.harness.cluster import Scene, background, running, task, until
 from benchmarks.harness.command import Options, Result, main
 from benchmarks.harness.processes import timed
+from unicron.contracts.answers import StragglerWindow
 from unicron.contracts.events import IterationFinished, StepTimed
-from unicron.contracts.queries import StragglerWindow
+from unicron.contracts.frames import frame
 from unicron.contracts.timings import DEFAULT_SHARE
-from unicron.contracts.worker import frame
 from unicron.train.worker.timing import BACKWARD, FORWARD, OPTIMIZER, REDUCE, Recorder
 
 WORKERS, MICROBATCHES = 4, 12

@@ -6,13 +6,7 @@ from typing import Any, NamedTuple
 
 from unicron import subjects
 from unicron.contracts.ranges import MOST_SECONDS
-from unicron.contracts.tasks import (
-    SHORTEST_SILENCE_S,
-    UNCOUNTED,
-    ModelSpec,
-    ParallelLayout,
-    TaskSpec,
-)
+from unicron.contracts.tasks import SHORTEST_SILENCE_S, UNCOUNTED, ModelSpec, ParallelLayout, TaskSpec
 from unicron.costmodel import catalogue
 from unicron.errors import InvalidInputError
 from unicron.log_patterns import compiled

@@ -9,6 +9,7 @@ from unicron import codec, subjects
 from unicron.aio import RETRY_S
 from unicron.authentication import authenticate
 from unicron.bus.protocol import Bus
+from unicron.contracts.answers import Curve, Load, PlanView, Reply, Status, StragglerView
 from unicron.contracts.base import Message
 from unicron.contracts.enrolment import TokenView
 from unicron.contracts.faults import kind_of
@@ -17,7 +18,6 @@ from unicron.contracts.pools import PoolsView
 from unicron.contracts.queries import (
     AcknowledgeIncident,
     CreateToken,
-    Curve,
     DrainNode,
     GetCurve,
     GetLoad,
@@ -30,18 +30,13 @@ from unicron.contracts.queries import (
     GetStraggler,
     GetTokens,
     InjectFault,
-    Load,
     Order,
     PauseTask,
-    PlanView,
     Query,
     RemoveTask,
-    Reply,
     RevokeToken,
     RewindTask,
     SaveTask,
-    Status,
-    StragglerView,
     SubmitTask,
     SwitchRecording,
     WhatIf,
@@ -221,7 +216,7 @@ class Client:
         if until is not None and after >= until:
             return
         async for entry in self.bus.follow(filters, after):
-            message = _said(entry.subject, entry.data)
+            message = _authenticated(entry.subject, entry.data)
             if message is not None:
                 yield entry.sequence, message
             if until is not None and entry.sequence >= until:
@@ -230,12 +225,12 @@ class Client:
     async def telemetry(self, *kinds: type[Message]) -> AsyncIterator[Message]:
         """Yield telemetry of these kinds as it comes; what can't be used is left out."""
         async for heard in self.bus.receive_telemetry(subjects.events(*kinds)):
-            message = _said(heard.subject, heard.data)
+            message = _authenticated(heard.subject, heard.data)
             if message is not None:
                 yield message
 
 
-def _said(subject: str, data: bytes) -> Message | None:
+def _authenticated(subject: str, data: bytes) -> Message | None:
     try:
         return authenticate(subject, data)
     except InvalidInputError:

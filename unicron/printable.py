@@ -28,11 +28,14 @@ def shown(value: object) -> str:
     return _SHORT.repr(value)
 
 
+MOST_LISTED = 20
+"""Problems that are printed at most."""
+
 _SHORT = Repr()
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxstring, _SHORT.maxother = 3, 4, 120, 120
 
 
-def listed(problems: list[str], most: int = 20) -> str:
+def listed(problems: list[str]) -> str:
     """Return problems one below the other; of many the first, and how many more there are."""
-    more = [f"... and {len(problems) - most:,} more like these"] if len(problems) > most else []
-    return "\n".join(problems[:most] + more)
+    more = [f"... and {len(problems) - MOST_LISTED:,} more like these"] if len(problems) > MOST_LISTED else []
+    return "\n".join(problems[:MOST_LISTED] + more)

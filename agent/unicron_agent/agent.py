@@ -17,15 +17,13 @@ from unicron.contracts.events import CommandRefused, DeadLetter
 from unicron.errors import InvalidInputError
 from unicron.rate_limits import LETTERS, RateLimiter, more_text
 from unicron_agent.core import AgentCore
+from unicron_agent.effects import Effect, Out, ReadToken
 from unicron_agent.hardware.clocks import MOST_S
 from unicron_agent.outbox import Outbox
 from unicron_agent.stimuli import (
     DepartureNotice,
-    Effect,
     EntryRead,
-    Out,
     Published,
-    ReadToken,
     Reconnected,
     Shutdown,
     Stimulus,

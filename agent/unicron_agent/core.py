@@ -5,26 +5,9 @@ import math
 import msgspec
 
 from unicron.authentication import authenticate
-from unicron.contracts.commands import (
-    Command,
-    CommitCheckpoint,
-    CopyState,
-    DropStates,
-    FindCheckpoint,
-    FindStates,
-    Regroup,
-    ReleaseNode,
-    SaveStates,
-    StartWorker,
-    StopWorker,
-    StoreState,
-)
-from unicron.contracts.events import (
-    CommandRefused,
-    DeadLetter,
-    NodeJoined,
-    WorkerExited,
-)
+from unicron.contracts import commands
+from unicron.contracts.commands import Command, StartWorker
+from unicron.contracts.events import CommandRefused, DeadLetter, NodeJoined
 from unicron.contracts.stragglers import RecordingSwitched
 from unicron.contracts.timings import period_of
 from unicron.contracts.worker import (
@@ -41,43 +24,17 @@ from unicron.contracts.worker import (
     Unprotected,
 )
 from unicron.errors import InvalidInputError, StaleTokenError, UnicronError
+from unicron_agent import stimuli
+from unicron_agent.effects import Kill, ObtainState, Out, SendToWorker, StartProcess, StoreToken
 from unicron_agent.fencing import Fencing
 from unicron_agent.hardware.hardware import HardwareReports
 from unicron_agent.life_signs import LifeSigns
 from unicron_agent.presence import Presence
-from unicron_agent.snapshots.snapshots import NodeSnapshots
-from unicron_agent.stimuli import (
-    Adopted,
-    CopyReceived,
-    CopySent,
-    DepartureNotice,
-    EntryRead,
-    Kill,
-    Logged,
-    MachineMeasured,
-    ObtainState,
-    Out,
-    PatternMatched,
-    ProcessExited,
-    ProcessStarted,
-    Published,
-    Reconnected,
-    Sampled,
-    SendToWorker,
-    Shutdown,
-    StacksTaken,
-    StartProcess,
-    StateUnsound,
-    Stimulus,
-    StorageUsed,
-    StoreToken,
-    Tick,
-    TokenRead,
-    WorkerMessage,
-)
+from unicron_agent.snapshots.snapshots import NodeSnapshots, SnapshotCommand
+from unicron_agent.stimuli import Observation, Stimulus
 from unicron_agent.watchdogs.limits import WatchdogLimits
 from unicron_agent.watchdogs.watchdogs import Watchdogs
-from unicron_agent.workers.reports import report
+from unicron_agent.workers.reports import exit_fact, report
 from unicron_agent.workers.timings import Timings
 from unicron_agent.workers.watch import PING_S, Watch
 from unicron_agent.workers.workers import LocalWorker, StallLimits
@@ -130,60 +87,60 @@ class AgentCore:
         """Handle a stimulus at `now` (monotonic seconds); return facts and effects, each kind in its order."""
         self._now = now
         match stimulus:
-            case WorkerMessage(name, message):
+            case stimuli.WorkerMessage(name, message):
                 return self._handle_worker_message(name, message, now)
-            case ProcessStarted(name, pid):
+            case stimuli.ProcessStarted(name, pid):
                 return self._process_started(name, pid, now)
-            case StacksTaken(name, stacks):
+            case stimuli.StacksTaken(name, stacks):
                 if name in self.workers:
                     self.workers[name].record_stacks(stacks, now)
                 return []
-            case ProcessExited():
+            case stimuli.ProcessExited():
                 return self._exited(stimulus)
-            case Logged() | Sampled() | MachineMeasured() | PatternMatched():
+            case stimuli.Logged() | stimuli.Sampled() | stimuli.MachineMeasured() | stimuli.PatternMatched():
                 return self._observe(stimulus, now)
         return [] if self.presence.left else self._handle_unless_left(stimulus, now)
 
-    def _observe(self, stimulus: Logged | Sampled | MachineMeasured | PatternMatched, now: float) -> Out:
+    def _observe(self, stimulus: Observation, now: float) -> Out:
         """Return what there is to say of what was seen of the machine, or in what a worker writes."""
         match stimulus:
-            case MachineMeasured():
+            case stimuli.MachineMeasured():
                 return [*self._watchdogs.measured(stimulus, self.workers, now)]
-            case PatternMatched(name):
+            case stimuli.PatternMatched(name):
                 worker = self.workers.get(name)
                 return [*self._watchdogs.matched(stimulus, worker, now)] if worker else []
-            case Sampled(gpus):
+            case stimuli.Sampled(gpus):
                 return [*self._hardware.report_new(stimulus, (), now), *self._watchdogs.sampled(gpus, now)]
         return self._hardware.report_new(stimulus, self.workers.values(), now)
 
     def _handle_unless_left(self, stimulus: Stimulus, now: float) -> Out:
         out: Out = []
         match stimulus:
-            case EntryRead():
+            case stimuli.EntryRead():
                 out = self._handle_entry(stimulus)
-            case Tick():
+            case stimuli.Tick():
                 out = self._tick(now, stimulus)
-            case CopySent() | CopyReceived() | StateUnsound() | StorageUsed():
+            case stimuli.CopySent() | stimuli.CopyReceived() | stimuli.StateUnsound() | stimuli.StorageUsed():
                 out = self.snapshots.handle(stimulus, self.workers, now)
-            case TokenRead(token):
+            case stimuli.TokenRead(token):
                 out = self._obey_held_commands(token)
-            case Published(fact, sequence):
+            case stimuli.Published(fact, sequence):
                 self.presence.record_published(fact, sequence)
                 out = self._rejoin_if_given_up()
-            case Adopted():
+            case stimuli.Adopted():
                 out = self._adopt(stimulus, now)
-            case Reconnected() if self.presence.incarnation:  # the others may hold this node to be lost
+            case stimuli.Reconnected() if self.presence.incarnation:  # the others may hold this node to be lost
                 out = self._join()
-            case DepartureNotice(seconds):
+            case stimuli.DepartureNotice(seconds):
                 self.presence.leave_s = seconds
                 out = self.presence.announce_departure()
-            case Shutdown():
+            case stimuli.Shutdown():
                 out = self._say_goodbye()
         return out
 
     # --- joining and leaving -----------------------------------------------------------------------------------------
 
-    def _adopt(self, adopted: Adopted, now: float) -> Out:
+    def _adopt(self, adopted: stimuli.Adopted, now: float) -> Out:
         """Take over the workers of an earlier agent; the node joins once they have reconnected.
 
         Workers in slots that the node no longer has, as after the loss of a GPU, are stopped.
@@ -218,7 +175,7 @@ class AgentCore:
 
     # --- the journal -------------------------------------------------------------------------------------------------
 
-    def _handle_entry(self, entry: EntryRead) -> Out:
+    def _handle_entry(self, entry: stimuli.EntryRead) -> Out:
         try:
             message = authenticate(entry.subject, entry.data)
             if isinstance(message, RecordingSwitched):
@@ -280,17 +237,13 @@ class AgentCore:
         match command:
             case StartWorker():
                 return self._start_worker(command)
-            case StopWorker(worker=name):
+            case commands.StopWorker(worker=name):
                 return self._stop_worker(name)
-            case CopyState() | DropStates() | SaveStates() | FindStates():
-                return self.snapshots.obey(command, self.workers.values())
-            case StoreState() | CommitCheckpoint() | FindCheckpoint():
-                return self.snapshots.obey(command, self.workers.values())
-            case Regroup():
+            case commands.Regroup():
                 return self._regroup(command)
-            case ReleaseNode():
+            case commands.ReleaseNode():
                 self.released = self.presence.leave_s is not None
-        return []
+        return self.snapshots.obey(command, self.workers.values()) if isinstance(command, SnapshotCommand) else []
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
@@ -334,9 +287,9 @@ class AgentCore:
         if worker is None:
             return []
         worker.stopping = True
-        return [Kill(name)] if worker.queued is None else self._exited(ProcessExited(name))
+        return [Kill(name)] if worker.queued is None else self._exited(stimuli.ProcessExited(name))
 
-    def _exited(self, exited: ProcessExited) -> Out:
+    def _exited(self, exited: stimuli.ProcessExited) -> Out:
         """Report the end of a process, and start the worker that waits for its slot."""
         worker = self.workers.pop(exited.worker, None)
         if worker is None:
@@ -346,20 +299,7 @@ class AgentCore:
         self._timings.keep_tasks(tasks)
         self._watch.keep_tasks(tasks)
         self._watchdogs.keep(self.workers)
-        fact = WorkerExited(
-            node=self.node,
-            slot=worker.slot,
-            task=worker.task,
-            worker=worker.worker,
-            exit_code=exited.exit_code,
-            signal=exited.signal,
-            expected=worker.stopping,
-            finished=worker.finished,
-            iteration=worker.iteration,
-            microbatches_done=worker.done,
-            stderr=list(exited.stderr),
-            collectives=list(exited.collectives),
-        )
+        fact = exit_fact(self.node, worker, exited)
         return [fact, *removed, *self._start_queued(worker.slot), *self._join_if_complete(worker.worker)]
 
     def _start_queued(self, slot: int) -> Out:
@@ -369,7 +309,7 @@ class AgentCore:
                 return [StartProcess(command)]
         return []
 
-    def _regroup(self, order: Regroup) -> Out:
+    def _regroup(self, order: commands.Regroup) -> Out:
         """Send each member on this node its membership of the new epoch, now and whenever it reconnects."""
         out: Out = []
         since = order.since or [order.epoch] * len(order.members)
@@ -436,13 +376,10 @@ class AgentCore:
 
     def _members_here(self, worker: LocalWorker) -> list[str]:
         """Return the workers here that are in its membership."""
-        return [
-            each.worker
-            for each in self.workers.values()
-            if (each.task, each.epoch) == (worker.task, worker.epoch) and not each.finished
-        ]
+        here = worker.task, worker.epoch
+        return [each.worker for each in self.workers.values() if (each.task, each.epoch) == here and not each.finished]
 
-    def _tick(self, now: float, tick: Tick) -> Out:
+    def _tick(self, now: float, tick: stimuli.Tick) -> Out:
         """Send the heartbeat and whatever else is due, and check the workers."""
         out = self.snapshots.tick(now)
         self._timings.pressure = tick.pressure

@@ -11,7 +11,8 @@ import grpc.aio
 import msgspec
 
 from unicron import fabric_proofs
-from unicron.contracts.worker import Enter, Membership
+from unicron.contracts.rendezvous import Enter
+from unicron.contracts.worker import Membership
 from unicron.errors import InvalidInputError
 from unicron.files import read_secret
 from unicron.rate_limits import LETTERS, RateLimiter, more_text

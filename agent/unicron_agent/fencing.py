@@ -2,7 +2,7 @@
 
 from unicron.contracts.commands import Command
 from unicron.errors import StaleTokenError
-from unicron_agent.stimuli import Out, ReadToken, StoreToken
+from unicron_agent.effects import Out, ReadToken, StoreToken
 
 
 class Fencing:

@@ -9,36 +9,23 @@ import shutil
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 
-import msgspec
-
-from unicron import __version__, codec, subjects
+from unicron import __version__, subjects
 from unicron.aio import gather_or_cancel, retry_until_available, sleep_until_beat
 from unicron.bus.protocol import Bus
 from unicron.clock import Clock
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
-from unicron.contracts.queries import GetLog, GetStates, InjectFault, Query, Reply
 from unicron.contracts.tasks import Slot
-from unicron.contracts.worker import (
-    Joined,
-    Membership,
-    Raised,
-    StateFetched,
-    ToAgent,
-)
-from unicron.errors import (
-    BusUnavailableError,
-    InvalidInputError,
-    UnicronError,
-)
+from unicron.contracts.worker import Joined, Membership, Raised, StateFetched, ToAgent
+from unicron.errors import BusUnavailableError, UnicronError
 from unicron.rules import load
-from unicron.service.core import order_taken
 from unicron.service.health import ALIVE
 from unicron.snapshots.memory import SnapshotMemory
 from unicron_agent import environment
 from unicron_agent.agent import Agent
 from unicron_agent.chaos import Chaos
 from unicron_agent.core import AgentCore
+from unicron_agent.effects import Effect, Kill, SendToWorker, StartProcess, StoreToken, TakeStacks
 from unicron_agent.fabric import Fabric
 from unicron_agent.hardware.gpus import GpuWatch, addresses
 from unicron_agent.hardware.kernel_log import KernelLog
@@ -46,23 +33,18 @@ from unicron_agent.hardware.network import home, memory_dir, own_address
 from unicron_agent.hardware.whereabouts import locate
 from unicron_agent.metrics import AgentMetrics
 from unicron_agent.outbox import Outbox
+from unicron_agent.queries import NodeQueries
 from unicron_agent.settings import AgentSettings
 from unicron_agent.snapshots.transfers import Transfers
 from unicron_agent.stimuli import (
     Adopted,
-    Effect,
-    Kill,
     Logged,
     PatternMatched,
     ProcessExited,
     ProcessStarted,
     Sampled,
-    SendToWorker,
     StacksTaken,
-    StartProcess,
     Stimulus,
-    StoreToken,
-    TakeStacks,
     Tick,
     WorkerMessage,
 )
@@ -71,7 +53,7 @@ from unicron_agent.watchdogs import probes
 from unicron_agent.workers import flight
 from unicron_agent.workers.activity import Pressure, cpu_s_if_asleep, is_stopped, use_of
 from unicron_agent.workers.channels import Channels
-from unicron_agent.workers.output import Outputs, last_lines, rotate
+from unicron_agent.workers.output import Outputs, rotate
 from unicron_agent.workers.rendezvous import RendezvousServer
 from unicron_agent.workers.stacks import stacks_of
 from unicron_agent.workers.supervisor import Supervisor
@@ -157,21 +139,12 @@ class NodeShell:
         snapshots, snapshots_address = await self._transfers.serve(self._host)
         self._agent = self._make_agent(rendezvous_address, snapshots_address)
         self._measure()
-        self._chaos = Chaos(
-            self._agent.core,
-            self._supervisor,
-            self._channels.send,
-            self._memory,
-            self._cut,
-            self._settings.kernel_log,
-            lambda: self._outbox.unpublished,
-        )
+        chaos = self._make_chaos() if self._settings.chaos else None
         self._adopt()
         socket = await self._channels.serve(self._memory.folder / "agent.sock")
         await self._standby.start()
         watches = self._watch_hardware()
-        await self._bus.serve(subjects.rpc(self._name), f"agent-{self._name}", self._on_query)
-        await self._bus.serve(subjects.orders(self._name), f"agent-{self._name}", self._on_order)
+        await NodeQueries(self._name, self._agent.core, self._run_dir / "logs", chaos, self._outbox).serve(self._bus)
         running = asyncio.create_task(
             gather_or_cancel(self._agent.run(position), self._look_at_outputs(), self._measure_machine())
         )
@@ -284,6 +257,17 @@ class NodeShell:
         self._outbox = Outbox(self._bus, self._clock, self._name, self._boot, self._alive.touch)
         return Agent(core, self._bus, self._outbox, self._carry_out, self._inspect_workers)
 
+    def _make_chaos(self) -> Chaos:
+        return Chaos(
+            self._agent.core,
+            self._supervisor,
+            self._channels.send,
+            self._memory,
+            self._cut,
+            self._settings.kernel_log,
+            lambda: self._outbox.unpublished,
+        )
+
     def _measure(self) -> None:
         """Answer Prometheus, where the settings want that."""
         if self._settings.metrics_address is None:
@@ -384,32 +368,3 @@ class NodeShell:
         self._channels.send(worker, answer)
         if worker not in self._agent.core.workers:
             self._memory.remove_transient(worker)
-
-    # --- queries ------------------------------------------------------------------------------------------------------
-
-    async def _on_query(self, data: bytes) -> bytes:
-        return await self._answer(data, orders=False)
-
-    async def _on_order(self, data: bytes) -> bytes:
-        return await self._answer(data, orders=True)
-
-    async def _answer(self, data: bytes, *, orders: bool) -> bytes:
-        try:
-            reply = await self._reply(codec.decode_asked(data, orders=orders))
-        except UnicronError as error:
-            reply = Reply(error=str(error))
-        return codec.encode(reply)
-
-    async def _reply(self, query: Query) -> Reply:
-        match query:
-            case GetStates():
-                return Reply(states=self._agent.core.snapshots.complete)
-            case GetLog(worker=worker, lines=lines):
-                return Reply(log=await asyncio.to_thread(last_lines, self._run_dir / "logs", worker, lines))
-            case InjectFault() if self._settings.chaos:
-                text = await self._chaos.inject(query)
-                self._outbox.put(msgspec.structs.replace(order_taken(query, text), node=self._name))
-                return Reply(text=text)
-            case InjectFault():
-                raise InvalidInputError(f"{self._name} injects no faults: start its agent with UNICRON_CHAOS=true")
-        raise InvalidInputError(f"an agent answers GetStates, GetLog and InjectFault, not {type(query).__name__}")

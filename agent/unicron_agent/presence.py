@@ -19,8 +19,9 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import DetectionMethod
 from unicron.contracts.tasks import WorkerStatus
+from unicron_agent.effects import Out
 from unicron_agent.hardware.clocks import clock_off
-from unicron_agent.stimuli import EntryRead, Out
+from unicron_agent.stimuli import EntryRead
 
 FRESH = 6
 """Heartbeats after joining that come at the agent's own pace. In that time the server may report the end of an earlier

@@ -6,10 +6,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from unicron.client import Client
+from unicron.contracts.answers import Status
 from unicron.contracts.base import Record
 from unicron.contracts.events import IterationFinished
 from unicron.contracts.faults import NODE, WORKER, kind_of
-from unicron.contracts.queries import Status
 from unicron.contracts.tasks import Member
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron_chaos.script import RankTarget, ScriptedFault

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 from unicron.client import Client
-from unicron.contracts.queries import NodeView, Status
+from unicron.contracts.answers import NodeView, Status
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import UnicronError
 from unicron_chaos.injection import Injection, Restart, inject

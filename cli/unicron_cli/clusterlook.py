@@ -15,8 +15,8 @@ from unicron import __version__
 from unicron.bus import topology
 from unicron.bus.nats import NatsBus
 from unicron.client import Client
+from unicron.contracts.answers import Status
 from unicron.contracts.events import NodeHeartbeat
-from unicron.contracts.queries import Status
 from unicron.errors import CheckpointError, InvalidInputError, UnicronError
 from unicron.files import MB, read_text
 from unicron.service.bootstrap import connected

@@ -10,9 +10,8 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -25,9 +24,9 @@ from unicron_deploy.nats_server import free_port
 from unicron_deploy.options import CONSOLE_PORT
 
 from unicron.client import Client
+from unicron.contracts.answers import Status
 from unicron.contracts.base import Message, TimerFired
 from unicron.contracts.events import Alert, DeadLetter, FailureDetected, IterationFinished, NodeAdmitted
-from unicron.contracts.queries import Status
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.observe.words.story import story
@@ -48,9 +47,6 @@ CHAIN_LINES = 14
 
 THROUGHPUT = {1: 48e9, 2: 86e9, 3: 115e9, 4: 134e9}
 """T(t, x) of both tasks, FLOP/s, from a quiet machine: they share its cores, so that measuring here would mislead."""
-
-Disturb = Callable[[Cluster, Client], Coroutine[Any, Any, None]]
-"""Does something else to the cluster while the demo runs (tests kill services with it)."""
 
 
 def run_demo(json_path: Path | None, corpus: Path | None) -> int:
@@ -84,23 +80,15 @@ def run_demo(json_path: Path | None, corpus: Path | None) -> int:
 
 
 class Demo:
-    """One run of the demo in the folder `root`; `disturb` is what else happens meanwhile."""
+    """One run of the demo in the folder `root`."""
 
-    def __init__(
-        self,
-        root: Path,
-        corpus: Path,
-        script: Sequence[ScriptedFault],
-        disturb: Disturb | None = None,
-        iterations: int = ITERATIONS,
-    ) -> None:
+    def __init__(self, root: Path, corpus: Path, script: Sequence[ScriptedFault]) -> None:
         self._root = root
         self._script = script
-        self._disturb = disturb
         self.cluster = Cluster(root / "cluster", nodes=3, slots=2, port=free_port(), console=CONSOLE_PORT)
         self._specs = [
-            _spec(root, corpus, iterations, name="gpt-a", weight=1.0, seed=1),
-            _spec(root, corpus, iterations, name="gpt-b", weight=2.0, seed=2),
+            _spec(root, corpus, name="gpt-a", weight=1.0, seed=1),
+            _spec(root, corpus, name="gpt-b", weight=2.0, seed=2),
         ]
         self.journal: list[Message] = []
         self._iterations: list[IterationFinished] = []
@@ -141,8 +129,6 @@ class Demo:
             for spec in self._specs:
                 await client.submit(spec)
             self._say(f"training: look at {self.cluster.console_url}")
-            if self._disturb is not None:
-                jobs.append(asyncio.create_task(self._disturb(self.cluster, client)))
             try:
                 await run_script(client, self._script, self._restart, self._on_injection)
                 while not self._ended():
@@ -280,7 +266,7 @@ def max_rel_diff(healed: Path, undisturbed: Path) -> float:
     )
 
 
-def _spec(root: Path, corpus: Path, iterations: int, *, name: str, weight: float, seed: int) -> TaskSpec:
+def _spec(root: Path, corpus: Path, *, name: str, weight: float, seed: int) -> TaskSpec:
     """Return a task of the demo; its last argument is where the parameters go."""
     return TaskSpec(
         name=name,
@@ -288,7 +274,7 @@ def _spec(root: Path, corpus: Path, iterations: int, *, name: str, weight: float
         min_workers=1,
         max_workers=4,
         microbatches=MICROBATCHES,
-        iterations=iterations,
+        iterations=ITERATIONS,
         command=[
             "python",
             str(SCRIPT),

@@ -13,6 +13,7 @@ import msgspec
 
 from unicron import codec, subjects
 from unicron.contracts import (
+    answers,
     commands,
     enrolment,
     events,
@@ -156,7 +157,7 @@ def records() -> list[type]:
         pools,
         enrolment,
         events,
-        queries,
+        answers,
     ):
         for kind in vars(module).values():
             own = inspect.isclass(kind) and kind.__module__ == module.__name__

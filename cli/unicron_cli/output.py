@@ -57,9 +57,9 @@ def patient() -> bool:
     return PREFIX + "CONNECT_TIMEOUT_S" in os.environ
 
 
-def own_key(url: str, folder: Path = FOLDER) -> str:
+def own_key(url: str) -> str:
     """Return the path of the key for the bus at `url` that lies in the cluster's folder; empty where none does."""
-    address, record = urlsplit(url), folder / "cluster.json"
+    address, record = urlsplit(url), FOLDER / "cluster.json"
     hosts = {HOST, "localhost"}
     with suppress(OSError, ValueError, AttributeError):
         layout = json.loads(record.read_bytes())
@@ -68,7 +68,7 @@ def own_key(url: str, folder: Path = FOLDER) -> str:
             return ""
     if address.hostname not in hosts:
         return ""
-    paths = (folder / "keys" / name / f"{name}.nk" for name in ("operator", "user"))
+    paths = (FOLDER / "keys" / name / f"{name}.nk" for name in ("operator", "user"))
     return next((str(path) for path in paths if os.access(path, os.R_OK)), "")
 
 

@@ -7,8 +7,9 @@ import msgspec
 import typer
 
 from unicron.client import Client
+from unicron.contracts.answers import PlanView
 from unicron.contracts.plans import Plan
-from unicron.contracts.queries import PlanView, WhatIf
+from unicron.contracts.queries import WhatIf
 from unicron.observe.words.explain import condition
 from unicron.observe.words.explain import explain as explained
 from unicron.taskfile import load

@@ -7,8 +7,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from unicron.contracts.answers import Curve, CurvePoint, PlanView, TableRow
 from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.queries import Curve, CurvePoint, PlanView, TableRow
 from unicron.contracts.tasks import SlotRef
 from unicron.observe.words.explain import NO_PLAN, changes, explain
 from unicron.observe.words.units import KNOWN_FLOPS, expected, has_known_flops, percent, si, span
@@ -161,12 +161,12 @@ def _bars(curve: Curve, shown: Sequence[CurvePoint]) -> Table:
     return table
 
 
-def thinned(curve: Curve, rows: int = ROWS) -> list[CurvePoint]:
-    """Return about `rows` points, evenly spread: the first, the last, the measured and the held ones among them."""
+def thinned(curve: Curve) -> list[CurvePoint]:
+    """Return about `ROWS` points, evenly spread: the first, the last, the measured and the held ones among them."""
     points = curve.points
-    if len(points) <= rows:
+    if len(points) <= ROWS:
         return points
-    evenly = {round(index * (len(points) - 1) / (rows - 1)) for index in range(rows)}
+    evenly = {round(index * (len(points) - 1) / (ROWS - 1)) for index in range(ROWS)}
     return [
         point
         for index, point in enumerate(points)

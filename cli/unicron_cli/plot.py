@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unicron.contracts.queries import Curve, CurvePoint
+from unicron.contracts.answers import Curve, CurvePoint
 from unicron.errors import InvalidInputError, UnicronError
 from unicron_cli.planviews import weighted, worth
 

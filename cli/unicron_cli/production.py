@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Literal
 from urllib.parse import urlsplit
 
+from unicron.contracts.answers import NodeView, Status, TaskView
 from unicron.contracts.base import Record
 from unicron.contracts.notices import NotificationsView
 from unicron.contracts.pools import PoolsView
-from unicron.contracts.queries import NodeView, Status, TaskView
 from unicron.contracts.tasks import NodeState, TaskState
 
 State = Literal["ok", "warning", "missing", "fail"]

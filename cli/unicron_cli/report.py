@@ -8,12 +8,7 @@ from rich.text import Text
 from unicron_chaos.injection import Injection
 
 from unicron.contracts.base import Message, Record
-from unicron.contracts.events import (
-    FailureDetected,
-    IterationFinished,
-    NodeAdmitted,
-    Regrouped,
-)
+from unicron.contracts.events import FailureDetected, IterationFinished, NodeAdmitted, Regrouped
 from unicron.observe.accounts.goodput import Goodput
 from unicron.observe.incidents import Incidents, chain_of
 

@@ -18,8 +18,8 @@ from unicron_deploy.embedded import Cluster
 from unicron_deploy.nats_server import free_port
 
 from unicron.client import Client
+from unicron.contracts.answers import Status, TaskView
 from unicron.contracts.events import FailureDetected, ScriptDrilled, TaskRecovered
-from unicron.contracts.queries import Status, TaskView
 from unicron.contracts.tasks import UNCOUNTED, Healing, NodeState, ParallelLayout, TaskSpec, TaskState
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.observe.words.story import describe

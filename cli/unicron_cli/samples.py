@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import fields
 
+from unicron.contracts.answers import SaverView
 from unicron.contracts.base import AGENT, Message
-from unicron.contracts.queries import SaverView
 from unicron.contracts.states import Keeper
 from unicron.contracts.tasks import ParallelLayout
 

@@ -44,7 +44,7 @@ def list_(at: At, task: OneOrAll = "", as_json: Json = False) -> None:
     storage = _storage(at)
     from unicron.snapshots.storage import catalog  # noqa: PLC0415 by now what it needs is there
 
-    found = {each: catalog.found(storage, each) for each in ([task] if task else catalog.tasks(storage))}
+    found = {each: catalog.list_checkpoints(storage, each) for each in ([task] if task else catalog.tasks(storage))}
     if as_json:
         print_json([_as_record(name, each) for name, every in found.items() for each in every])
     elif found:
@@ -75,7 +75,7 @@ def verify(at: At, task: OneOrAll = "", step: Step = None, as_json: Json = False
 
     rows = []
     for name in [task] if task else catalog.tasks(storage):
-        every = [_one(storage, name, step)] if step is not None else catalog.found(storage, name)
+        every = [_one(storage, name, step)] if step is not None else catalog.list_checkpoints(storage, name)
         rows += [_checked(storage, name, each) for each in every if not each.unfinished]
     if as_json:
         print_json(rows)
@@ -164,7 +164,7 @@ def _one(storage: "Storage", task: str, step: int | None) -> "Stored":
     """
     from unicron.snapshots.storage import catalog  # noqa: PLC0415
 
-    every = [each for each in catalog.found(storage, task) if not each.unfinished]
+    every = [each for each in catalog.list_checkpoints(storage, task) if not each.unfinished]
     for each in every:
         if step is None or each.iteration == step:
             return each

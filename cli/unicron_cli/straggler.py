@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from unicron.contracts.queries import StragglerView
+from unicron.contracts.answers import StragglerView
 from unicron.contracts.timings import DEFAULT_SHARE
 from unicron.observe.words.units import percent
 from unicron_cli.output import Json, Nats, console, done, needs, print_json, say, with_client

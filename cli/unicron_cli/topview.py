@@ -31,7 +31,7 @@ def top_view(glance: Glance, width: int, height: int) -> Group:
     head = _head(glance, width)
     names, squares = _squares(glance.nodes, width, max(1, height // 5))
     wanted = [1 + len(part) for part in (glance.tasks, glance.failures, glance.events)]
-    tasks, failures, events = _rooms(wanted, height - len(head) - 1 - len(squares))
+    tasks, failures, events = _deal_lines(wanted, height - len(head) - 1 - len(squares))
     parts = [
         *head,
         names,
@@ -43,7 +43,7 @@ def top_view(glance: Glance, width: int, height: int) -> Group:
     return Group(*parts)
 
 
-def _rooms(wanted: Sequence[int], lines: int) -> list[int]:
+def _deal_lines(wanted: Sequence[int], lines: int) -> list[int]:
     """Deal lines out, one after the other, to those that want more; a part of one line would be a heading alone."""
     given = [0] * len(wanted)
     while lines > 0 and given != list(wanted):

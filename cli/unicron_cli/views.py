@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from unicron.contracts.queries import NodeView, SaverView, Status, TaskView
+from unicron.contracts.answers import NodeView, SaverView, Status, TaskView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, Slot, TaskState
 from unicron.observe.words.units import KNOWN_FLOPS, ago, expected, si, span
 

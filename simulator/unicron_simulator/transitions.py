@@ -22,9 +22,10 @@ from unicron.errors import InvalidInputError, UnicronError
 from unicron.service.commit import Commit
 from unicron_simulator.policies import parameters
 from unicron_simulator.policies.parameters import Phases
-from unicron_simulator.storms.faults import CALM, FOREVER, LosePower, Scene
+from unicron_simulator.storms.faults import LosePower
 from unicron_simulator.storms.injection import FaultInjector
 from unicron_simulator.storms.links import Commits
+from unicron_simulator.storms.scene import CALM, FOREVER, Scene
 from unicron_simulator.storms.training import Trainer, WorkerDelays
 from unicron_simulator.storms.world import START, StormParts, World
 

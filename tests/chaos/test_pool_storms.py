@@ -3,7 +3,8 @@
 import pytest
 from unicron_provisioner.core import ProvisionerCore
 from unicron_simulator.storms import storm
-from unicron_simulator.storms.faults import LoseMachine, Mood, scene
+from unicron_simulator.storms.faults import LoseMachine, Mood
+from unicron_simulator.storms.scene import scene
 from unicron_simulator.storms.world import StormParts
 
 from unicron.contracts.base import Answer, ProviderAnswered

@@ -1,4 +1,4 @@
-"""What only a real server can do to a connection."""
+"""The bus on a real server: lost connections, servers that end, slow readers."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from nats.aio.transport import TcpTransport
 from unicron_deploy.nats_server import NatsServer, Routes, config_text
 
 from unicron import subjects
-from unicron.bus import journal, nats, topology
+from unicron.bus import connection, journal, nats, topology
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
 from unicron.settings import Settings
 
@@ -272,7 +272,7 @@ async def test_a_connection_that_never_finishes_closing_holds_nobody_up(monkeypa
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Client, "close", never_ends)
-    monkeypatch.setattr(nats, "CLOSE_S", 0.1)
+    monkeypatch.setattr(connection, "CLOSE_S", 0.1)
     settings = Settings(nats_url="nats://127.0.0.1:1", connect_timeout_s=0.3)
     with pytest.raises(BusUnavailableError, match="no NATS server answers"):
         await nats.connect(settings, "test")

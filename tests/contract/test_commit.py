@@ -1,4 +1,4 @@
-"""What a service writes down: newer forms of a state are reached step by step, and what is not known is not read."""
+"""A service's commit: older versions of a state are migrated step by step, and unknown ones are refused."""
 
 import re
 

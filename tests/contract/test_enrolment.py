@@ -1,4 +1,4 @@
-"""A real server, the enroller and the agent's half: who gets in by a join token, what that opens, and who does not."""
+"""A real server, the enroller and the agent's half: join tokens, the rights that they give, and refusals."""
 
 import asyncio
 import contextlib

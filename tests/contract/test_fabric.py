@@ -1,4 +1,4 @@
-"""Who carries no proof that it is of this cluster gets nothing from a node's ports; those who do go on meanwhile."""
+"""Callers without a proof of this cluster get nothing from a node's ports; those with one go on meanwhile."""
 
 import asyncio
 import contextlib
@@ -24,8 +24,10 @@ from unicron_agent.workers import rendezvous
 from unicron_agent.workers.rendezvous import UNPROVEN, RendezvousServer
 
 from unicron import fabric_proofs
+from unicron.contracts.frames import LENGTH, frame, length_of
+from unicron.contracts.rendezvous import Enter, Put, Take, challenge, taken
 from unicron.contracts.states import Keeper
-from unicron.contracts.worker import LENGTH, NOWHERE, Enter, Put, Take, challenge, frame, length_of, taken, to_worker
+from unicron.contracts.worker import NOWHERE, to_worker
 from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
 from unicron.train.groups.rendezvous import Rendezvous
 

@@ -13,12 +13,12 @@ import pytest
 from unicron_cli.samples import example
 
 from unicron import codec
-from unicron.contracts import queries
+from unicron.contracts import answers
 from unicron.contracts.base import Word
 
 PLAIN = {bytes: b"\x00\xff", bool: True, int: 7, float: 1.5}
 GOLDEN = Path(__file__).with_name("golden.json")
-KINDS = {**codec.MESSAGES, **{kind.__name__: kind for kind in (*codec.QUERIES, queries.Reply)}}
+KINDS = {**codec.MESSAGES, **{kind.__name__: kind for kind in (*codec.QUERIES, answers.Reply)}}
 
 
 def golden(kind):
@@ -33,7 +33,7 @@ def is_word(kind):
 def decode(kind, data):
     if kind in codec.MESSAGES.values():
         return codec.decode_message(data)
-    return codec.decode(data, kind) if kind is queries.Reply else codec.decode_query(data)
+    return codec.decode(data, kind) if kind is answers.Reply else codec.decode_query(data)
 
 
 def load():

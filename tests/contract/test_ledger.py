@@ -1,4 +1,4 @@
-"""Commits of any size: whole or not at all, whoever else writes and wherever it is cut off."""
+"""Commits of any size: whole or not at all, with other writers and cut off anywhere."""
 
 import asyncio
 import itertools

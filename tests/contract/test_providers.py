@@ -1,4 +1,4 @@
-"""What the provisioner relies on, of every provider: one machine for each id, whatever is asked twice."""
+"""The contract of every provider: one machine for each id, even if a request is repeated."""
 
 import os
 import sys

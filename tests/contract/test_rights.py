@@ -1,4 +1,4 @@
-"""Who may publish, subscribe and ask what: each cell of the table tried on a real server, and keys that change."""
+"""Rights to publish, subscribe and ask: each cell of the table on a real server, and keys that change."""
 
 import asyncio
 import contextlib

@@ -29,7 +29,7 @@ from helpers.waiting import elapse, in_virtual_time, insist, until
 from helpers.worlds import LEASE_TTL_S
 
 from unicron import codec, subjects
-from unicron.contracts import queries
+from unicron.contracts import answers, queries
 from unicron.contracts.events import (
     Alert,
     DeadLetter,
@@ -183,7 +183,7 @@ async def test_an_order_by_what_is_no_name_is_refused_and_not_current_outcomes(w
 async def test_queries_that_can_not_be_answered_get_an_error_and_change_nothing(world, bus):
     async with running(await serving(world)):
         garbage = await insist(lambda: bus.ask(subjects.rpc(tally.NAME), b"\xc1", 5.0))
-        assert "not a valid query" in codec.decode(garbage, queries.Reply).error
+        assert "not a valid query" in codec.decode(garbage, answers.Reply).error
         reply = await ask(bus, queries.GetPlan())
         assert "no answer to that" in reply.error
         assert (await ask(bus, queries.GetStatus())).text == "0 0"
@@ -379,7 +379,7 @@ async def test_telemetry_that_is_dropped_is_counted_and_the_core_and_everybody_a
                 told = re.findall(r"the tally can't keep up: it has dropped (\d+) pieces of telemetry", "".join(alerts))
                 if told and heard + sum(map(int, told)) == 900:
                     break
-        assert (await ask(bus, queries.GetLoad())).load == queries.Load(waiting=0, position=0, dropped=900 - heard)
+        assert (await ask(bus, queries.GetLoad())).load == answers.Load(waiting=0, position=0, dropped=900 - heard)
     assert alerts[0] == "TelemetryDropped", "the core knows at once, others when a while is over"
 
 

@@ -1,4 +1,4 @@
-"""What a node takes in as a copy of another's snapshot: all of it, or nothing."""
+"""A node's copy of another's snapshot: complete, or absent."""
 
 import asyncio
 import math

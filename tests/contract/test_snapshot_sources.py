@@ -1,4 +1,4 @@
-"""What each source of snapshots hands out: all of one, or nothing and the reason."""
+"""Each source of snapshots returns a complete one, or nothing and the reason."""
 
 import asyncio
 import os

@@ -19,7 +19,7 @@ from helpers.ports import free_port
 
 from unicron.bus import topology
 from unicron.client import Client
-from unicron.contracts.queries import NodeView, Status, TaskView
+from unicron.contracts.answers import NodeView, Status, TaskView
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import UnicronError
 from unicron.service.bootstrap import connected_client

@@ -12,7 +12,7 @@ import inspect
 import logging
 
 from unicron_simulator.storms import convergence
-from unicron_simulator.storms.faults import CALM, FOREVER, Scene
+from unicron_simulator.storms.scene import CALM, FOREVER, Scene
 from unicron_simulator.storms.training import Trainer
 from unicron_simulator.storms.world import START, StormParts, World
 

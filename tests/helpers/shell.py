@@ -12,7 +12,7 @@ from helpers.waiting import elapse, insist, until
 from helpers.worlds import LEASE_TTL_S
 from unicron import codec, subjects
 from unicron.clock import SystemClock
-from unicron.contracts import queries
+from unicron.contracts import answers
 from unicron.contracts.events import (
     Alert,
     AttemptFailed,
@@ -67,7 +67,7 @@ async def newest(bus):
 
 async def ask(bus, query):
     data = await insist(lambda: bus.ask(subjects.for_query(tally.NAME, query), codec.encode(query), 5.0))
-    return codec.decode(data, queries.Reply)
+    return codec.decode(data, answers.Reply)
 
 
 def service(bus, clock=None, **changes):

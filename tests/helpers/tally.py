@@ -6,6 +6,7 @@ from typing import ClassVar
 import msgspec
 
 from unicron import subjects
+from unicron.contracts.answers import Reply
 from unicron.contracts.base import (
     BusReconnected,
     CancelTimer,
@@ -26,7 +27,7 @@ from unicron.contracts.events import (
     TaskSubmitted,
     WorkerExited,
 )
-from unicron.contracts.queries import GetStatus, Query, Reply, SubmitTask
+from unicron.contracts.queries import GetStatus, Query, SubmitTask
 from unicron.service.core import Core, Handlers
 from unicron.service.runner import run_service
 from unicron.service.service import Wiring

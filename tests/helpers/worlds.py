@@ -10,7 +10,7 @@ from unicron_simulator.storms.bus import MemoryWorld
 from helpers.ports import free_port
 from unicron import client
 from unicron.aio import retry_until_available
-from unicron.bus import nats, topology
+from unicron.bus import connection, nats, topology
 from unicron.bus.protocol import Bus
 from unicron.clock import Clock, SystemClock
 from unicron.settings import Settings
@@ -23,7 +23,7 @@ PATIENT_PING_S = 10.0
 
 
 # a server that waits for a core starts late, and answers late
-nats_server.START_S, nats.ANSWER_S, client.ANSWER_S = 120.0, 10.0, 60.0
+nats_server.START_S, connection.ANSWER_S, client.ANSWER_S = 120.0, 10.0, 60.0
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What services decided about journals of real clusters is decided today, and what they once wrote is read."""
+"""Services decide about journals of real clusters as they did, and read what they once wrote."""
 
 import dataclasses
 import difflib

@@ -1,4 +1,4 @@
-"""What becomes of a task whose gradient is not finite, by the rule that its script has given."""
+"""Tasks whose gradient is not finite, by the rule that the script has given."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Who is told what of a cluster in which something happens, by a notifier that is killed and channels that fail."""
+"""Notices of a cluster's incidents, by a notifier that is killed and channels that fail."""
 
 import asyncio
 import json

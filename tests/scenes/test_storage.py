@@ -1,4 +1,4 @@
-"""What is written to storage, at whose word, and what is taken up from there; and orders by files."""
+"""States are written to storage by schedule and by order, and restored from there; and orders by files."""
 
 from helpers.scenes import scene, task
 from unicron_registry.switches import Switches

@@ -1,4 +1,4 @@
-"""What becomes of workers and nodes that fail, leave, come back or do nothing, who is told, and who is healthy."""
+"""Workers and nodes that fail, leave, return or hang: reactions, alerts and health."""
 
 import asyncio
 import contextlib

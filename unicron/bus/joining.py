@@ -12,7 +12,8 @@ import nats.errors
 from unicron import subjects
 from unicron.bus import access
 from unicron.bus.client import KeyedClient
-from unicron.bus.nats import RECONNECT_S, connect
+from unicron.bus.connection import RECONNECT_S
+from unicron.bus.nats import connect
 from unicron.contracts.enrolment import JoinReply, JoinRequest, Papers, PapersRequest
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.files import read_secret
@@ -59,7 +60,7 @@ async def join(settings: Settings, token: JoinToken, request: JoinRequest) -> Jo
 async def _join(settings: Settings, token: JoinToken, request: JoinRequest, within_s: float) -> JoinReply:
     nc, failed = KeyedClient(), [NOTHING]
 
-    async def note(error: Exception) -> None:
+    async def record_error(error: Exception) -> None:
         failed[0] = error
 
     connecting = nc.connect(
@@ -72,7 +73,7 @@ async def _join(settings: Settings, token: JoinToken, request: JoinRequest, with
         connect_timeout=2,
         reconnect_time_wait=RECONNECT_S,  # type: ignore[arg-type]
         max_reconnect_attempts=-1,
-        error_cb=note,
+        error_cb=record_error,
     )
     try:
         async with asyncio.timeout(within_s):

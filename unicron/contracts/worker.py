@@ -3,23 +3,18 @@
 Each message is a msgpack map behind its length as four bytes, big endian.
 """
 
-import struct
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 
 from unicron.contracts.base import Record
-from unicron.contracts.ranges import Few, Label, Number, Text
+from unicron.contracts.frames import decoder
+from unicron.contracts.ranges import Few, Text
 from unicron.contracts.states import ParkedSnapshot, StateRef
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, Seat, WorkerPhase
 from unicron.contracts.timings import Op
-from unicron.errors import InvalidInputError
-from unicron.fabric_proofs import Nonce, Proofs
 from unicron.printable import one_line
-
-LENGTH = struct.Struct(">I")
-LIMIT = 16 * 1024 * 1024
-"""Largest message, in bytes; a longer one means that the other side does not speak this protocol."""
 
 
 class ToAgent(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
@@ -350,150 +345,5 @@ class Ping(ToWorker, kw_only=True, frozen=True):
     collectives: bool = False
 
 
-_to_agent: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-    Hello
-    | Ready
-    | Progress
-    | Iterated
-    | Timed
-    | Joined
-    | Broken
-    | Raised
-    | Finished
-    | Kept
-    | Saved
-    | Unprotected
-    | Diverged
-    | Unusable
-    | Drilled
-    | NotFinite
-    | FetchState
-    | Pong
-)
-_to_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-    Membership | StateFetched | Save | Secured | Sample | RaiseFault | ExitFault | SlowFault | ResetFault | Ping
-)
-
-
-class ToRendezvous(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
-    """Base of what a rank says at the rendezvous of its membership, over TCP."""
-
-
-class Enter(ToRendezvous, kw_only=True, frozen=True):
-    """First message where the rendezvous has sent a `Challenge`: the connection is of this membership from now on.
-
-    Attributes:
-        rendezvous_id, epoch: of the membership.
-        answers: to the challenge, see `proofs.answers`.
-    """
-
-    rendezvous_id: Label
-    epoch: Number
-    answers: Proofs
-
-
-class Put(ToRendezvous, kw_only=True, frozen=True):
-    """Leave `value` under `key` for the others at the rendezvous `rendezvous_id`."""
-
-    rendezvous_id: str
-    key: str
-    value: bytes
-
-
-class Take(ToRendezvous, kw_only=True, frozen=True):
-    """Wait until somebody has put each of `keys`; the answer is a `Taken`.
-
-    Attributes:
-        waits: else the answer comes at once, and has empty values where nobody has.
-    """
-
-    rendezvous_id: str
-    keys: list[str]
-    waits: bool = True
-
-
-class Challenge(Record, kw_only=True, frozen=True):
-    """First message of a rendezvous that takes only who has the secret of a membership: to be answered by `Enter`."""
-
-    nonce: Nonce
-
-
-class Taken(Record, kw_only=True, frozen=True):
-    """The values of the keys that were asked for, in their order."""
-
-    values: list[bytes]
-
-
-_to_rendezvous: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Enter | Put | Take)
-_challenge: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Challenge)
-_taken: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Taken)
-
-
-def frame(message: ToAgent | ToWorker | ToRendezvous | Challenge | Taken) -> bytes:
-    """Return `message` as it travels."""
-    data = msgspec.msgpack.encode(message)
-    return LENGTH.pack(len(data)) + data
-
-
-def length_of(header: bytes, limit: int = LIMIT) -> int:
-    """Return the length that follows `header`.
-
-    Raises:
-        InvalidInputError: it is longer than `limit`, in bytes.
-    """
-    length = int(LENGTH.unpack(header)[0])
-    if length > limit:
-        raise InvalidInputError(f"a message of {length} bytes on a worker's socket; at most {limit} are allowed")
-    return length
-
-
-def to_agent(data: bytes) -> ToAgent:
-    """Decode what a worker said.
-
-    Raises:
-        InvalidInputError: it is no such message.
-    """
-    return _checked(_to_agent, data)  # type: ignore[no-any-return]
-
-
-def to_worker(data: bytes) -> ToWorker:
-    """Decode what an agent said.
-
-    Raises:
-        InvalidInputError: it is no such message.
-    """
-    return _checked(_to_worker, data)  # type: ignore[no-any-return]
-
-
-def to_rendezvous(data: bytes) -> ToRendezvous:
-    """Decode what a rank said at a rendezvous.
-
-    Raises:
-        InvalidInputError: it is no such message.
-    """
-    return _checked(_to_rendezvous, data)  # type: ignore[no-any-return]
-
-
-def challenge(data: bytes) -> Challenge:
-    """Decode what a rendezvous says first.
-
-    Raises:
-        InvalidInputError: it is no such message.
-    """
-    return _checked(_challenge, data)  # type: ignore[no-any-return]
-
-
-def taken(data: bytes) -> Taken:
-    """Decode a rendezvous's answer.
-
-    Raises:
-        InvalidInputError: it is no such message.
-    """
-    return _checked(_taken, data)  # type: ignore[no-any-return]
-
-
-def _checked(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
-    try:
-        return decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"not a message of a worker's socket: {error}") from error
+to_agent: Callable[[bytes], ToAgent] = decoder(*ToAgent.__subclasses__())
+to_worker: Callable[[bytes], ToWorker] = decoder(*ToWorker.__subclasses__())

@@ -9,15 +9,14 @@ from collections import deque
 from msgspec.structs import replace
 
 from unicron.contracts import events, hardware, slowdowns, stragglers
+from unicron.contracts.answers import Status
 from unicron.contracts.base import Message
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan
-from unicron.contracts.queries import Status
-from unicron.contracts.ranges import SHORTEST_S
 from unicron.contracts.tasks import NodeState, TaskSpec, TaskState
 from unicron.observe.accounts.goodput import Goodput
 from unicron.observe.incidents import FAILURES, chain_of
-from unicron.observe.state import EVENTS, JournalLine, MembershipRecord, NodePicture, TaskPicture, ThinnedSeries
+from unicron.observe.state import EVENTS, JournalLine, NodePicture, TaskPicture, ThinnedSeries
 from unicron.observe.stories import Stories, entry_of
 
 RANKED = (events.WorkerExited, events.WorkerRaised, events.WorkerStalled, events.FailureDetected)
@@ -127,7 +126,8 @@ class ClusterPicture:
             case events.IterationFinished() if message.task in self.tasks:
                 self.now = max(self.now, message.at)
                 self.goodput.handle(message)
-                self._iterated(self.tasks[message.task], message)
+                self.tasks[message.task].record_iteration(message)
+                self.changed.add(("task", message.task))
                 self._sample()
             case hardware.GpusSampled() if message.node in self.nodes:
                 self.nodes[message.node].gpus = message
@@ -342,43 +342,15 @@ class ClusterPicture:
                 del node.tasks[slot.slot]
                 self.changed.add(("node", slot.node))
         task.share = None
-        self._close(task, at, str(state), "")
+        task.close_membership(at, str(state), "")
         self.changed.add(("task", name))
         if state is TaskState.REMOVED:
             del self.tasks[name]
 
-    def _iterated(self, task: TaskPicture, done: events.IterationFinished) -> None:
-        task.iteration, task.loss, task.iteration_s = done.iteration, done.loss, done.seconds
-        if task.state is TaskState.RUNNING and done.seconds >= SHORTEST_S:
-            task.waf = task.spec.weight * task.spec.flops_per_iteration / done.seconds
-        task.progress.add(done.at, done.iteration, done.loss, done.seconds)
-        self.changed.add(("task", done.task))
-
     def _regrouped(self, message: events.Regrouped) -> None:
         task = self.tasks.get(message.task)
-        if task is None or (task.attempts and task.attempts[-1].epoch >= message.epoch):
-            return
-        self._close(task, message.at, chain_of(message), f"{message.world_size} workers regrouped and went on")
-        task.attempts.append(
-            MembershipRecord(
-                epoch=message.epoch,
-                at=message.at,
-                workers=message.world_size,
-                iteration=message.iteration,
-                kept=message.kept,
-                recomputed=message.recomputed,
-                chain=chain_of(message),
-            )
-        )
-        task.kept += message.kept
-        task.recomputed += message.recomputed
-        task.iteration = max(task.iteration, message.iteration - 1)
-        self.changed.add(("task", message.task))
-
-    def _close(self, task: TaskPicture, at: float, ended: str, why: str) -> None:
-        """Note what ended a task's newest membership, the first time that anything did."""
-        if task.attempts and task.attempts[-1].until is None:
-            task.attempts[-1] = replace(task.attempts[-1], until=at, ended=ended, why=why)
+        if task is not None and task.regroup(message):
+            self.changed.add(("task", message.task))
 
     # --- failures ----------------------------------------------------------------------------------------------------
 
@@ -391,7 +363,7 @@ class ClusterPicture:
         tasks = self.failures[chain].tasks if chain in self.failures else {}
         for name in hit & self.tasks.keys() & tasks.keys():
             if tasks[name].over_at is None:
-                self._close(self.tasks[name], message.at, chain, message.reason)
+                self.tasks[name].close_membership(message.at, chain, message.reason)
                 self.changed.add(("task", name))
         self.changed.add(("node", message.node))
 

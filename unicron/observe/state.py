@@ -5,11 +5,16 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from unicron.contracts.base import Message, Record
+from unicron.contracts.events import IterationFinished, Regrouped
 from unicron.contracts.hardware import GpusSampled
 from unicron.contracts.plans import TaskShare
+from unicron.contracts.ranges import SHORTEST_S
 from unicron.contracts.slowdowns import ComputeTimed
 from unicron.contracts.tasks import Member, NodeState, TaskSpec, TaskState
+from unicron.observe.incidents import chain_of
 from unicron.observe.words.signs import Sign
 
 STORIES = 200
@@ -195,6 +200,39 @@ class TaskPicture:
     attempts: deque[MembershipRecord] = field(default_factory=lambda: deque(maxlen=ATTEMPTS))
     progress: ThinnedSeries = field(default_factory=lambda: ThinnedSeries(4))
     heat: Heat = field(default_factory=Heat)
+
+    def record_iteration(self, done: IterationFinished) -> None:
+        """Record the progress of an iteration."""
+        self.iteration, self.loss, self.iteration_s = done.iteration, done.loss, done.seconds
+        if self.state is TaskState.RUNNING and done.seconds >= SHORTEST_S:
+            self.waf = self.spec.weight * self.spec.flops_per_iteration / done.seconds
+        self.progress.add(done.at, done.iteration, done.loss, done.seconds)
+
+    def regroup(self, message: Regrouped) -> bool:
+        """Begin a newer membership; return False where it is known already."""
+        if self.attempts and self.attempts[-1].epoch >= message.epoch:
+            return False
+        self.close_membership(message.at, chain_of(message), f"{message.world_size} workers regrouped and went on")
+        self.attempts.append(
+            MembershipRecord(
+                epoch=message.epoch,
+                at=message.at,
+                workers=message.world_size,
+                iteration=message.iteration,
+                kept=message.kept,
+                recomputed=message.recomputed,
+                chain=chain_of(message),
+            )
+        )
+        self.kept += message.kept
+        self.recomputed += message.recomputed
+        self.iteration = max(self.iteration, message.iteration - 1)
+        return True
+
+    def close_membership(self, at: float, ended: str, why: str) -> None:
+        """Record what ended the newest membership, the first time that anything did."""
+        if self.attempts and self.attempts[-1].until is None:
+            self.attempts[-1] = replace(self.attempts[-1], until=at, ended=ended, why=why)
 
 
 @dataclass(slots=True)

@@ -3,8 +3,8 @@
 from collections import OrderedDict
 
 from unicron.contracts import events, hardware
+from unicron.contracts.answers import PlanView
 from unicron.contracts.base import Message
-from unicron.contracts.queries import PlanView
 from unicron.observe.incidents import chain_of
 from unicron.observe.state import EVIDENCE, STORIES, STORY, TRACED, JournalLine, Story
 from unicron.observe.words.explain import explain

@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from unicron.contracts.answers import Reply
 from unicron.contracts.base import Message
 from unicron.contracts.events import OrderTaken
-from unicron.contracts.queries import Order, Query, Reply, SubmitTask
+from unicron.contracts.queries import Order, Query, SubmitTask
 from unicron.errors import InvalidInputError
 
 Handlers = Mapping[type[Message], Callable[[Any], list[Message]]]

@@ -10,9 +10,10 @@ import msgspec
 from unicron import subjects
 from unicron.authentication import authenticate
 from unicron.clock import Clock
+from unicron.contracts.answers import Reply
 from unicron.contracts.base import Message, TelemetryDropped
 from unicron.contracts.events import Alert, DeadLetter
-from unicron.contracts.queries import Query, Reply
+from unicron.contracts.queries import Query
 from unicron.errors import InvalidInputError
 from unicron.rate_limits import LETTERS, TELEMETRY, Limit, RateLimiter, more_text
 from unicron.service.timers import Timer

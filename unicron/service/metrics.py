@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from unicron.contracts.answers import Load, Status
 from unicron.contracts.base import Message, Started
 from unicron.contracts.commands import Command, Regroup, StartWorker
 from unicron.contracts.events import (
@@ -25,7 +26,6 @@ from unicron.contracts.events import (
     WorkerExited,
 )
 from unicron.contracts.notices import NotificationFailed, NotificationSent
-from unicron.contracts.queries import Load, Status
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import InvalidInputError
 from unicron.metric_definitions import COUNTER, FAMILIES, HISTOGRAM, MetricSample

@@ -24,9 +24,10 @@ from unicron.aio import gather_or_cancel, retry_until_available, shielded
 from unicron.bus.lease import Lease, token_in_force
 from unicron.bus.protocol import Bus, TelemetryEntry
 from unicron.clock import Clock
+from unicron.contracts.answers import Load, Reply
 from unicron.contracts.base import BusReconnected, CancelTimer, Message, SetTimer, Started, TimerFired
 from unicron.contracts.events import Alert, DeadLetter
-from unicron.contracts.queries import GetLoad, Load, Order, Query, Reply
+from unicron.contracts.queries import GetLoad, Order, Query
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
 from unicron.service.commit import Commit, Migration, Outgoing
 from unicron.service.commit_store import CommitStore, Sizes

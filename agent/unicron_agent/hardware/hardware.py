@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterable
 
 from unicron.contracts.base import Message
 from unicron.contracts.hardware import FaultLogged, GpusSampled
-from unicron_agent.stimuli import Logged, Out, Sampled
+from unicron_agent.effects import Out
+from unicron_agent.stimuli import Logged, Sampled
 from unicron_agent.workers.workers import LocalWorker
 
 AGAIN_S = 5.0

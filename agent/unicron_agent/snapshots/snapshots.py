@@ -23,19 +23,8 @@ from unicron.contracts.states import KEPT, Saver, StateRef
 from unicron.contracts.storage import Saving
 from unicron.contracts.worker import Kept, Save, Saved, Secured
 from unicron.snapshots.names import exported_name, saved_names
-from unicron_agent.stimuli import (
-    AbandonCopies,
-    CopyReceived,
-    CopySent,
-    Out,
-    RemoveState,
-    SendCopy,
-    SendToWorker,
-    StateUnsound,
-    StorageUsed,
-    StorePart,
-    UseStorage,
-)
+from unicron_agent.effects import AbandonCopies, Out, RemoveState, SendCopy, SendToWorker, StorePart, UseStorage
+from unicron_agent.stimuli import CopyReceived, CopySent, StateUnsound, StorageUsed
 from unicron_agent.workers.workers import LocalWorker
 
 AGAIN_S = 1.0

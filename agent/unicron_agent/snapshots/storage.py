@@ -11,7 +11,7 @@ from unicron.contracts.events import CheckpointFailed, CheckpointFound, Checkpoi
 from unicron.contracts.storage import StoredPart, StoredState
 from unicron.errors import CheckpointError, UnicronError
 from unicron.snapshots.memory import SnapshotMemory
-from unicron_agent.stimuli import StorePart
+from unicron_agent.effects import StorePart
 from unicron_agent.workers.supervisor import Supervisor
 
 Job = StorePart | CommitCheckpoint | FindCheckpoint

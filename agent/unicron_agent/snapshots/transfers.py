@@ -10,25 +10,13 @@ from unicron.contracts.states import Keeper, StateRef
 from unicron.contracts.worker import StateFetched
 from unicron.errors import StateTransferError, UnsoundStateError
 from unicron.snapshots.memory import SnapshotMemory
+from unicron_agent.effects import AbandonCopies, Effect, ObtainState, RemoveState, SendCopy, StorePart, UseStorage
 from unicron_agent.fabric import Fabric
 from unicron_agent.snapshots.sending import send_copy
 from unicron_agent.snapshots.server import SnapshotServer
 from unicron_agent.snapshots.sources import source_of
 from unicron_agent.snapshots.storage import Job, run_storage_job
-from unicron_agent.stimuli import (
-    AbandonCopies,
-    CopyReceived,
-    CopySent,
-    Effect,
-    ObtainState,
-    RemoveState,
-    SendCopy,
-    StateUnsound,
-    Stimulus,
-    StorageUsed,
-    StorePart,
-    UseStorage,
-)
+from unicron_agent.stimuli import CopyReceived, CopySent, StateUnsound, Stimulus, StorageUsed
 from unicron_agent.traffic import NodeTraffic
 from unicron_agent.workers.supervisor import Supervisor
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from unicron.contracts.worker import LENGTH, Hello, ToAgent, ToWorker, frame, length_of, to_agent
+from unicron.contracts.frames import LENGTH, frame, length_of
+from unicron.contracts.worker import Hello, ToAgent, ToWorker, to_agent
 from unicron.errors import InvalidInputError
 
 log = logging.getLogger(__name__)

@@ -8,19 +8,8 @@ import logging
 from collections import OrderedDict
 from collections.abc import Hashable
 
-from unicron.contracts.worker import (
-    LENGTH,
-    LIMIT,
-    Challenge,
-    Enter,
-    Put,
-    Take,
-    Taken,
-    ToRendezvous,
-    frame,
-    length_of,
-    to_rendezvous,
-)
+from unicron.contracts.frames import LENGTH, LIMIT, frame, length_of
+from unicron.contracts.rendezvous import Challenge, Enter, Put, Take, Taken, ToRendezvous, to_rendezvous
 from unicron.errors import InvalidInputError
 from unicron.fabric_proofs import nonce
 from unicron_agent.fabric import Fabric, RefusalLog

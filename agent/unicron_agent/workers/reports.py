@@ -16,6 +16,7 @@ from unicron.contracts.events import (
     StateUnprotected,
     StateUnusable,
     StepTimed,
+    WorkerExited,
     WorkerFinished,
     WorkerRaised,
     WorkerReady,
@@ -36,7 +37,8 @@ from unicron.contracts.worker import (
     Unprotected,
     Unusable,
 )
-from unicron_agent.stimuli import Effect
+from unicron_agent.effects import Effect
+from unicron_agent.stimuli import ProcessExited
 from unicron_agent.workers.workers import LocalWorker
 
 REPORTS: dict[type[ToAgent], type[Message]] = {
@@ -67,3 +69,21 @@ def report(node: str, worker: LocalWorker, message: ToAgent) -> list[Message | E
     if isinstance(message, (Ready, Joined)):  # the result of a command; other facts begin a chain
         fields["correlation"] = worker.correlation
     return [kind(**{field: value for field, value in fields.items() if field in kind.__struct_fields__})]
+
+
+def exit_fact(node: str, worker: LocalWorker, exited: ProcessExited) -> WorkerExited:
+    """Return the fact that a worker's process has ended."""
+    return WorkerExited(
+        node=node,
+        slot=worker.slot,
+        task=worker.task,
+        worker=worker.worker,
+        exit_code=exited.exit_code,
+        signal=exited.signal,
+        expected=worker.stopping,
+        finished=worker.finished,
+        iteration=worker.iteration,
+        microbatches_done=worker.done,
+        stderr=list(exited.stderr),
+        collectives=list(exited.collectives),
+    )

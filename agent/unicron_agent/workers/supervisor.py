@@ -97,28 +97,7 @@ class Supervisor:
         """
         name, spec = command.worker, command.spec
         log, env = self._run_dir / "logs" / f"{name}.log", {**self._environment, **env}
-        cwd = Path(spec.workdir or ".").resolve(strict=True)
-        script = _python_script(spec.command)
-        self._outputs.follow(name, str(log), spec.watch_log)
-        restarts, in_place = spec.way.runs_again, spec.way.fixes_ranks
-        if script is not None or restarts:
-            module, argv = script or (None, spec.command)
-            parts = command.layout.replica_workers > 1 and not in_place
-            how = {"parts": parts, "restarts": restarts, "in_place": in_place, "module": module}
-            pid = await self._standby.fork({"argv": argv, "cwd": str(cwd), "env": env, "log": str(log), **how})
-        else:
-            with log.open("ab") as output:
-                process = subprocess.Popen(  # noqa: ASYNC220 returns at once
-                    spec.command,
-                    cwd=cwd,
-                    env={**os.environ, **env},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    process_group=0,
-                )
-                self._popens[name] = process
-                pid = process.pid
+        pid = await self._launch(command, env, log)
         running = WorkerProcess(
             worker=name,
             task=command.task,
@@ -129,7 +108,7 @@ class Supervisor:
             correlation=command.correlation,
             place=command.place,
             layout=command.layout,
-            restarts=restarts,
+            restarts=spec.way.runs_again,
             silence_s=spec.may_be_silent_s,
             spins=bool(env.get("CUDA_VISIBLE_DEVICES")),
             checkpoints=spec.checkpoints,
@@ -142,6 +121,30 @@ class Supervisor:
             self.kill(name)
             raise
         return pid
+
+    async def _launch(self, command: StartWorker, env: dict[str, str], log: Path) -> int:
+        spec = command.spec
+        cwd = Path(spec.workdir or ".").resolve(strict=True)
+        script = _python_script(spec.command)
+        self._outputs.follow(command.worker, str(log), spec.watch_log)
+        restarts, in_place = spec.way.runs_again, spec.way.fixes_ranks
+        if script is not None or restarts:
+            module, argv = script or (None, spec.command)
+            parts = command.layout.replica_workers > 1 and not in_place
+            how = {"parts": parts, "restarts": restarts, "in_place": in_place, "module": module}
+            return await self._standby.fork({"argv": argv, "cwd": str(cwd), "env": env, "log": str(log), **how})
+        with log.open("ab") as output:
+            process = subprocess.Popen(  # noqa: ASYNC220 returns at once
+                spec.command,
+                cwd=cwd,
+                env={**os.environ, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                process_group=0,
+            )
+        self._popens[command.worker] = process
+        return process.pid
 
     def adopt(self) -> list[WorkerProcess]:
         """Find and watch the workers of an earlier agent; `on_exit` is soon called for those that have ended."""

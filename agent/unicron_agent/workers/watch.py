@@ -7,7 +7,8 @@ import msgspec
 from unicron.contracts.base import Message
 from unicron.contracts.events import WorkerStalled
 from unicron.contracts.worker import Ping
-from unicron_agent.stimuli import Effect, SendToWorker, TakeStacks, Tick
+from unicron_agent.effects import Effect, SendToWorker, TakeStacks
+from unicron_agent.stimuli import Tick
 from unicron_agent.workers.workers import LocalWorker, StallLimits
 
 PING_S = 0.2

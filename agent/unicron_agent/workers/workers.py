@@ -9,8 +9,9 @@ from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import WorkerAsleep, WorkerAway, WorkerStalled
 from unicron.contracts.tasks import ParallelLayout, WorkerPhase, WorkerStatus
 from unicron.contracts.worker import Finished, Hello, Iterated, Joined, Membership, Pong, Progress, Ready, ToAgent
+from unicron_agent.effects import TakeStacks
 from unicron_agent.life_signs import LifeSigns, ProcessUse
-from unicron_agent.stimuli import TakeStacks, WorkerProcess
+from unicron_agent.stimuli import WorkerProcess
 
 BUSY = frozenset({WorkerPhase.COMPUTE, WorkerPhase.REDUCE, WorkerPhase.STEP, WorkerPhase.BETWEEN})
 """Phases in which a worker is to make progress."""

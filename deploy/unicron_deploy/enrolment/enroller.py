@@ -16,10 +16,11 @@ from unicron import codec, subjects
 from unicron.aio import gather_or_cancel, retry_until_available
 from unicron.bus.access import MOST_ASKED
 from unicron.bus.nats import NatsBus
+from unicron.contracts.answers import Reply
 from unicron.contracts.base import Message, Record
 from unicron.contracts.enrolment import JoinReply, JoinRequest, Papers, PapersRequest
 from unicron.contracts.events import Alert, EnrolmentRefused
-from unicron.contracts.queries import CreateToken, Query, Reply, RevokeToken
+from unicron.contracts.queries import CreateToken, Query, RevokeToken
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.files import read_secret, write_secret
 from unicron.printable import one_line

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from unicron.client import Client
+from unicron.contracts.answers import TaskView
 from unicron.contracts.events import NodeDrained, NodeJoined, NodeLeaving
-from unicron.contracts.queries import TaskView
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.service.bootstrap import connected_client

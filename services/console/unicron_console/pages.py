@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import structs
 
+from unicron.contracts.answers import PlanView, StragglerView
 from unicron.contracts.hardware import Gpu
-from unicron.contracts.queries import PlanView, StragglerView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, TaskState
 from unicron.observe.accounts.chains import ChainCost
 from unicron.observe.accounts.report import Report

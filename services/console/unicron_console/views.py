@@ -1,7 +1,7 @@
 """The answers of the console's interface, from which its description (OpenAPI) is made."""
 
+from unicron.contracts.answers import CurvePoint, PlanView, StragglerView
 from unicron.contracts.base import Record
-from unicron.contracts.queries import CurvePoint, PlanView, StragglerView
 from unicron.observe.accounts.spans import PhaseSpan
 from unicron.observe.state import JournalLine, MembershipRecord
 

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from unicron.client import Client
-from unicron.contracts.queries import StragglerView
+from unicron.contracts.answers import StragglerView
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.observe.accounts.report import Report
 from unicron.observe.state import JournalLine

@@ -7,6 +7,7 @@ until the shell beside the core says what became of it.
 
 from collections.abc import Iterable
 
+from unicron.contracts.answers import Reply
 from unicron.contracts.base import Delivered, GivenUp, Message, Probed, SetTimer, Started, TimerFired
 from unicron.contracts.events import Alert, TaskStateChanged
 from unicron.contracts.notices import (
@@ -20,7 +21,7 @@ from unicron.contracts.notices import (
     NotificationsView,
     Phase,
 )
-from unicron.contracts.queries import AcknowledgeIncident, GetNotifications, Reply
+from unicron.contracts.queries import AcknowledgeIncident, GetNotifications
 from unicron.errors import InvalidInputError
 from unicron.service.core import Answers, Core, Handlers
 from unicron_notifier import page

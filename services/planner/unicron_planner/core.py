@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from msgspec import structs
 
-from unicron.checks import check_task
+from unicron.contracts.answers import PlanView, Reply, TableRow
 from unicron.contracts.base import Message, SetTimer, Started, TimerFired
 from unicron.contracts.events import (
     FailureDetected,
@@ -29,12 +29,12 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, Trigger, TriggerKind
-from unicron.contracts.queries import GetCurve, GetPlan, PlanView, Reply, TableRow, WhatIf
+from unicron.contracts.queries import GetCurve, GetPlan, WhatIf
 from unicron.contracts.ranges import AHEAD_S, SHORTEST_S
 from unicron.contracts.tasks import SlotRef, TaskState
 from unicron.errors import InvalidInputError
 from unicron.service.core import Answers, Core, Handlers
-from unicron_planner import estimates, lookup, nodes, situation, throughput
+from unicron_planner import estimates, lookup, nodes, situation, throughput, what_if
 from unicron_planner.confinement import planned
 from unicron_planner.doubts import find_contradiction
 from unicron_planner.estimates import FAILURE, KINDS, PlannerOptions
@@ -361,21 +361,7 @@ class PlannerCore(Core):
         Raises:
             InvalidInputError: a node or task is not in use, or the task can't be planned for.
         """
-        state = self.state.copy()
-        for name in query.lose:
-            if not self._is_up(name):
-                up = ", ".join(name for name, node in state.nodes.items() if node.up)
-                raise InvalidInputError(f"node {name!r} is not up; these are: {up or 'none'}")
-            state.nodes[name] = structs.replace(state.nodes[name], up=False)
-        for number in range(query.join):
-            state.nodes[f"new-{number + 1}"] = AdmittedNode(slots=list(range(nodes.usual_slots(self.state))))
-        for task in query.finish:
-            if state.tasks.pop(task, None) is None:
-                raise InvalidInputError(f"no task {task!r} to finish; there are: {self._names()}")
-        if query.submit is not None:
-            check_task(query.submit)
-            throughput.check(query.submit)
-            state.tasks[query.submit.name] = query.submit
+        state = what_if.changed(self.state, query)
         lost = self._held.lost_with(query.lose)
         copy = PlannerCore(state, self._options, self._stopwatch)
         for task in query.finish:
@@ -397,11 +383,8 @@ class PlannerCore(Core):
             InvalidInputError: there is no such task.
         """
         if task not in self.state.tasks:
-            raise InvalidInputError(f"no task {task!r}; there are: {self._names()}")
+            raise InvalidInputError(f"no task {task!r}; there are: {', '.join(self.state.tasks) or 'none'}")
         return task, len(self._held.slots_of(task))
-
-    def _names(self) -> str:
-        return ", ".join(self.state.tasks) or "none"
 
 
 def _slots(plan: Plan | None) -> dict[str, list[SlotRef]]:

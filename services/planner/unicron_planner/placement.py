@@ -8,13 +8,12 @@ together, no task of two replicas has all of them among these if that can be.
 """
 
 import math
-from bisect import insort
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from operator import neg
 
 from unicron.contracts.tasks import ParallelLayout, SlotRef
+from unicron_planner.free_slots import FreeSlots
 from unicron_planner.holdings import PlannedSlots
 from unicron_planner.neighbours import UNKNOWN, Neighbours
 
@@ -63,7 +62,7 @@ def place(
     shrinking = [task for task in spread if len(placed[task]) > sizes[task]]
 
     wanted = Counter(slot.node for task in growing for slot in placed[task]) if shrinking else Counter[str]()
-    pool = _FreeSlots(held.free(usable) if growing or grouped else {})
+    pool = FreeSlots(held.free(usable) if growing or grouped else {})
     for task in shrinking:
         placed[task], dropped = _shrunk(placed[task], sizes[task], wanted, near)
         pool.give(dropped)
@@ -95,67 +94,6 @@ def _living(usable: Mapping[str, Sequence[int]], slots: Iterable[SlotRef]) -> li
     return [slot for slot in slots if slot.slot in usable.get(slot.node, ())]
 
 
-class _FreeSlots:
-    """The free slots. Nodes stand in one heap for each number of free slots; entries that are out of date are skipped.
-
-    `pop_most` and `pop_for` take a node out; the caller puts it back with `push`.
-    """
-
-    def __init__(self, free: Mapping[str, Iterable[int]]) -> None:
-        self._free = {node: sorted(slots, reverse=True) for node, slots in free.items()}
-        self._listed: dict[str, int] = {}
-        self._heaps: dict[int, list[str]] = defaultdict(list)
-        for node, slots in self._free.items():
-            self._heaps[len(slots)].append(node)
-            self._listed[node] = len(slots)
-        for heap in self._heaps.values():
-            heapify(heap)
-
-    def nodes(self) -> Iterator[str]:
-        """Return the nodes with free slots."""
-        return (node for node, slots in self._free.items() if slots)
-
-    def count(self, node: str) -> int:
-        """Return how many slots of `node` are free."""
-        return len(self._free.get(node, ()))
-
-    def allocate(self, node: str, number: int = 1) -> list[SlotRef]:
-        """Return the first `number` free slots of `node`."""
-        return [SlotRef(node=node, slot=self._free[node].pop()) for _ in range(number)]
-
-    def give(self, slots: Iterable[SlotRef]) -> None:
-        """Make slots free again."""
-        for slot in slots:
-            insort(self._free.setdefault(slot.node, []), slot.slot, key=neg)
-            self.push(slot.node)
-
-    def push(self, node: str) -> None:
-        """List a node by the free slots that it has now."""
-        count = self.count(node)
-        if count and self._listed.get(node) != count:
-            self._listed[node] = count
-            heappush(self._heaps[count], node)
-
-    def pop_most(self) -> str | None:
-        """Take out the node with most free slots, the first by name."""
-        return self._pop(sorted(self._heaps, reverse=True))
-
-    def pop_for(self, number: int) -> str | None:
-        """Take out the node that fits `number` slots best: the fewest free ones that are enough, else the most."""
-        return self._pop(sorted(count for count in self._heaps if count >= number)) or self.pop_most()
-
-    def _pop(self, counts: Iterable[int]) -> str | None:
-        for count in counts:
-            heap = self._heaps[count]
-            while heap:
-                node = heappop(heap)
-                if self._listed.get(node) == count == self.count(node):
-                    del self._listed[node]
-                    return node
-            del self._heaps[count]
-        return None
-
-
 class _Grouped:
     """A task while its new slots are found in groups: its replicas, or the tensor-parallel ranks of what is left over.
 
@@ -166,7 +104,7 @@ class _Grouped:
 
     def __init__(
         self,
-        pool: _FreeSlots,
+        pool: FreeSlots,
         living: Sequence[SlotRef],
         held: Sequence[SlotRef],
         width: int,
@@ -377,7 +315,7 @@ def _shrunk(
     return [slots[rank] for rank in sorted(kept)], [slots[rank] for rank in sorted(left)]
 
 
-def _spread(pool: _FreeSlots, slots: list[SlotRef], size: int, near: Neighbours, nodes: float = math.inf) -> None:
+def _spread(pool: FreeSlots, slots: list[SlotRef], size: int, near: Neighbours, nodes: float = math.inf) -> None:
     """Add slots up to `size`, or until they are on so many `nodes`: first where the task has the fewest workers.
 
     Before that, one where it does not fail with all others of the task, if there is such a slot.

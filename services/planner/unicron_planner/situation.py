@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from unicron.contracts.queries import Curve, CurvePoint
+from unicron.contracts.answers import Curve, CurvePoint
 from unicron_planner import estimates, nodes, plans, throughput
 from unicron_planner.estimates import FAILURE, RELAYOUT, RESIZE, PlannerOptions
 from unicron_planner.holdings import PlannedSlots

@@ -7,6 +7,7 @@ What is to be asked of a provider stands in the state until the shell says what 
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from unicron.contracts.answers import Reply
 from unicron.contracts.base import MachinesListed, Message, ProviderAnswered, SetTimer, Started, TimerFired
 from unicron.contracts.events import (
     FailureDetected,
@@ -21,7 +22,7 @@ from unicron.contracts.events import (
     TaskSubmitted,
 )
 from unicron.contracts.pools import Pool, Stage
-from unicron.contracts.queries import GetPools, Reply
+from unicron.contracts.queries import GetPools
 from unicron.service.core import Answers, Core, Handlers
 from unicron_provisioner import errands, nodes, tasks
 from unicron_provisioner.demand import wanted

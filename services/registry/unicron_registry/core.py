@@ -6,6 +6,8 @@ Facts keep the picture current; orders of users change it and go out as facts fo
 from msgspec.structs import asdict, replace
 
 from unicron.checks import check_task
+from unicron.contracts.answers import Reply, SaverView, Status
+from unicron.contracts.answers import TaskView as View
 from unicron.contracts.base import Message, TimerFired
 from unicron.contracts.commands import FindCheckpoint, SaveStates
 from unicron.contracts.events import (
@@ -33,19 +35,7 @@ from unicron.contracts.events import (
     TaskSubmitted,
 )
 from unicron.contracts.plans import TaskShare
-from unicron.contracts.queries import (
-    DrainNode,
-    GetStatus,
-    PauseTask,
-    RemoveTask,
-    Reply,
-    RewindTask,
-    SaverView,
-    SaveTask,
-    Status,
-    SubmitTask,
-)
-from unicron.contracts.queries import TaskView as View
+from unicron.contracts.queries import DrainNode, GetStatus, PauseTask, RemoveTask, RewindTask, SaveTask, SubmitTask
 from unicron.contracts.ranges import SHORTEST_S
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import StragglerDetected

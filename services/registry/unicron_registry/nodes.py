@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from unicron.checks import Problem, is_token
+from unicron.contracts.answers import NodeView, Reply
 from unicron.contracts.base import Message
 from unicron.contracts.events import (
     Alert,
@@ -18,7 +19,6 @@ from unicron.contracts.events import (
     NodeRefused,
 )
 from unicron.contracts.failures import Severity
-from unicron.contracts.queries import NodeView, Reply
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import NodeState
 from unicron.contracts.watchdogs import AlertKind

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from unicron.contracts.answers import Reply, TaskView
 from unicron.contracts.base import Message
 from unicron.contracts.commands import FindCheckpoint, SaveStates
 from unicron.contracts.events import (
@@ -18,7 +19,7 @@ from unicron.contracts.events import (
     TaskRewound,
     TaskStateChanged,
 )
-from unicron.contracts.queries import PauseTask, Reply, RewindTask, SaveTask, TaskView
+from unicron.contracts.queries import PauseTask, RewindTask, SaveTask
 from unicron.contracts.tasks import TaskState
 from unicron.errors import InvalidInputError
 from unicron_registry.state import RegistryState

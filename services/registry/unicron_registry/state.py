@@ -2,8 +2,8 @@
 
 import msgspec
 
+from unicron.contracts.answers import NodeView, TaskView
 from unicron.contracts.plans import Plan
-from unicron.contracts.queries import NodeView, TaskView
 from unicron.contracts.ranges import Seconds
 
 

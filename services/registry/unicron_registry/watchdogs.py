@@ -1,8 +1,8 @@
 """Alerts about missing things: a task of which nothing runs, and lines that nobody writes. Pure on `state`."""
 
+from unicron.contracts.answers import TaskView
 from unicron.contracts.base import CancelTimer, Message, SetTimer
 from unicron.contracts.events import Alert, PatternMissed
-from unicron.contracts.queries import TaskView
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.contracts.watchdogs import AlertKind
 from unicron_registry.state import RegistryState

@@ -6,9 +6,10 @@ of the active instance a window begins anew.
 
 from msgspec.structs import replace
 
+from unicron.contracts.answers import Reply, StragglerView
 from unicron.contracts.base import Message
 from unicron.contracts.events import Alert, NodeAdmitted, StepTimed, TaskRemoved, TaskStateChanged, TaskSubmitted
-from unicron.contracts.queries import GetStraggler, Reply, StragglerView, SwitchRecording
+from unicron.contracts.queries import GetStraggler, SwitchRecording
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import RecordingSwitched, StragglerDetected
 from unicron.errors import InvalidInputError

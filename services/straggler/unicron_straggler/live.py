@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
-from unicron.contracts.queries import StragglerWindow
+from unicron.contracts.answers import StragglerWindow
 from unicron.errors import InvalidInputError
 from unicron_straggler.analysis.diagnosis import NONE, Diagnosis, diagnose
 from unicron_straggler.analysis.measures import Analysis, analyze

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import msgspec
 
+from unicron.contracts.answers import StragglerWindow
 from unicron.contracts.events import StepTimed
-from unicron.contracts.queries import StragglerWindow
 from unicron.contracts.ranges import Count, Number
 from unicron.contracts.tasks import Member
 from unicron.contracts.timings import DEFAULT_SHARE

@@ -7,8 +7,9 @@ from typing import Any
 
 from unicron_agent.agent import Agent
 from unicron_agent.core import AgentCore
+from unicron_agent.effects import Effect, Out, StoreToken
 from unicron_agent.outbox import Outbox
-from unicron_agent.stimuli import Effect, Out, StoreToken, Tick
+from unicron_agent.stimuli import Tick
 
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Command

@@ -10,7 +10,8 @@ from unicron.bus.protocol import JournalEntry
 from unicron.contracts.commands import Command
 from unicron.contracts.queries import DrainNode, PauseTask, RemoveTask, SubmitTask
 from unicron_simulator.storms import faults
-from unicron_simulator.storms.faults import CALM, StormFault
+from unicron_simulator.storms.faults import StormFault
+from unicron_simulator.storms.scene import CALM
 from unicron_simulator.storms.training import INFINITE
 from unicron_simulator.storms.world import World
 

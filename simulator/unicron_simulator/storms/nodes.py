@@ -5,7 +5,7 @@ import contextlib
 from random import Random
 
 from msgspec.structs import replace
-from unicron_agent import stimuli
+from unicron_agent import effects, stimuli
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
 from unicron_agent.stimuli import Tick, WorkerMessage, WorkerProcess
@@ -141,35 +141,35 @@ class Machine:
 
     # --- what the agent has done -------------------------------------------------------------------------------------
 
-    def _carry_out(self, effect: stimuli.Effect) -> None:
+    def _carry_out(self, effect: effects.Effect) -> None:
         match effect:
-            case stimuli.StartProcess(command):
+            case effects.StartProcess(command):
                 asyncio.get_running_loop().call_later(self.random.uniform(0.05, 0.2), self._start, self.agent, command)
-            case stimuli.Kill(worker) if trainer := self.processes.get(worker):
+            case effects.Kill(worker) if trainer := self.processes.get(worker):
                 asyncio.get_running_loop().call_later(0.01, trainer.end, None, SIGKILL)
-            case stimuli.SendToWorker(worker, message):
+            case effects.SendToWorker(worker, message):
                 self._send(worker, message)
-            case stimuli.StoreToken(token):
+            case effects.StoreToken(token):
                 self.token = token
-            case stimuli.SendCopy(ref, keeper):
+            case effects.SendCopy(ref, keeper):
                 handle = self._send_copy(self.agent, ref, keeper)
                 self._sending[ref, keeper.node] = handle
-            case stimuli.AbandonCopies(worker, nodes):
+            case effects.AbandonCopies(worker, nodes):
                 self._abandon(worker, nodes)
-            case stimuli.UseStorage():
+            case effects.UseStorage():
                 seconds = self.random.uniform(0.1, 1.0)
                 asyncio.get_running_loop().call_later(seconds, self._use_storage, self.agent, effect)
-            case stimuli.RemoveState(name):
+            case effects.RemoveState(name):
                 self.kept.pop(name, None)
                 self.saved.pop(name, None)
 
-    def _use_storage(self, agent: WatchedAgent | None, effect: stimuli.UseStorage) -> None:
+    def _use_storage(self, agent: WatchedAgent | None, effect: effects.UseStorage) -> None:
         if agent is not None and agent is self.agent:
             job = effect.job
-            sound = not isinstance(job, stimuli.StorePart) or self._can_be_stored(job)
+            sound = not isinstance(job, effects.StorePart) or self._can_be_stored(job)
             agent.handle(stimuli.StorageUsed(self.storage.use(effect, self.name, self.clock.now(), sound=sound)))
 
-    def _can_be_stored(self, job: stimuli.StorePart) -> bool:
+    def _can_be_stored(self, job: effects.StorePart) -> bool:
         """Return whether a state is sound, and there: what is saved over meanwhile has a second name."""
         return self.lies(job.ref) if job.ordered else not self.is_rotten(job.ref)
 

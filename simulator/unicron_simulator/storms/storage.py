@@ -1,6 +1,6 @@
 """Modelled storage: what all nodes see, and what lasts whatever becomes of them."""
 
-from unicron_agent.stimuli import StorePart, UseStorage
+from unicron_agent.effects import StorePart, UseStorage
 
 from unicron.contracts.base import Message
 from unicron.contracts.commands import CommitCheckpoint, FindCheckpoint

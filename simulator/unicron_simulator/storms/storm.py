@@ -9,8 +9,8 @@ from hashlib import blake2b
 
 from unicron.clock import VirtualClock
 from unicron_simulator.storms import convergence, story
-from unicron_simulator.storms.faults import Scene, scene
 from unicron_simulator.storms.injection import FaultInjector
+from unicron_simulator.storms.scene import Scene, scene
 from unicron_simulator.storms.world import START, StormParts, World
 
 BOUND_S = 400.0

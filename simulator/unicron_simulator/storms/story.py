@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from unicron.contracts.base import Message
 from unicron.contracts.events import TaskStateChanged
 from unicron.observe.words.story import describe
-from unicron_simulator.storms.faults import CALM, Scene
+from unicron_simulator.storms.scene import CALM, Scene
 from unicron_simulator.storms.world import START, World
 
 LINES = 60

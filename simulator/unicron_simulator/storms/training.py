@@ -17,16 +17,7 @@ from unicron.contracts.commands import StartWorker
 from unicron.contracts.states import SAVED, StateLocation, StateRef
 from unicron.contracts.storage import StoredState
 from unicron.contracts.tasks import TaskSpec, WorkerPhase
-from unicron.contracts.worker import (
-    Hello,
-    Joined,
-    Progress,
-    Raised,
-    Save,
-    Saved,
-    Secured,
-    ToAgent,
-)
+from unicron.contracts.worker import Hello, Joined, Progress, Raised, Save, Saved, Secured, ToAgent
 from unicron.errors import GroupBrokenError, StateLostError, StateTransferError
 from unicron.snapshots.names import exported_name, saved_name
 from unicron.train.worker.iteration import WorkerCore

@@ -31,16 +31,10 @@ from unicron import codec, subjects
 from unicron.bus import topology
 from unicron.bus.protocol import JournalEntry
 from unicron.clock import VirtualClock
+from unicron.contracts.answers import Reply, Status
 from unicron.contracts.commands import Command
 from unicron.contracts.pools import PoolsView
-from unicron.contracts.queries import (
-    GetPools,
-    GetStatus,
-    Query,
-    Reply,
-    Status,
-    SubmitTask,
-)
+from unicron.contracts.queries import GetPools, GetStatus, Query, SubmitTask
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.service.commit import Commit
 from unicron.service.commit_store import Sizes
@@ -49,12 +43,12 @@ from unicron.services import PROVISIONER
 from unicron.train.worker.iteration import WorkerCore
 from unicron_simulator.storms.bus import MemoryWorld
 from unicron_simulator.storms.checked_agent import validated
-from unicron_simulator.storms.faults import Scene
 from unicron_simulator.storms.invariants import SERVICES, Invariants
 from unicron_simulator.storms.liars import Liars, spoil
 from unicron_simulator.storms.links import Commits, CrashedError, Journal, Link, Network
 from unicron_simulator.storms.nodes import Machine
 from unicron_simulator.storms.pools import ModelledProvider
+from unicron_simulator.storms.scene import Scene
 from unicron_simulator.storms.storage import SharedStorage
 from unicron_simulator.storms.training import Trainer
 

@@ -1,4 +1,4 @@
-"""A worker that leaks is replaced between two iterations, and a number that is none in its log is told of."""
+"""A worker that leaks is replaced between two iterations; a number in its log that is not finite is an alert."""
 
 import pytest
 from helpers.local_cluster import local_cluster

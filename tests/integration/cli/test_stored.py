@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.cli import CLEAN, UNICRON, call, data, unicron
+from helpers.cli import CLEAN, UNICRON, call, data, invoke, unicron
 from helpers.stored import TASK, alter, of_model, save, save_trained, spread, trained
 from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
 from unicron.contracts.tasks import ParallelLayout
+from unicron.errors import CheckpointError
 from unicron.snapshots.storage.root import begin
 from unicron.train.snapshots.gathering import collect_state
 
@@ -114,7 +115,7 @@ def test_restore_writes_one_file_that_a_plain_process_goes_on_from(root, tmp_pat
 
 def test_restore_puts_parts_together(root, tmp_path):
     file = tmp_path / "whole.pt"
-    text = unicron("checkpoints", "restore", "other", "--step", "5", "--to", str(file), "--at", str(root))
+    text = invoke("checkpoints", "restore", "other", "--step", "5", "--to", file, "--at", root)
     assert "iteration 5 of other, with iteration, model" in text
     assert torch.equal(torch.load(file, weights_only=True)["model"]["w"], torch.arange(8.0))
 
@@ -122,15 +123,15 @@ def test_restore_puts_parts_together(root, tmp_path):
 def test_restore_believes_no_damaged_checkpoint(root, tmp_path):
     file = tmp_path / "whole.pt"
     alter(root / TASK / "step-000200" / "__0_0.distcp", at=700)
-    text = unicron("checkpoints", "restore", TASK, "--step", "200", "--to", str(file), "--at", str(root), code=1)
-    assert "is not as it was written" in text
+    with pytest.raises(CheckpointError, match="is not as it was written"):
+        invoke("checkpoints", "restore", TASK, "--step", "200", "--to", file, "--at", root)
     assert not file.exists()
-    text = unicron("checkpoints", "restore", TASK, "--to", str(file), "--at", str(root))
+    text = invoke("checkpoints", "restore", TASK, "--to", file, "--at", root)
     assert "iteration 100 of gpt" in text
     assert torch.load(file, weights_only=True)["iteration"] == 100
 
 
 def test_restore_tells_where_it_can_not_write(root, tmp_path):
     nowhere = tmp_path / "nothing" / "whole.pt"
-    text = unicron("checkpoints", "restore", TASK, "--to", str(nowhere), "--at", str(root), code=1)
-    assert f"{nowhere} can't be saved: No such file or directory" in text
+    with pytest.raises(CheckpointError, match=f"{nowhere} can't be saved: No such file or directory"):
+        invoke("checkpoints", "restore", TASK, "--to", nowhere, "--at", root)

@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from unicron import codec, fabric_proofs, subjects
 from unicron.aio import retry_until_available
+from unicron.contracts.answers import Reply
 from unicron.contracts.base import AGENT
 from unicron.contracts.commands import Regroup, StartWorker
 from unicron.contracts.events import FailureDetected, IterationFinished, NodeAdmitted, TaskSubmitted, WorkerExited
-from unicron.contracts.queries import GetLoad, Reply
+from unicron.contracts.queries import GetLoad
 from unicron.contracts.slowdowns import Computed, ComputeTimed, SlowdownDetected
 from unicron.contracts.tasks import Member, TaskSpec
 

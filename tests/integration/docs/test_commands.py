@@ -1,4 +1,4 @@
-"""What the pages for people tell to type is typed, on one cluster for all of them."""
+"""All commands of the pages are run, on one cluster."""
 
 import contextlib
 import json

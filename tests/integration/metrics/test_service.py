@@ -1,4 +1,4 @@
-"""Two instances of a service, scraped: who is active says what it knows, and the other that it waits."""
+"""Two instances of a service, scraped: the active one exports its state, and the other that it waits."""
 
 import asyncio
 import signal

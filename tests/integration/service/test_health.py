@@ -1,4 +1,4 @@
-"""`python -m unicron.service.health OWNER` tells working services from others; and how long nodes beat."""
+"""`python -m unicron.service.health OWNER` finds services that work and others; and how long nodes beat."""
 
 import asyncio
 import sys

@@ -9,6 +9,7 @@ import pytest
 from helpers.training import TRAIN, running_cluster, task, write_script
 from unicron_simulator.storms import faults, storm
 from unicron_simulator.storms.links import Weather
+from unicron_simulator.storms.scene import Scene
 
 from unicron.contracts.events import FailureDetected, NodeGone, PlanDecided, WorkerReady
 from unicron.contracts.tasks import TaskState
@@ -67,7 +68,7 @@ def in_virtual_time(tasks):
         faults.Remove(at=85, task="a"),
     ]
     slots = {f"node-{number}": 1 for number in (1, 2, 3)}
-    scene = faults.Scene(seed=1, slots=slots, tasks=[tasks["a"]], standbys=[], weather=Weather(), faults=history)
+    scene = Scene(seed=1, slots=slots, tasks=[tasks["a"]], standbys=[], weather=Weather(), faults=history)
     world = storm.play(scene)
     assert not world.invariants.violation
     return plans(world.invariants.messages)

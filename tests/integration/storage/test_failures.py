@@ -1,4 +1,4 @@
-"""What goes wrong with a directory, and going back: the error names it, and the last good checkpoint is as it was."""
+"""Failures of a directory, and going back: the error names the cause, and the last good checkpoint is untouched."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def good(storage, tmp_path):
 
 
 def unfinished(storage):
-    return [each for each in catalog.found(storage, TASK) if each.unfinished]
+    return [each for each in catalog.list_checkpoints(storage, TASK) if each.unfinished]
 
 
 # --- writers that fail -----------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def test_a_state_that_is_no_part_is_refused(storage, good):
 
 def test_the_same_iteration_twice_leaves_the_first_alone(storage, good):
     save_trained(storage.root, 1, seed=3)
-    every = catalog.found(storage, TASK)
+    every = catalog.list_checkpoints(storage, TASK)
     assert [each.iteration for each in every] == [1, 1]
     assert every[1].folder == good.folder == "step-000001"
     assert catalog.newest(storage, TASK).stored == every[0], "the later one"
@@ -331,7 +331,7 @@ def test_a_folder_of_somebody_else_is_left_alone(storage, tmp_path):
     before = contents(tmp_path)
     for ask in (
         lambda: begin(str(tmp_path), TASK, 1, WHOLE),
-        lambda: catalog.found(storage, TASK),
+        lambda: catalog.list_checkpoints(storage, TASK),
         lambda: catalog.prune(storage, TASK, 2, time.time() + 9 * DAY),
     ):
         with pytest.raises(CheckpointError, match=r"gpt has step-000001 in it and was not made by Unicron"):
@@ -348,7 +348,7 @@ def test_what_is_no_storage_is_told(tmp_path):
     with pytest.raises(CheckpointError, match=r"'\.\./x' names no task"):
         begin(str(tmp_path), "../x", 1, WHOLE)
     with pytest.raises(CheckpointError, match="has nothing of gpt"):
-        catalog.found(Storage(str(tmp_path)), TASK)
+        catalog.list_checkpoints(Storage(str(tmp_path)), TASK)
     assert names(tmp_path) == []
 
 
@@ -388,7 +388,7 @@ def newest(three):
 
 def known(three):
     """Return the iteration of each checkpoint, and whether it was put aside."""
-    return [(each.iteration, each.rewound) for each in catalog.found(three, TASK)]
+    return [(each.iteration, each.rewound) for each in catalog.list_checkpoints(three, TASK)]
 
 
 def test_the_newest_is_then_the_one_that_was_gone_back_to(three):
@@ -396,7 +396,7 @@ def test_the_newest_is_then_the_one_that_was_gone_back_to(three):
     assert catalog.rewind(three, TASK, 1).stored.iteration == 1
     assert newest(three) == 1
     assert known(three) == [(3, True), (2, True), (1, False)]
-    for each in catalog.found(three, TASK):
+    for each in catalog.list_checkpoints(three, TASK):
         assert check.strangers(three, (TASK, each.folder), each.manifest) == []
 
 
@@ -409,7 +409,7 @@ def test_one_that_is_written_later_counts_even_where_it_is_of_an_earlier_iterati
 
 @pytest.mark.parametrize("iteration", [7, 2])
 def test_where_that_one_is_not_there_or_damaged_nothing_is_put_aside(three, iteration):
-    second = next(each for each in catalog.found(three, TASK) if each.iteration == 2)
+    second = next(each for each in catalog.list_checkpoints(three, TASK) if each.iteration == 2)
     alter(next(Path(second.address).glob("*.distcp")))
     assert catalog.rewind(three, TASK, iteration).stored is None
     assert known(three) == [(3, False), (2, False), (1, False)]
@@ -421,7 +421,7 @@ def test_what_no_longer_counts_does_not_make_others_superfluous_and_is_removed_a
     assert catalog.prune(three, TASK, 2, time.time()).removed == []
     removed = catalog.prune(three, TASK, 2, time.time() + 2 * DAY).removed
     assert len(removed) == 2
-    assert [each.iteration for each in catalog.found(three, TASK)] == [1]
+    assert [each.iteration for each in catalog.list_checkpoints(three, TASK)] == [1]
     assert not list(Path(three.address(TASK)).rglob(REWOUND))
 
 

@@ -1,4 +1,4 @@
-"""What comes back from a checkpoint: for Unicron as it was, for torch.distributed.checkpoint in any layout."""
+"""The format of a checkpoint: read by Unicron as it was, by torch.distributed.checkpoint in any layout."""
 
 import io
 import os

@@ -70,7 +70,7 @@ def test_without_its_manifest_there_is_no_checkpoint(s3):
     storage = Storage(ROOT)
     saving = begin(ROOT, TASK, 2, ParallelLayout())
     part = write_part(saving, 0, collect_state(2, trained()))
-    assert [each.unfinished for each in catalog.found(storage, TASK)] == [True, False]
+    assert [each.unfinished for each in catalog.list_checkpoints(storage, TASK)] == [True, False]
     assert catalog.newest(storage, TASK).stored.folder == good.folder
     now = time.time()
     assert catalog.prune(storage, TASK, 2, now).removed == []
@@ -82,7 +82,7 @@ def test_without_its_manifest_there_is_no_checkpoint(s3):
     gone = begin(ROOT, TASK, 3, ParallelLayout())
     write_part(gone, 0, collect_state(3, trained()))
     assert len(catalog.prune(storage, TASK, 2, now + 2 * DAY).removed) == 1
-    assert [each.iteration for each in catalog.found(storage, TASK)] == [2, 1]
+    assert [each.iteration for each in catalog.list_checkpoints(storage, TASK)] == [2, 1]
 
 
 def test_pruning_a_bucket_leaves_the_newest(s3):

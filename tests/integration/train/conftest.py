@@ -1,4 +1,4 @@
-"""What several modules train and compare with."""
+"""Training scripts and references that several modules share."""
 
 import pytest
 from helpers.training import ITERATIONS, plain_run, write_script

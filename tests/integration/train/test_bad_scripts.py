@@ -1,4 +1,4 @@
-"""Scripts without a session that do what they should not: each is healed, or told what is wrong with it."""
+"""Scripts without a session that break the rules: each is healed, or refused with the reason."""
 
 import re
 import socket

@@ -1,4 +1,4 @@
-"""Scripts that know nothing of Unicron: those that live stay where they are, whoever is replaced goes on with them."""
+"""Scripts that know nothing of Unicron: survivors stay where they are, and replacements join them."""
 
 import re
 import textwrap

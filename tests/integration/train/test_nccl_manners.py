@@ -1,4 +1,4 @@
-"""What GPUs were seen to do to groups that are interrupted, on a backend with NCCL's manners: nobody hangs or errs."""
+"""Groups that are interrupted, on a backend that behaves as NCCL did on GPUs: nobody hangs or errs."""
 
 import textwrap
 
@@ -53,13 +53,16 @@ BEGIN = """
         return mine.unique().tolist()
 
     marks = Rendezvous(membership("marks", 0, size))
+    left = Rendezvous(membership("marks", 0, size))  # what is set behind a wait on one connection is set after it
 
     def leaves_with(interrupt):
-        # while it waits for the last rank, which comes after that
+        # while it waits for the last rank, which comes after that; all have read what they summed before
         def leave():
             interrupt()
-            marks.set("left", "")
+            left.set("left", "")
+        marks.set(f"begins-{rank}", "")
         if rank == 1:
+            marks.wait([f"begins-{other}" for other in range(size)])
             threading.Timer(0.2, leave).start()
         elif rank == 2:
             marks.wait(["left"])

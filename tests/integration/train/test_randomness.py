@@ -1,4 +1,4 @@
-"""What a dead rank's microbatch draws and reads is the same where it is computed instead."""
+"""A dead rank's microbatch draws and reads the same where it is computed instead."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""Nodes told to go: what they have goes to storage, and when they are back their tasks go on from there."""
+"""Nodes ordered to leave: their states go to storage, and when they are back their tasks go on from there."""
 
 import pytest
 from helpers.gate import gate

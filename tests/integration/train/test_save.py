@@ -1,4 +1,4 @@
-"""`session.save` on real workers: when the task is finished the file is there, whole, whoever dies while writing it."""
+"""`session.save` on real workers: when the task is finished the file is there, whole, after any death meanwhile."""
 
 import os
 import signal

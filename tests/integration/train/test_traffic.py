@@ -1,4 +1,4 @@
-"""What a real worker says of its traffic, of which copies of states keep clear: when its model's parts send."""
+"""A real worker's forecast of its traffic, which copies of states avoid: when its model's parts send."""
 
 import pytest
 from helpers.gate import gate

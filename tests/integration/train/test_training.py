@@ -1,4 +1,4 @@
-"""Real workers: what users run, what breaks, and what they are told."""
+"""Real workers: scripts as users run them, faults, and error messages."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""What workers say to their agent."""
+"""The channels between workers and their agent."""
 
 import asyncio
 import signal
@@ -7,7 +7,8 @@ import sys
 
 from unicron_agent.workers.channels import Channels
 
-from unicron.contracts.worker import Finished, Hello, Progress, WorkerPhase, frame
+from unicron.contracts.frames import frame
+from unicron.contracts.worker import Finished, Hello, Progress, WorkerPhase
 
 MANY = 1000
 """More than are received at once."""

@@ -1,31 +1,33 @@
-"""The agent's decisions: what it obeys, starts, ends and joins with, what a worker's words become, and who stalls."""
+"""The agent's decisions: commands that it obeys, workers that it starts and ends, joining, facts, and stalls."""
 
 import msgspec
 import pytest
 from unicron_agent.core import AgentCore
+from unicron_agent.effects import (
+    AbandonCopies,
+    Kill,
+    ObtainState,
+    ReadToken,
+    RemoveState,
+    SendCopy,
+    SendToWorker,
+    StartProcess,
+    StoreToken,
+    UseStorage,
+)
 from unicron_agent.presence import ADOPTION_S, AGAIN_S
 from unicron_agent.stimuli import (
-    AbandonCopies,
     Adopted,
     CopySent,
     DepartureNotice,
     EntryRead,
-    Kill,
-    ObtainState,
     ProcessExited,
     ProcessStarted,
     Published,
-    ReadToken,
     Reconnected,
-    RemoveState,
-    SendCopy,
-    SendToWorker,
     Shutdown,
-    StartProcess,
-    StoreToken,
     Tick,
     TokenRead,
-    UseStorage,
     WorkerMessage,
     WorkerProcess,
 )

@@ -1,4 +1,4 @@
-"""What is told of collectives that hang: real ones of gloo, asked from within, and torch's own file of them."""
+"""Reports of collectives that hang: real ones of gloo, asked from within, and torch's own file of them."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What an agent tells of faults: once, and about whom; and of counters of GPUs."""
+"""An agent's reports of faults: once, and of which worker; and of GPUs' counters."""
 
 import pytest
 from unicron_agent.hardware.counters import grew

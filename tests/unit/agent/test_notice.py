@@ -1,4 +1,4 @@
-"""When an agent is told that its node is to go."""
+"""Notices that an agent's node is to go."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What workers write: the lines that stand for something, whatever else is written."""
+"""Workers' output: lines that match a pattern, among any others."""
 
 import os
 

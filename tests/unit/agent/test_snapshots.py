@@ -1,20 +1,10 @@
-"""What an agent does about the states in its node's memory."""
+"""An agent's decisions about the states in its node's memory."""
 
 import msgspec
 import pytest
+from unicron_agent.effects import AbandonCopies, RemoveState, SendCopy, SendToWorker, StorePart, UseStorage
 from unicron_agent.snapshots.snapshots import AGAIN_S, TRIES, NodeSnapshots
-from unicron_agent.stimuli import (
-    AbandonCopies,
-    CopyReceived,
-    CopySent,
-    RemoveState,
-    SendCopy,
-    SendToWorker,
-    StateUnsound,
-    StorageUsed,
-    StorePart,
-    UseStorage,
-)
+from unicron_agent.stimuli import CopyReceived, CopySent, StateUnsound, StorageUsed
 from unicron_agent.workers.workers import LocalWorker
 
 from unicron.contracts import events

@@ -1,4 +1,4 @@
-"""When an agent ticks, in virtual time: as rarely as its heartbeats where there is nothing else to do."""
+"""The times of an agent's ticks, in virtual time: as rare as its heartbeats where there is nothing else to do."""
 
 import asyncio
 from types import SimpleNamespace

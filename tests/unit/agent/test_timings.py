@@ -1,4 +1,4 @@
-"""What an agent makes of what its workers tell: how long iterations took, and what they will send to others."""
+"""An agent's reports from its workers' timings: lengths of iterations, and forecasts of traffic."""
 
 import math
 

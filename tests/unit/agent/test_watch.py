@@ -9,8 +9,9 @@ import time
 
 import pytest
 from helpers.waiting import PATIENT_S, block_until
+from unicron_agent.effects import SendToWorker, TakeStacks
 from unicron_agent.life_signs import LifeSigns, ProcessUse
-from unicron_agent.stimuli import SendToWorker, TakeStacks, Tick
+from unicron_agent.stimuli import Tick
 from unicron_agent.workers import stacks
 from unicron_agent.workers.activity import cpu_s_if_asleep, is_stopped, use_of
 from unicron_agent.workers.stacks import describe_threads, stacks_of

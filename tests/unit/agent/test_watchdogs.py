@@ -1,4 +1,4 @@
-"""What watchdogs of a node tell: what fills, what grows without end and what only loads, and what nobody writes."""
+"""Alerts of a node's watchdogs: disks that fill, memory that grows without end, and output that is missing."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""What workers noted, and processes of peers, is taken apart rightly: the work that was left, and what came on top."""
+"""Workers' notes, and those of peers' processes, are analysed rightly: the work that was left, and what came on top."""
 
 import importlib.util
 

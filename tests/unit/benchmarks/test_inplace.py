@@ -1,4 +1,4 @@
-"""What came of a script that was healed in place is judged rightly, and what it got is compared bit by bit."""
+"""The outcome of a script that was healed in place is judged rightly, and its results are compared bit by bit."""
 
 import pytest
 import torch

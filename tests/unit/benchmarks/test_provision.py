@@ -1,4 +1,4 @@
-"""What the journal says of machines is counted rightly: those that nobody needed, and those that were there twice."""
+"""Machines are counted rightly from the journal: those that nobody needed, and those that were there twice."""
 
 import os
 

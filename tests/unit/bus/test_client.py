@@ -4,7 +4,7 @@ import pytest
 
 from unicron import codec
 from unicron.client import Client
-from unicron.contracts.queries import Reply
+from unicron.contracts.answers import Reply
 from unicron.errors import BusUnavailableError, NobodyAnswersError
 
 

@@ -1,4 +1,4 @@
-"""Servers that can't be used: a command is told at once which, why and the cure; services go on until it can be."""
+"""Servers that can't be used: a command fails at once with server, reason and cure; services retry."""
 
 import pytest
 from helpers.ports import free_port

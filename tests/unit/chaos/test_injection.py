@@ -20,8 +20,8 @@ from unicron_registry.main import RegistrySettings, wiring
 
 from unicron import codec, subjects
 from unicron.client import Client
+from unicron.contracts.answers import Reply
 from unicron.contracts.events import TaskStateChanged
-from unicron.contracts.queries import Reply
 from unicron.contracts.tasks import Member, TaskSpec, TaskState
 from unicron.errors import InvalidInputError
 from unicron.service.service import Service

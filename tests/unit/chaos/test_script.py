@@ -7,8 +7,8 @@ from unicron_chaos.injection import find_member
 from unicron_chaos.script import RankTarget, ScriptedFault, load, parse, parse_target
 from unicron_chaos.storm import AWAY_FAULTS, WORKER_FAULTS, Choice, Storm
 
+from unicron.contracts.answers import NodeView, Status, TaskView
 from unicron.contracts.faults import FAULTS, NODE, WORKER
-from unicron.contracts.queries import NodeView, Status, TaskView
 from unicron.contracts.tasks import Member, NodeState, TaskSpec, TaskState
 from unicron.errors import InvalidInputError
 

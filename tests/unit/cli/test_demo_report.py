@@ -1,4 +1,4 @@
-"""What the demo reports of its faults: the same iterations told late, twice, or truly done again."""
+"""The demo's report of its faults: iterations reported late, twice, or truly done again."""
 
 import pytest
 from helpers.accounts import finished

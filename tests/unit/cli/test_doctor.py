@@ -1,4 +1,4 @@
-"""What `unicron doctor` says of this machine, and of a cluster that can't be reached."""
+"""The findings of `unicron doctor` about this machine, and about a cluster that can't be reached."""
 
 import collections
 import os

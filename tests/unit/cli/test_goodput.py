@@ -1,4 +1,4 @@
-"""What `unicron goodput` prints, of a journal made by hand and of a recorded one."""
+"""The output of `unicron goodput`, of a journal made by hand and of a recorded one."""
 
 import csv
 import io

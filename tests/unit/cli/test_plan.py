@@ -1,4 +1,4 @@
-"""What a person reads about a plan: in tables, in words, as a curve; and how the commands refuse."""
+"""Plans for people: in tables, in words, as a curve; and the commands' refusals."""
 
 import asyncio
 import json
@@ -16,8 +16,9 @@ from unicron_cli.plot import draw_curve
 
 from unicron import codec
 from unicron.client import Client
+from unicron.contracts.answers import Curve, CurvePoint, PlanView, Reply, TableRow
 from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.queries import Curve, CurvePoint, PlanView, Reply, TableRow, WhatIf
+from unicron.contracts.queries import WhatIf
 from unicron.contracts.tasks import SlotRef, TaskSpec
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.observe.words.explain import changes, condition, explain, happened

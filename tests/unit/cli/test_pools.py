@@ -1,4 +1,4 @@
-"""What `unicron pools` shows of pools: how many nodes each is to have and has, and why; and the same for programs."""
+"""The output of `unicron pools`: how many nodes each pool is to have and has, and why; and the same for programs."""
 
 import json
 

@@ -13,10 +13,10 @@ from unicron_cli.production import FileSeen, Observed, ServerSeen, StreamSeen, T
 from unicron_deploy import certificates
 from unicron_deploy.keys import Keyring
 
+from unicron.contracts.answers import NodeView, SaverView, Status, TaskView
 from unicron.contracts.notices import ChannelView, NotificationsView
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.pools import Pool, PoolsView, PoolView
-from unicron.contracts.queries import NodeView, SaverView, Status, TaskView
 from unicron.contracts.tasks import Member, NodeState, Slot, SlotRef, TaskSpec, TaskState
 from unicron.errors import InvalidInputError
 from unicron.services import SERVICES

@@ -1,4 +1,4 @@
-"""When a run is over: not before the processes that are through their loops have ended, or are lost."""
+"""The end of a run: not before the processes that are through their loops have ended, or are lost."""
 
 from unicron_cli.ranks import Ending
 

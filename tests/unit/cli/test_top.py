@@ -1,4 +1,4 @@
-"""What `unicron top` shows, from statuses and messages to the lines of a terminal of any size."""
+"""The output of `unicron top`, from statuses and messages to the lines of a terminal of any size."""
 
 import functools
 import io
@@ -10,10 +10,10 @@ from rich.console import Console
 from unicron_cli.glance import EVENTS, FAILURES, glance
 from unicron_cli.topview import top_view
 
+from unicron.contracts.answers import NodeView, Status, TaskView
 from unicron.contracts.events import FailureDetected, TaskRecovered, TaskStateChanged
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.queries import NodeView, Status, TaskView
 from unicron.contracts.tasks import UNCOUNTED, Member, NodeState, Slot, SlotRef, TaskSpec, TaskState
 from unicron.observe.cluster import ClusterPicture
 

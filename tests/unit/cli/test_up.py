@@ -1,4 +1,4 @@
-"""What `unicron up` says of a cluster that was started before, and what needs one; nothing is started here."""
+"""The messages of `unicron up` for a cluster that was started before, and the commands that need one."""
 
 import json
 

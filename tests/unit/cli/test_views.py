@@ -3,8 +3,8 @@ from helpers.cli import printed
 from msgspec.structs import replace
 from unicron_cli.views import status_view, tasks_table
 
+from unicron.contracts.answers import NodeView, SaverView, Status, TaskView
 from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.queries import NodeView, SaverView, Status, TaskView
 from unicron.contracts.tasks import Member, NodeState, ParallelLayout, Slot, SlotRef, TaskSpec, TaskState
 from unicron.observe.words.units import ago, percent, si
 

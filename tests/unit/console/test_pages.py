@@ -21,8 +21,8 @@ from unicron_simulator.storms.bus import MemoryWorld
 from unicron import codec, subjects
 from unicron.client import Client
 from unicron.contracts import events, hardware, slowdowns
+from unicron.contracts.answers import NodeView, Reply, Status, TaskView
 from unicron.contracts.plans import Plan
-from unicron.contracts.queries import NodeView, Reply, Status, TaskView
 from unicron.contracts.tasks import Member, NodeState, Slot, TaskState
 from unicron.observe.accounts import otel
 from unicron.observe.cluster import ClusterPicture

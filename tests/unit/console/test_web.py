@@ -23,8 +23,9 @@ from websockets.sync.client import connect
 
 from unicron import codec, subjects
 from unicron.client import Client
+from unicron.contracts.answers import PlanView, Reply, TableRow
 from unicron.contracts.plans import Plan
-from unicron.contracts.queries import DrainNode, InjectFault, PlanView, Reply, RewindTask, TableRow
+from unicron.contracts.queries import DrainNode, InjectFault, RewindTask
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.observe.cluster import ClusterPicture
 from unicron.observe.state import NodePicture

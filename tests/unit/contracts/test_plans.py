@@ -1,9 +1,9 @@
-"""What travels of a plan: the shares that say something new, and what it answers."""
+"""The wire form of a plan: the shares that have changed, and the event that it answers."""
 
 import pytest
 
+from unicron.contracts.answers import TableRow
 from unicron.contracts.plans import Plan, TaskShare, Trigger, TriggerKind
-from unicron.contracts.queries import TableRow
 from unicron.contracts.tasks import ParallelLayout, SlotRef
 
 

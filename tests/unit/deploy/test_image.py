@@ -1,4 +1,4 @@
-"""What is gathered for an image, on files of this machine."""
+"""The files of an image, gathered on this machine."""
 
 import importlib.util
 import os

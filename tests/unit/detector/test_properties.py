@@ -1,4 +1,4 @@
-"""Whatever the order and however often facts are told, the detector keeps its promises; and what does not is named."""
+"""The detector's invariants hold for facts in any order and any number; broken ones are named."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""When iterations of a task are slow, and who is: the pure window, without faust, and the same on faust's own app."""
+"""Slow iterations of a task, and slow workers: the pure window, without faust, and the same on faust's own app."""
 
 import asyncio
 import contextlib

@@ -126,6 +126,7 @@ def distributions() -> dict[str, list[str]]:
     return dict(importlib.metadata.packages_distributions())
 
 
+@pytest.mark.xdist_group("distributions")  # which are read once, in 5 s
 @pytest.mark.parametrize("room", ROOMS)
 def test_each_package_imports_with_its_own_extras_alone(room):
     allowed, owners = closure(ROOMS[room]), distributions()

@@ -1,4 +1,4 @@
-"""What is counted of messages, what is read of a state, and how many series that makes."""
+"""Metrics from messages and from a state, and the number of their series."""
 
 import asyncio
 import urllib.error
@@ -16,13 +16,14 @@ from unicron_agent.workers.workers import StallLimits
 from unicron_registry.core import RegistryCore
 
 from unicron.contracts import events
+from unicron.contracts.answers import Load
 from unicron.contracts.base import Message, Started, TimerFired
 from unicron.contracts.commands import Regroup, StopWorker
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.contracts.hardware import Gpu, GpusSampled
 from unicron.contracts.notices import NotificationFailed, NotificationSent
 from unicron.contracts.plans import Plan
-from unicron.contracts.queries import GetStatus, Load, SubmitTask
+from unicron.contracts.queries import GetStatus, SubmitTask
 from unicron.contracts.tasks import Slot, TaskSpec, TaskState
 from unicron.errors import InvalidInputError
 from unicron.metric_definitions import FAMILIES

@@ -1,4 +1,4 @@
-"""Facts become incidents, one message for each cause, and who is told when: rules, quiet hours, escalation."""
+"""Facts become incidents, one message for each cause; rules, quiet hours, escalation."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""What receivers are sent: the right form for each, and text from the bus as text."""
+"""The bodies that receivers get: the right form for each, and text from the bus as text."""
 
 import email
 from email import policy

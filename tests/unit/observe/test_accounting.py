@@ -1,4 +1,4 @@
-"""What each second went into, and what one failure cost and when, where the right answer is worked out by hand."""
+"""Accounts of each second, and costs of a failure over time, compared with results worked out by hand."""
 
 import pytest
 from helpers.accounts import (
@@ -335,7 +335,7 @@ def test_each_of_two_failures_has_its_own_costs():
         (162, again, *regrouped(3, NEW[1:], iteration=12), start("w6", "n1", 0)),
     ]
     goodput = account(lines)
-    assert list(goodput.chains()) == ["submitted", FAILED, again]
+    assert list(goodput.incidents.known) == ["submitted", FAILED, again]
     assert goodput.chain(FAILED, 170).whole_s == pytest.approx(81)
     assert spent(goodput.chain(again, 170)) == {"detection": 4, "transition": 4, "sub_healthy": 8}
     assert goodput.chain(again, 170).recovered_at is None
@@ -419,7 +419,7 @@ def test_what_a_process_showed_that_never_computed_is_no_sign_of_its_successors_
 
 def test_older_chains_are_no_longer_told_apart_and_their_costs_stay():
     goodput = taken(account_messages(), chains=1)
-    assert list(goodput.chains()) == ["second"]
+    assert list(goodput.incidents.known) == ["second"]
     assert goodput.chain(FAILED) is None
     rest = goodput.chain("", 200)
     assert rest.seconds["sub_healthy"] == pytest.approx(20)
@@ -448,7 +448,7 @@ def test_in_recorded_journals_phases_add_up_to_the_time_from_fault_to_recovery(n
     # in the storm, only after the next node has joined, in another chain
     back = {(each.correlation, each.task): each.at for each in messages if isinstance(each, events.TaskRecovered)}
     compared = 0
-    for cost in map(goodput.chain, goodput.chains()):
+    for cost in map(goodput.chain, goodput.incidents.known):
         for course in cost.courses:
             at = back.get((cost.chain, course.task))
             if at is None or not course.seconds["detection"]:

@@ -1,4 +1,4 @@
-"""Which failure is open, which tasks it hit, and how it ended for each of them."""
+"""Open failures, the tasks that they hit, and how each ended."""
 
 import pytest
 from helpers.accounts import FAILED, FOUR, SPEC, account, began, failure, plan, regroup, regrouped

@@ -1,4 +1,4 @@
-"""What people read of messages: each in a line, a chain as a story, and what that is about."""
+"""Messages for people: each in a line, a chain as a story, and its headline."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""A recovery as an OpenTelemetry trace: what is told, to whom, and that nothing of it is there where nobody listens."""
+"""A recovery as an OpenTelemetry trace: its spans, its receivers, and nothing where no collector is set."""
 
 import subprocess
 import sys

@@ -149,7 +149,7 @@ def check(goodput, until=None):
     tasks_s = sum(row.total_s for row in report.tasks)
     causes_s = sum(row.total_s for row in report.causes)
     assert causes_s <= tasks_s + 1e-6
-    costs = [goodput.chain(chain, until) for chain in ["", *goodput.chains()]]
+    costs = [goodput.chain(chain, until) for chain in ["", *goodput.incidents.known]]
     assert goodput.costs(until) == costs[1:]
     for phase in Phase:
         of_tasks_s = sum(row.seconds[phase] for row in report.tasks)
@@ -221,11 +221,11 @@ def test_so_it_is_from_any_time_on(life, after):
 def test_so_it_is_where_few_chains_are_told_apart(life, chains, spans):
     messages = messages_of(life)
     few, all_ = taken(messages, chains=chains, spans=spans), taken(messages)
-    assert len(few.chains()) <= chains
+    assert len(few.incidents.known) <= chains
     report = check(few)
     for mine, theirs in zip(report.tasks, check(all_).tasks, strict=True):
         assert mine.seconds == pytest.approx(theirs.seconds, abs=1e-6)
-    kept = [few.chain(chain) for chain in few.chains()]
+    kept = [few.chain(chain) for chain in few.incidents.known]
     assert all(len(cost.spans) <= spans + slots_of(few) for cost in kept)
 
 
@@ -235,11 +235,13 @@ def test_to_ask_changes_nothing(given_steps):
     for message in written(given_steps):
         asked.handle(message)
         asked.report(message.at + 50)
-        for chain in asked.chains():
+        for chain in asked.incidents.known:
             asked.chain(chain, message.at + 50)
         silent.handle(message)
     assert asked.report() == silent.report()
-    assert [asked.chain(each) for each in asked.chains()] == [silent.chain(each) for each in silent.chains()]
+    assert [asked.chain(each) for each in asked.incidents.known] == [
+        silent.chain(each) for each in silent.incidents.known
+    ]
 
 
 @pytest.mark.parametrize("name", replayer.NAMES)
@@ -271,7 +273,7 @@ def test_what_is_remembered_does_not_grow_with_the_messages():
     for round_ in range(3):
         for message in messages:
             goodput.handle(replace(message, at=message.at + round_ * 200))
-        sizes.append((len(goodput._all.book.all()), len(goodput.chains()), slots_of(goodput)))
+        sizes.append((len(goodput._all.book.all()), len(goodput.incidents.known), slots_of(goodput)))
     assert sizes[0] == sizes[1] == sizes[2]
 
 

@@ -1,4 +1,4 @@
-"""What the planner answers: the plan with its runner-up, what would be, what is believed of a task."""
+"""The planner's answers: the plan with its runner-up, what-if, and the curve of a task."""
 
 import msgspec
 import pytest

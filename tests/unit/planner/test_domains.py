@@ -1,4 +1,4 @@
-"""Which slots tasks get where NVLink domains and racks are known, and what a task gets that is confined to domains."""
+"""Slots of tasks where NVLink domains and racks are known, and of tasks that are confined to domains."""
 
 from collections import Counter
 

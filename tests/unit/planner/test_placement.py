@@ -1,4 +1,4 @@
-"""Which slots a task gets: few moves, and peers on other nodes; and who has which, from plan to plan."""
+"""Slots of a task: few moves, and peers on other nodes; and holdings from plan to plan."""
 
 import pytest
 from helpers.planner import grouped, inside, refs

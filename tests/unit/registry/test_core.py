@@ -11,20 +11,12 @@ from unicron_registry.nodes import heartbeat_s
 from unicron_registry.state import RegistryState
 
 from unicron.contracts import events
+from unicron.contracts.answers import SaverView
 from unicron.contracts.base import SetTimer
 from unicron.contracts.commands import SaveStates
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.queries import (
-    DrainNode,
-    GetStatus,
-    PauseTask,
-    RemoveTask,
-    RewindTask,
-    SaverView,
-    SaveTask,
-    SubmitTask,
-)
+from unicron.contracts.queries import DrainNode, GetStatus, PauseTask, RemoveTask, RewindTask, SaveTask, SubmitTask
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded, SlowWorker
 from unicron.contracts.states import Saver
 from unicron.contracts.storage import StoredState

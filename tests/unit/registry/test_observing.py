@@ -1,4 +1,4 @@
-"""What the registry does of a cluster that only observes: it drains nobody, and keeps what waits for a user."""
+"""The registry of a cluster that only observes: it drains nobody, and keeps what waits for a user."""
 
 import pytest
 from unicron_registry.core import RegistryCore

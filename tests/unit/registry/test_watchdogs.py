@@ -1,4 +1,4 @@
-"""What the registry tells of tasks of which nothing runs, and of lines that no node of a task has seen."""
+"""The registry's alerts: tasks of which nothing runs, and lines that no node of a task has seen."""
 
 import pytest
 from unicron_registry.core import RegistryCore

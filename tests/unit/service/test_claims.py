@@ -1,4 +1,4 @@
-"""What a node says of tasks that it has no part in: no service does anything about it, whatever is said, and when.
+"""A node's facts about tasks that it has no part in have no effect, whatever they are, and at any time.
 
 The table is each type of fact that a node may say, of another's worker, one that never was, and one that is gone, with
 numbers of now and of times to come, while a task starts, runs, is saved and stopped, is looked for, and is paused.

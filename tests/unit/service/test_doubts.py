@@ -1,4 +1,4 @@
-"""What contradicts the state of a service is doubted, and what may be late, twice or of an ended task is not."""
+"""Facts that contradict a service's state are doubted; late, repeated ones and those of an ended task are not."""
 
 from msgspec.structs import replace
 from unicron_detector.doubts import find_contradiction as of_detector
@@ -9,9 +9,9 @@ from unicron_transition.doubts import find_contradiction as of_transition
 from unicron_transition.membership import TaskMembership, WorkerRun
 from unicron_transition.state import TaskRun, TransitionState
 
+from unicron.contracts.answers import TaskView
 from unicron.contracts.events import CollectiveFailed, PlanDecided, Regrouped, TaskStateChanged, WorkerExited
 from unicron.contracts.plans import Plan
-from unicron.contracts.queries import TaskView
 from unicron.contracts.tasks import SlotRef, TaskSpec, TaskState
 from unicron.service.core import FAR
 

@@ -1,4 +1,4 @@
-"""What comes too often is summed up once, and what is to come is due once."""
+"""Floods are summed up once, and timers fire once."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What failures cost under each policy, by hand-made traces whose outcome can be worked out."""
+"""The costs of failures under each policy, by hand-made traces whose outcome can be worked out."""
 
 import msgspec
 import pytest

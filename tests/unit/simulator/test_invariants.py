@@ -1,4 +1,4 @@
-"""What a storm looks for in the journal, on journals that are written for it."""
+"""A storm's invariants, on journals that are written for them."""
 
 from unicron_simulator.storms.invariants import Invariants
 from unicron_simulator.storms.liars import Liars

@@ -1,4 +1,4 @@
-"""Where copies of states are kept, what changes with a node, how racks are kept apart, and how likely all survive."""
+"""Nodes that keep copies of states: changes with a node, separate racks, and the odds that all survive."""
 
 import itertools
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Which nodes fail together, by racks and NVLink domains."""
+"""Nodes that fail together, by racks and NVLink domains."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The straggler service's decisions: when to speak, what to record, and whom to tell."""
+"""The straggler service's decisions: reports, recording, and alerts."""
 
 import msgspec
 import pytest

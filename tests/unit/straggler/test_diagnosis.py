@@ -1,4 +1,4 @@
-"""What is planted is found; on the study's traces, what the study found. The benchmark does it over 200 seeds."""
+"""Planted causes are found; on the study's traces, what the study found. The benchmark does it over 200 seeds."""
 
 import json
 from argparse import Namespace

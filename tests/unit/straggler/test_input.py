@@ -1,4 +1,4 @@
-"""What is wrong with a trace is told by name, with what was left out and whether the result still stands."""
+"""Faults of a trace are named, with what was left out and whether the result still stands."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What collectives gave, kept for a rank that comes later."""
+"""Results of collectives, kept for a rank that comes later."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What a drill compares."""
+"""The comparison of a drill."""
 
 import sys
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""What ranks do with a state before they update it: who is in the wrong, and when something is due."""
+"""The ranks' duties before an update: comparing digests, and saving when it is due."""
 
 import pytest
 

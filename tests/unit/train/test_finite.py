@@ -1,4 +1,4 @@
-"""Gradients that are not finite: who is named, and what the rule makes of the update."""
+"""Gradients that are not finite: the rank that is named, and the update by each rule."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""What a worker does to itself: errors that the rules know, and microbatches that take their time."""
+"""Faults that a worker injects into itself: errors that the rules know, and slow microbatches."""
 
 import pytest
 

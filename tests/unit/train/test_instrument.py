@@ -1,4 +1,4 @@
-"""Which files of a program are instrumented, and what of them."""
+"""The files of a program that are instrumented, and their instrumented loops."""
 
 import importlib
 import sys

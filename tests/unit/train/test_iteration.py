@@ -1,4 +1,4 @@
-"""The core of a worker: phases, states that can't be had, and what the agent is told of it."""
+"""The core of a worker: phases, states that can't be had, and messages to the agent."""
 
 import functools
 import random

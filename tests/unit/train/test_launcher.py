@@ -1,4 +1,4 @@
-"""What a program without a session is told, and what it says: by its launcher, and through `unicron.train.watch`."""
+"""A program without a session: its environment and its messages, by its launcher and `unicron.train.watch`."""
 
 import math
 import os
@@ -9,6 +9,7 @@ import torch
 
 import unicron.train
 from unicron.contracts import worker as wire
+from unicron.contracts.frames import LENGTH, frame, length_of
 from unicron.contracts.tasks import WorkerPhase
 from unicron.train import Session
 from unicron.train.scripts.launcher import Place, free_port, is_echo, variables_of
@@ -81,7 +82,7 @@ def heard(monkeypatch):
 
 
 def receive(ours):
-    return wire.to_agent(channel.receive(ours, wire.length_of(channel.receive(ours, wire.LENGTH.size))))
+    return wire.to_agent(channel.receive(ours, length_of(channel.receive(ours, LENGTH.size))))
 
 
 def trained(model, watching, passes=1):
@@ -139,7 +140,7 @@ def test_a_program_says_in_which_collectives_it_is_when_its_launcher_asks():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         channel.LauncherChannel(theirs)
-        ours.sendall(wire.frame(wire.Ping()) + wire.frame(wire.Ping(collectives=True)))
+        ours.sendall(frame(wire.Ping()) + frame(wire.Ping(collectives=True)))
         first, second = receive(ours), receive(ours)
     assert first == wire.Pong()
     assert isinstance(second.collectives, list)

@@ -1,4 +1,4 @@
-"""What nobody reads any more at a point of a loop's body, before it is set anew."""
+"""Variables that nobody reads any more at a point of a loop's body, before they are set anew."""
 
 import ast
 

@@ -1,4 +1,4 @@
-"""What scripts make that are healed in place instead of torch's DistributedDataParallel, each rank in this process."""
+"""The replacement of torch's DistributedDataParallel in scripts healed in place, each rank in this process."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Which waits of a rank are in vain, as another never comes there."""
+"""Waits of a rank that are in vain, as another never comes there."""
 
 import msgspec
 import pytest

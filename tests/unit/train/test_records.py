@@ -1,4 +1,4 @@
-"""Which records of a script's ranks are unpickled, and which of them a new rank can begin at."""
+"""Records of a script's ranks that are unpickled, and those that a new rank can begin at."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Who computes which microbatch after a fault."""
+"""The microbatches of each replica after a fault."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What is expected of training's own communication, by what it has done before."""
+"""Forecasts of training's own communication, from the last iterations."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a worker records of an iteration, and garbage collection at planned places."""
+"""A worker's record of an iteration, and garbage collection at planned places."""
 
 import gc
 import socket
@@ -7,8 +7,9 @@ import time
 import pytest
 import torch
 
+from unicron.contracts.frames import LENGTH, frame, length_of
 from unicron.contracts.timings import MOST_OPS, OPERATIONS, period_of
-from unicron.contracts.worker import LENGTH, Finished, Hello, Ping, Pong, Sample, frame, length_of, to_agent
+from unicron.contracts.worker import Finished, Hello, Ping, Pong, Sample, to_agent
 from unicron.train import Session
 from unicron.train.worker.channel import AgentChannel
 from unicron.train.worker.timing import BACKWARD, FORWARD, OPTIMIZER, REDUCE, PlannedCollection, Recorder

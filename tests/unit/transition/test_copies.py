@@ -1,4 +1,4 @@
-"""Which nodes keep copies of what is saved on a node: others than those that fail with it."""
+"""Keepers of copies: other nodes than those that fail with the saver's."""
 
 import pytest
 from unicron_transition.cluster import KnownNodes, NodeRun

@@ -1,4 +1,4 @@
-"""What lies on nodes that are to go, and nowhere else: it is copied to nodes that stay, or goes to storage."""
+"""States that lie only on nodes that are to go: copied to nodes that stay, or written to storage."""
 
 import pytest
 from helpers.transition import Cluster, failure, of, slot, spec

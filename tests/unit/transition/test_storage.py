@@ -1,4 +1,4 @@
-"""Checkpoints on storage as the transition service sees them: how often, when one is complete, and who looks there."""
+"""Checkpoints on storage as the transition service sees them: how often, when complete, and the search for them."""
 
 import msgspec
 import pytest

@@ -1,12 +1,11 @@
 """The accounts of a cluster's GPU time: one message in, accounts and what is open changed."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable
 
 from unicron.contracts import commands, events, slowdowns
 from unicron.contracts.base import Message
 from unicron.contracts.failures import Severity
-from unicron.contracts.tasks import Slot, TaskState
+from unicron.contracts.tasks import TaskState
 from unicron.observe.accounts.book import Book
 from unicron.observe.accounts.chains import ChainCost
 from unicron.observe.accounts.holdings import NOBODY, SlotAccount, SlotHoldings, TaskAccount
@@ -74,7 +73,7 @@ class Goodput:
             case events.PlanDecided():
                 self._planned(message)
             case events.CheckpointFound() | events.CheckpointFailed() | events.StatesFound():
-                self._move(self._all.task(message.task), {Phase.CHECKPOINT}, Phase.WAITING)
+                self._all.move(self._all.task(message.task), {Phase.CHECKPOINT}, Phase.WAITING)
             case _:
                 self._node(message)
 
@@ -100,10 +99,6 @@ class Goodput:
         """Return `report()` and `costs()` by one look at all slots, which is what takes time."""
         totals = self._all.totals(self._until(until))
         return self._report(totals, self._until(until)), self._costs(totals)
-
-    def chains(self) -> Iterable[str]:
-        """Return the ids of the chains that are tracked, the newest last."""
-        return self.incidents.known.keys()
 
     def chain(self, chain: str, until: float | None = None) -> ChainCost | None:
         """Return what one chain cost; the costs of all, and of "" for what belongs to none, are those of the report.
@@ -135,24 +130,11 @@ class Goodput:
             case events.NodeAdmitted():
                 node = self._all.node(message.node)
                 node.up, node.suspected = True, None
-                self._admit(message.node, message.slots, {each.slot: each.worker for each in message.workers})
+                self._all.admit(message.node, message.slots, {each.slot: each.worker for each in message.workers})
             case events.NodeSuspected():
                 self._all.node(message.node).suspected = message.at
             case events.NodeLeft() | events.NodeGone():
-                self._gone(message.node)
-
-    def _admit(self, node: str, slots: list[Slot], workers: dict[int, str]) -> None:
-        for index in {each.index for each in slots} | set(self._all.node(node).slots):
-            slot = self._all.slot(node, index)
-            slot.worker = workers.get(index, "")
-            self._all.hand_over(slot)
-
-    def _gone(self, name: str) -> None:
-        node = self._all.node(name)
-        node.up = False
-        for slot in list(node.slots.values()):
-            slot.worker = ""
-            self._all.hand_over(slot)
+                self._all.release(message.node)
 
     def _planned(self, message: events.PlanDecided) -> None:
         incident = self._begin(message, str(message.plan.cause[0]))
@@ -162,19 +144,13 @@ class Goodput:
             given = {id(slot): slot for slot in (self._all.slot(at.node, at.slot) for at in share.slots)}
             if given.keys() - task.planned.keys() or (given and task.planned.keys() - given.keys()):
                 self.incidents.hit(incident, task.name)
-            self._unplan(task, given)
+            self._all.unplan(task, given)
             for slot in given.values():
                 slot.planned = task.name
                 if not slot.worker:
                     self._all.hold(slot, task.name, Phase.START_UP, incident.cause)
             task.planned = given
-            self._move(task, {Phase.DECISION}, Phase.WAITING)
-
-    def _unplan(self, task: TaskAccount, kept: Collection[int] = ()) -> None:
-        for slot in [each for key, each in task.planned.items() if key not in kept and each.planned == task.name]:
-            slot.planned = NOBODY
-            self._all.hand_over(slot)
-        task.planned = {}
+            self._all.move(task, {Phase.DECISION}, Phase.WAITING)
 
     # --- tasks -------------------------------------------------------------------------------------------------------
 
@@ -191,7 +167,7 @@ class Goodput:
             fresh.microbatches = message.spec.microbatches
             self._all.tasks[task.name] = fresh
         elif message.state.ended:
-            self._unplan(task)
+            self._all.unplan(task)
             for slot in list(task.slots.values()):
                 self._all.enter(slot, Phase.IDLE)
                 slot.epoch = -1
@@ -254,7 +230,7 @@ class Goodput:
                 self.incidents.hit(incident, name)
                 self._interrupt(task, named, whole=not (message.worker or gives_up), incident=incident)
         if gives_up:
-            self._gone(message.node)
+            self._all.release(message.node)
 
     def _interrupt(self, task: TaskAccount, named: set[int], *, whole: bool, incident: Incident) -> None:
         """Nobody computes any more where a member failed, since the first sign of it."""
@@ -281,12 +257,12 @@ class Goodput:
                 self._start(message)
             case commands.StopWorker():
                 task = self._all.task(message.task)
-                self._move(task, {Phase.DECISION}, Phase.WAITING)
+                self._all.move(task, {Phase.DECISION}, Phase.WAITING)
                 slot = self._all.slot(message.node, message.slot)
                 if slot.worker == message.worker and slot.span.phase is Phase.TRAINING and slot.planned != task.name:
                     self._all.enter(slot, Phase.TRANSITION, None, self.incidents.cause(message))
             case commands.FindStates() | commands.FindCheckpoint():
-                self._move(self._all.task(message.task), {Phase.DECISION, Phase.WAITING}, Phase.CHECKPOINT)
+                self._all.move(self._all.task(message.task), {Phase.DECISION, Phase.WAITING}, Phase.CHECKPOINT)
             case commands.Regroup():
                 task = self._all.task(message.task)
                 if message.epoch > task.epoch:
@@ -295,7 +271,7 @@ class Goodput:
                     slot = self._all.slot(member.node, member.slot)
                     if slot.task == task.name:
                         slot.epoch = message.epoch
-                self._move(task, INTERRUPTED, Phase.TRANSITION)
+                self._all.move(task, INTERRUPTED, Phase.TRANSITION)
             case _:
                 return
         self._decided(message)
@@ -312,19 +288,7 @@ class Goodput:
             slot.planned, task.planned[id(slot)] = task.name, slot
         if slot.span.phase in {Phase.IDLE, Phase.START_UP}:
             self._all.enter(slot, Phase.START_UP, None, cause)
-        self._move(task, {Phase.DECISION}, Phase.WAITING)
-
-    def _move(self, task: TaskAccount, before: set[Phase], after: Phase) -> None:
-        """Let all that is in one of some phases be in another one from now on, for the same reason.
-
-        Slots are in such phases only while their task is, which spares a look at all of them for each command.
-        """
-        if task.span is None or task.span.phase not in before - {after}:
-            return
-        for slot in task.slots.values():
-            if slot.span.phase in before:
-                self._all.enter(slot, after, None, slot.span.cause)
-        self._all.enter_task(task, after, None, task.span.cause)
+        self._all.move(task, {Phase.DECISION}, Phase.WAITING)
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
@@ -337,7 +301,7 @@ class Goodput:
             slot = self._all.slot(message.node, message.slot)
             if slot.worker in {"", message.worker}:  # or else another one has the slot by now
                 at = message.at - message.waited_s if isinstance(message, events.WorkerStalled) else message.at
-                self._reached(self._all.task(message.task), getattr(message, "iteration", -1), at)
+                self._all.task(message.task).record_reached(getattr(message, "iteration", -1), at)
                 self._change_slot(slot, message, at)
 
     def _change_slot(self, slot: SlotAccount, message: events.WorkerFact, at: float) -> None:
@@ -385,7 +349,7 @@ class Goodput:
                 ours = slot.planned == task.name
                 self._all.enter(slot, Phase.SUB_HEALTHY if ours else Phase.TRANSITION, None, slot.span.cause)
         if task.span is not None and task.span.phase is Phase.TRAINING:
-            self._reached(task, message.iteration, began)
+            task.record_reached(message.iteration, began)
             self._all.enter_task(task, Phase.TRANSITION, began, cause)
         held = task.span.cause if task.span is not None and self.incidents.are_open(task.name) else NONE
         self._all.enter_task(task, Phase.TRAINING, None, held)
@@ -397,15 +361,6 @@ class Goodput:
         task.pace = TaskPace(self._all.now + seconds, cause, task.pace.slow, task.pace.slow_for)
         task.again_to = task.reached
         task.mark = (message.iteration, self._all.now, message.world_size)
-
-    def _reached(self, task: TaskAccount, iteration: int, at: float) -> None:
-        """Somebody was in an iteration: how far the task is, and how long one takes."""
-        task.reached = max(task.reached, iteration)
-        if task.mark is None or task.span is None or task.span.phase is not Phase.TRAINING:
-            return
-        first, began, workers = task.mark
-        if iteration > first and at > began:
-            task.iteration_slot_s = (at - began) * workers / (iteration - first)
 
     def _iterated(self, message: events.IterationFinished) -> None:
         task = self._all.tasks.get(message.task)

@@ -1,8 +1,9 @@
 """Which task holds which slots, and how their time is spent: the state behind the accounts."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
+from unicron.contracts.tasks import Slot
 from unicron.observe.accounts.book import NO_CHAIN, Book
 from unicron.observe.accounts.phases import Phase
 from unicron.observe.accounts.spans import Span, TaskPace
@@ -105,6 +106,15 @@ class TaskAccount:
         """Yield the slots whose workers are in the newest membership, or are to be."""
         return (slot for slot in list(self.slots.values()) if slot.epoch == self.epoch >= 0)
 
+    def record_reached(self, iteration: int, at: float) -> None:
+        """Record that a worker was in an iteration: how far the task is, and how long one takes."""
+        self.reached = max(self.reached, iteration)
+        if self.mark is None or self.span is None or self.span.phase is not Phase.TRAINING:
+            return
+        first, began, workers = self.mark
+        if iteration > first and at > began:
+            self.iteration_slot_s = (at - began) * workers / (iteration - first)
+
 
 class SlotHoldings:
     """Slots, their holders, and the accounts.
@@ -190,6 +200,40 @@ class SlotHoldings:
         if task.span is not None:
             self._close_task(task, self.now if at is None else at)
             task.span.phase, task.span.cause = phase, cause
+
+    def admit(self, node: str, slots: list[Slot], workers: dict[int, str]) -> None:
+        """Record the slots of a node, and their workers by index."""
+        for index in {each.index for each in slots} | set(self.node(node).slots):
+            slot = self.slot(node, index)
+            slot.worker = workers.get(index, "")
+            self.hand_over(slot)
+
+    def release(self, name: str) -> None:
+        """Record that a node is gone, and its workers with it."""
+        node = self.node(name)
+        node.up = False
+        for slot in list(node.slots.values()):
+            slot.worker = ""
+            self.hand_over(slot)
+
+    def unplan(self, task: TaskAccount, kept: Collection[int] = ()) -> None:
+        """Take a task's slots off it that it does not keep, by their identity."""
+        for slot in [each for key, each in task.planned.items() if key not in kept and each.planned == task.name]:
+            slot.planned = NOBODY
+            self.hand_over(slot)
+        task.planned = {}
+
+    def move(self, task: TaskAccount, before: set[Phase], after: Phase) -> None:
+        """Let all that is in one of some phases be in another one from now on, for the same reason.
+
+        Slots are in such phases only while their task is, which spares a look at all of them for each command.
+        """
+        if task.span is None or task.span.phase not in before - {after}:
+            return
+        for slot in task.slots.values():
+            if slot.span.phase in before:
+                self.enter(slot, after, None, slot.span.cause)
+        self.enter_task(task, after, None, task.span.cause)
 
     def close_all(self, task: TaskAccount) -> None:
         """Put into the accounts what is open of a task, since its pace is about to change."""

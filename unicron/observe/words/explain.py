@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
+from unicron.contracts.answers import PlanView
 from unicron.contracts.plans import Plan, TaskShare, Trigger, TriggerKind
-from unicron.contracts.queries import PlanView, WhatIf
+from unicron.contracts.queries import WhatIf
 from unicron.observe.words.units import has_known_flops, percent, si, span
 
 NO_PLAN = "no plan yet: submit a task with `unicron submit FILE`"

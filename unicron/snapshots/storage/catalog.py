@@ -95,7 +95,7 @@ def tasks(storage: Storage) -> list[str]:
     return sorted(name for name, entry in found.items() if entry.folder and MARKER in storage.entries(name))
 
 
-def found(storage: Storage, task: str) -> list[Stored]:
+def list_checkpoints(storage: Storage, task: str) -> list[Stored]:
     """Return the checkpoints of a task, complete or not, newest first.
 
     Raises:
@@ -119,7 +119,7 @@ def newest(storage: Storage, task: str, since: float = 0.0, before: int = -1) ->
     Raises:
         CheckpointError: the task's folder is not there or is somebody else's, or the storage can't be read.
     """
-    every = _since(found(storage, task), since)
+    every = _since(list_checkpoints(storage, task), since)
     return _newest(storage, task, [each for each in every if before < 0 or each.iteration < before])
 
 
@@ -135,7 +135,7 @@ def rewind(storage: Storage, task: str, iteration: int, since: float = 0.0) -> N
     Raises:
         CheckpointError: the task's folder is not there or is somebody else's, or the storage can't be read or written.
     """
-    every = _since(found(storage, task), since)
+    every = _since(list_checkpoints(storage, task), since)
     best = _newest(storage, task, [each for each in every if each.iteration == iteration])
     for each in every if best.stored else ():
         if each.counts and each.iteration > iteration:
@@ -167,7 +167,7 @@ def prune(storage: Storage, task: str, keep: int, now: float, since: float = 0.0
         raise CheckpointError(
             f"{keep} checkpoints are too few to keep: it takes {FEWEST}, for the newest may turn out to be damaged"
         )
-    every = _since(found(storage, task), since)
+    every = _since(list_checkpoints(storage, task), since)
     complete = [each for each in every if each.counts]
     best = _newest(storage, task, complete)
     kept = complete[:keep] + [each for each in complete[keep:] if each == best.stored]

@@ -13,18 +13,9 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 
 from unicron import fabric_proofs
-from unicron.contracts.worker import (
-    LENGTH,
-    Enter,
-    Membership,
-    Put,
-    Take,
-    ToRendezvous,
-    challenge,
-    frame,
-    length_of,
-    taken,
-)
+from unicron.contracts.frames import LENGTH, frame, length_of
+from unicron.contracts.rendezvous import Enter, Put, Take, ToRendezvous, challenge, taken
+from unicron.contracts.worker import Membership
 from unicron.errors import GroupBrokenError, InvalidInputError
 
 CONNECT_S = 5.0

@@ -20,10 +20,10 @@ from typing import Any, NoReturn
 import msgspec
 from torch._C._distributed_c10d import TCPStore
 
+from unicron.contracts.frames import LENGTH, frame, length_of
 from unicron.contracts.tasks import WorkerPhase
 from unicron.contracts.worker import (
     CAUSE,
-    LENGTH,
     STOP_GRACE,
     Broken,
     Finished,
@@ -36,8 +36,6 @@ from unicron.contracts.worker import (
     Raised,
     Ready,
     Timed,
-    frame,
-    length_of,
     printable_cause,
     to_agent,
 )

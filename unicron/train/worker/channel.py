@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 
+from unicron.contracts.frames import LENGTH, frame, length_of
 from unicron.contracts.timings import DEFAULT_SHARE, period_of
 from unicron.contracts.worker import (
-    LENGTH,
     NOWHERE,
     ExitFault,
     Hello,
@@ -35,8 +35,6 @@ from unicron.contracts.worker import (
     StateFetched,
     ToAgent,
     ToWorker,
-    frame,
-    length_of,
     to_worker,
 )
 from unicron.errors import GroupBrokenError, InvalidInputError

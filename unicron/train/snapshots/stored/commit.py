@@ -42,7 +42,7 @@ def commit(saving: Saving, parts: Sequence[StoredPart]) -> Stored:
             checkpoint does not come to be then, and the others are as they were.
     """
     storage = Storage(saving.root)
-    for each in catalog.found(storage, saving.task):
+    for each in catalog.list_checkpoints(storage, saving.task):
         if each.manifest is not None and each.manifest.attempt == saving.attempt:
             return each
     parts = sorted(parts, key=lambda part: part.place)

@@ -11,7 +11,7 @@ from typing import Any
 from unicron.contracts.storage import StoredPart, StoredState
 from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import CheckpointError, StateTransferError
-from unicron.snapshots.storage.catalog import Stored, found
+from unicron.snapshots.storage.catalog import Stored, list_checkpoints
 from unicron.snapshots.storage.check import index_of
 from unicron.snapshots.storage.manifest import Index, Manifest, Piece, checksum_of
 from unicron.snapshots.storage.root import Storage
@@ -93,14 +93,14 @@ def read_whole(storage: Storage, stored: Stored) -> dict[str, Any]:
 
 
 def restore(stored: StoredState, task: str, layout: ParallelLayout, place: int, protected: Protected) -> dict[str, Any]:
-    """Return the state of a rank from a checkpoint that was found by somebody else, as `gathered` does.
+    """Return the state of a rank from a checkpoint that was found before, as `gathered` does.
 
     Raises:
         StateTransferError: it can't be had, or does not fit.
     """
     try:
         storage = Storage(stored.root)
-        known = next((each for each in found(storage, task) if each.folder == stored.folder), None)
+        known = next((each for each in list_checkpoints(storage, task) if each.folder == stored.folder), None)
         if known is None:
             raise CheckpointError(f"{storage.address(task, stored.folder)} is not there any more")  # noqa: TRY301
         return gather_state(storage, known, layout, place, protected)
