@@ -199,14 +199,16 @@ class Job:
             self._troubles.discard(what)
 
     async def _ask_end(self) -> None:
-        text = await asyncio.to_thread(tools.ask, "squeue", "--noheader", "-j", self._allocation.job, "-o", shown.JOBS)
+        text = await asyncio.to_thread(
+            tools.ask, "squeue", "--all", "--noheader", "-j", self._allocation.job, "-o", shown.JOBS
+        )
         for each in shown.jobs(text):
             if each.job == self._allocation.job:
                 self._end = each.end
 
     async def _ask_nodes(self) -> None:
         names = ",".join(self._names)
-        text = await asyncio.to_thread(tools.ask, "sinfo", "--noheader", "-N", "-n", names, "-o", shown.NODES)
+        text = await asyncio.to_thread(tools.ask, "sinfo", "--all", "--noheader", "-N", "-n", names, "-o", shown.NODES)
         nodes = shown.nodes(text)
         async with connected_client(self._servers.settings(), "unicron-slurm") as client:
             views = (await client.status()).nodes

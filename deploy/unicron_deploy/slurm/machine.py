@@ -64,7 +64,7 @@ class Machine:
 
     def _look(self) -> float:
         """Return in how many seconds the agent is to begin to leave, and have the job's comment say what it does."""
-        jobs = shown.jobs(tools.ask("squeue", "--noheader", "-j", self._job, "-o", shown.JOBS))
+        jobs = shown.jobs(tools.ask("squeue", "--all", "--noheader", "-j", self._job, "-o", shown.JOBS))
         ends = [job.end for job in jobs if job.end is not None]
         tasks = ", ".join(tasks_in(self._run_dir))
         if tasks and tasks != self._comment:
@@ -75,7 +75,9 @@ class Machine:
                 _say(f"job {self._job} keeps its comment: {error}")
         node = os.environ.get("SLURMD_NODENAME", "")
         if node:
-            found = shown.nodes(tools.ask("sinfo", "--noheader", "-N", "-n", node, "-o", shown.NODES)).get(node)
+            found = shown.nodes(tools.ask("sinfo", "--all", "--noheader", "-N", "-n", node, "-o", shown.NODES)).get(
+                node
+            )
             if found is not None and found.drained:
                 _say(f"{node} was drained in Slurm: {found.reason or 'no reason given'}")
                 return 0.0

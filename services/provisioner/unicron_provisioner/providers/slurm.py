@@ -35,6 +35,9 @@ from unicron_provisioner.providers.protocol import (
 _QUOTA = ("QOSMaxSubmitJobPerUserLimit", "AssocMaxSubmitJobLimit", "Job violates accounting/QOS policy")
 """What sbatch says where a user has all the jobs that may be had."""
 
+_NEVER_STARTS = ("not in group permitted", "AccountNotAllowed", "QOSNotAllowed")
+"""What a job waits for, as squeue says, that no waiting cures: newer versions take it where `EnforcePartLimits=NO`."""
+
 ENDS_S = 90.0
 """How long a cancelled job may take to end: Slurm gives it `KillWait` seconds, 30 unless set otherwise."""
 
@@ -116,7 +119,7 @@ class SlurmProvider(ByRelease):
         for record in self._records():
             own = [job for job in jobs if job.name == record.machine]
             living = [job for job in own if job.state not in JOB_ENDED]
-            found += [_report(record, job) for job in living or own[-1:]]
+            found += [_report(record, job, self._pool) for job in living or own[-1:]]
             if not own and record.job:
                 reason = f"Slurm knows nothing of job {record.job} any more"
                 found.append(MachineReport(machine=record.machine, state="ended", node=record.node, reason=reason))
@@ -236,20 +239,23 @@ def machine_script(machine: str, folder: Path, settings: Mapping[str, str]) -> s
 
 
 def _queue(machine: str = "") -> list[JobShown]:
-    """Return our jobs, those that have ended lately included."""
+    """Return our jobs, those included that have ended lately, or are in a partition that is hidden from us."""
     which = ["--name", machine] if machine else ["--user", str(os.getuid())]
-    words = ["--noheader", "--states=all", "--sort=i", *which, "-o", shown.JOBS]
+    words = ["--all", "--noheader", "--states=all", "--sort=i", *which, "-o", shown.JOBS]
     try:
         return shown.jobs(tools.ask("squeue", *words))
     except (tools.SlurmError, InvalidInputError) as error:
         raise ProviderError(str(error)) from error
 
 
-def _report(record: Record, job: JobShown) -> MachineReport:
+def _report(record: Record, job: JobShown, pool: str) -> MachineReport:
     state: Literal["coming", "running", "ended"] = "running"
     if job.state in JOB_ENDED | JOB_COMING:
         state = "ended" if job.state in JOB_ENDED else "coming"
     reason = "" if state == "running" else f"job {job.job} is {job.state}: {job.where}"
+    if state == "coming" and any(each in job.where for each in _NEVER_STARTS):
+        state = "ended"  # it is given back as it has not joined
+        reason += f"; name a partition in [pool.{pool}.slurm] that you may use: `scontrol show partition` lists who may"
     return MachineReport(machine=record.machine, state=state, node=record.node, instance=job.job, reason=reason)
 
 
