@@ -1,6 +1,6 @@
 # Every target makes what it needs first. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-pure test-real test-quick test-all mutants coverage compose-test lint lock sbom audit
+.PHONY: help setup demo test test-pure test-real test-quick test-all mutants coverage compose-test compose-test-all lint lock sbom audit
 
 # The first of these that is Python 3.11 to 3.13 makes the virtual environment.
 PYTHON ?= python3 python3.13 python3.12 python3.11
@@ -24,6 +24,7 @@ help:
 	@echo 'make test-all     everything there is: 2,000 storms, all real clusters, benchmarks, packages, the demo'
 	@echo 'make coverage     all of make test, with the lines that no test reaches in its own process'
 	@echo 'make compose-test   the same cluster in containers: build, train, kill a node, down'
+	@echo 'make compose-test-all   besides, what `unicron init --kind compose` writes, and nodes that come by a pool or a token'
 	@echo 'make mutants  plant mistakes in the code that decides, one at a time, and see which no test notices;'
 	@echo '              ARGS="--seed 2 --count 40 --jobs 4 --json FILE" draws others'
 	@echo 'make lint     check format, style, types and the rules of imports'
@@ -88,6 +89,9 @@ coverage: $(STAMP)
 	$(REAL) -m 'real and not (compose or exhaustive)' --cov --cov-append --cov-report=term-missing:skip-covered $(ARGS)
 
 compose-test: $(STAMP)
+	$(BIN)/python -m pytest -m 'compose and not exhaustive' tests/e2e $(ARGS)
+
+compose-test-all: $(STAMP)
 	$(BIN)/python -m pytest -m compose tests/e2e $(ARGS)
 
 docs/testing.md: $(STAMP) FORCE

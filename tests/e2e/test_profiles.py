@@ -12,7 +12,11 @@ from unicron.contracts.tasks import NodeState
 POOLS = ROOT / "deploy" / "pools" / "pools.toml"
 PROFILES = ("--profile", "pools", "--profile", "enrol")
 
-pytestmark = [pytest.mark.compose, pytest.mark.timeout(BUILD_S + 600)]
+pytestmark = [
+    pytest.mark.compose,
+    pytest.mark.exhaustive("the provider and enrolment have tests of their own"),
+    pytest.mark.timeout(BUILD_S + 600),
+]
 
 
 def lines(profile):
@@ -44,7 +48,7 @@ def with_a_pool(cluster, folder):
     (folder / "pools.toml").write_text(POOLS.read_text().replace("unicron_", f"{cluster.project}_"))
     cluster.environment["UNICRON_POOLS_FOLDER"] = str(folder)
     try:
-        cluster.type(*lines("pools"))
+        cluster.type(*lines("pools")[:2])
         yield
     finally:
         cluster.compose(*PROFILES, "stop", "provisioner")
@@ -57,6 +61,7 @@ async def test_a_pool_gives_containers_and_replaces_one_that_is_lost(tmp_path):
         async with connected(cluster) as client:
             [first] = joined(await status_when(client, "a machine has joined", joined))
             [machine] = of_the_pool(cluster)
+            assert machine in cluster.type(*lines("pools")[2:])
             shown = "{{.HostConfig.CapDrop}} {{.HostConfig.SecurityOpt}} {{.HostConfig.Binds}}"
             keys = f"{cluster.project}_key-{first}:/run/unicron/keys:ro"
             looked = cluster.type(f"docker inspect -f '{shown}' {machine}")
