@@ -37,7 +37,8 @@ def of_the_pool(cluster):
 
 
 def joined(status):
-    return {node.node for node in status.nodes if node.state is NodeState.UP and node.node.startswith("box-")}
+    """Return the machines of the pool that have joined, and the node that each of them is."""
+    return {node.machine: node.node for node in status.nodes if node.state is NodeState.UP and node.machine}
 
 
 @contextlib.contextmanager
@@ -59,15 +60,15 @@ def with_a_pool(cluster, folder):
 async def test_a_pool_gives_containers_and_replaces_one_that_is_lost(tmp_path):
     with running(tmp_path, ends=PROFILES) as cluster, with_a_pool(cluster, tmp_path / "pools"):
         async with connected(cluster) as client:
-            [first] = joined(await status_when(client, "a machine has joined", joined))
+            [(first, node)] = joined(await status_when(client, "a machine has joined", joined)).items()
             [machine] = of_the_pool(cluster)
             assert machine in cluster.type(*lines("pools")[2:])
             shown = "{{.HostConfig.CapDrop}} {{.HostConfig.SecurityOpt}} {{.HostConfig.Binds}}"
-            keys = f"{cluster.project}_key-{first}:/run/unicron/keys:ro"
+            keys = f"{cluster.project}_key-{node}:/run/unicron/keys:ro"
             looked = cluster.type(f"docker inspect -f '{shown}' {machine}")
             assert looked == f"[ALL] [no-new-privileges:true] [{keys}]\n"
             cluster.type(f"docker kill {machine}")
-            await status_when(client, "another has come for it", lambda status: joined(status) - {first})
+            await status_when(client, "another has come for it", lambda status: joined(status).keys() - {first})
 
 
 async def test_a_host_joins_by_a_token_and_is_still_let_in_when_keys_were_looked_after_again(tmp_path):

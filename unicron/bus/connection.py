@@ -136,9 +136,10 @@ class NatsConnection:
         self._closing = True
         try:
             if self._nc.is_connected:
-                await asyncio.wait_for(self._nc.drain(), 3 * ANSWER_S)
-        except (nats.errors.Error, TimeoutError, OSError) as error:
-            log.debug("%s: not drained: %s", self._name, error)
+                draining = asyncio.ensure_future(self._nc.drain())  # a task, as in `_hang_up`
+                await asyncio.wait({draining}, timeout=3 * ANSWER_S)
+                draining.add_done_callback(_retrieve_error)
+                draining.cancel()
         finally:
             await self._hang_up()
             for task in self._uncuttable:
