@@ -72,6 +72,7 @@ def test_a_new_rank_goes_on_in_its_files_and_leaves_all_others_alone(tmp_path, c
     log.write("3\n")
     more.write("3\n")
     own.write("2\n")
+    assert FILE.state(own)[0] == states[2][0], "so that a rank which replaces this one goes on there, too"
     log.close(), more.close(), own.close()
     assert (tmp_path / "log").read_text() == "begins\n1\n2\n3\n"
     assert (tmp_path / "own-True").read_text() == "1\n2\n", "where it was cut off, nothing of the lost rank's is left"

@@ -15,11 +15,15 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from unicron.train.scripts.instrument import NAME
 from unicron.train.scripts.kinds import Kind, NotCarriedError, Parts
 
 _open = io.open
+_taken_over = WeakKeyDictionary[Any, str]()
+"""Files of lost ranks that files of this one have become, by path: their names may be other ones."""
+
 _BETWEEN = frozenset({__name__, "pathlib", "shutil", "os", "logging", "logging.handlers"})
 
 State = tuple[str, str, int, bool]
@@ -186,6 +190,7 @@ class _OpenFile(Kind):
                 os.dup2(number, thing.fileno(), inheritable=False)
             finally:
                 os.close(number)
+            _taken_over[thing] = path
         if "a" not in mode:
             thing.seek(position)
 
@@ -198,6 +203,8 @@ def _position(thing: Any) -> int | None:
 
 
 def _path(thing: Any) -> str:
+    if (path := _taken_over.get(thing)) is not None:
+        return path
     return str(Path(thing.name).absolute())
 
 
