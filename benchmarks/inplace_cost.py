@@ -20,9 +20,10 @@ from typing import Any
 import torch
 
 from benchmarks.harness.command import Options, Result, main, option
-from unicron.train.scripts.active_loops import LoopSnapshot
-from unicron.train.scripts.instrument import NAME, instrument
-from unicron.train.scripts.loops import Loops
+from unicron.train.carry.variables import NAME
+from unicron.train.loops.active_loops import LoopSnapshot
+from unicron.train.loops.instrument import instrument
+from unicron.train.loops.loops import Loops
 
 WARM = 5  # iterations of a turn that do not count
 SCRIPT = """

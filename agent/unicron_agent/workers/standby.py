@@ -26,7 +26,7 @@ IMPORTED_FIRST = (
     "torch.distributed",
     "torch.optim",
     "torch.utils.data",
-    "unicron.train.scripts.launcher",
+    "unicron.train.restart.launcher",
     "unicron.train.session.session",
 )
 
@@ -39,7 +39,7 @@ FOR_PARTS = (
 """Modules that take seconds to import and that only workers with a part of a model need: imported before the first of
 those is forked."""
 
-FOR_SCRIPTS = ("unicron.train.scripts.run",)
+FOR_SCRIPTS = ("unicron.train.inplace.run",)
 """Modules that only workers need whose scripts are healed in place: likewise."""
 
 FOR_MEGATRON = ("unicron.train.megatron",)
@@ -142,12 +142,12 @@ def _run_request(request: dict[str, Any]) -> None:
                 OSError
             ):  # a script that needs it fails; its parents are not made: a file system may not be mounted
                 Path(own).mkdir()
-        from unicron.train.scripts.forked import seed_anew  # noqa: PLC0415 of the worker
+        from unicron.train.restart.forked import seed_anew  # noqa: PLC0415 of the worker
 
         seed_anew()
         code = _launch(request) if request["restarts"] else _run_script(request)
     finally:
-        from unicron.train.scripts.ending import flush  # noqa: PLC0415 of the worker
+        from unicron.train.restart.ending import flush  # noqa: PLC0415 of the worker
 
         flush()
         os._exit(code)
@@ -155,7 +155,7 @@ def _run_request(request: dict[str, Any]) -> None:
 
 def _launch(request: dict[str, Any]) -> int:
     """Run a program without a session, again in each membership; return its exit code."""
-    from unicron.train.scripts import launcher  # noqa: PLC0415 imported long ago, in the parent
+    from unicron.train.restart import launcher  # noqa: PLC0415 imported long ago, in the parent
     from unicron.train.worker import channel  # noqa: PLC0415 imported long ago, in the parent
 
     connected = channel.connect()
@@ -186,7 +186,7 @@ def _run_script(request: dict[str, Any]) -> int:
         what, in_place = sys.argv[0], request["in_place"] and channel.connect()
         sys.path.insert(0, request["cwd"] if request["module"] else str(Path(what).resolve().parent))
         if in_place:
-            from unicron.train.scripts import run  # noqa: PLC0415 of the worker
+            from unicron.train.inplace import run  # noqa: PLC0415 of the worker
 
             execute = run.execute_module if request["module"] else run.execute
             _NEVER_FREED.append(execute(in_place, what))

@@ -293,7 +293,7 @@ async def test_an_error_of_nccl_s_own_that_no_call_returns_interrupts(tmp_path):
 
 SCRIPT = """
     import contextlib
-    from unicron.train.scripts.groups import ScriptGroups
+    from unicron.train.inplace.groups import ScriptGroups
 
     def go_on(_):
         inner.cut(2)

@@ -2,8 +2,8 @@
 
 import torch
 
-from unicron.train.scripts import collective_results
-from unicron.train.scripts.collective_results import EndedCollectives, KnownResults
+from unicron.train.loops import collective_results
+from unicron.train.loops.collective_results import EndedCollectives, KnownResults
 
 
 def test_results_are_given_once_each_in_their_order_as_they_were():

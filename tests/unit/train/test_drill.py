@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from unicron.contracts.worker import DRILL, Drilled
-from unicron.train.scripts import drill
+from unicron.train.inplace import drill
 
 
 def with_gradients(*values):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from unicron.train.scripts.files import FILE, Files
-from unicron.train.scripts.instrument import NAME
+from unicron.train.carry.files import FILE, Files
+from unicron.train.carry.variables import NAME
 
 SCRIPT = """
 import os, shutil

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from unicron.train.scripts.instrument import NAME
-from unicron.train.scripts.program import InstrumentingFinder, ScriptProgram, locate_module
+from unicron.train.carry.variables import NAME
+from unicron.train.loops.program import InstrumentingFinder, ScriptProgram, locate_module
 
 FILES = {
     "train.py": "from tools import engine\nimport plain\nfor epoch in range(2):\n    engine.one_epoch(epoch)\n",
@@ -63,7 +63,7 @@ def test_files_of_other_folders_are_left_alone(program, tmp_path, monkeypatch):
     made, _ = program
     monkeypatch.syspath_prepend(tmp_path / "venv/lib/site-packages")
     other = importlib.util.find_spec("other")
-    assert type(other.loader).__module__ != "unicron.train.scripts.program"
+    assert type(other.loader).__module__ != "unicron.train.loops.program"
     assert not made.owns(Path(other.origin))
 
 

@@ -12,7 +12,7 @@ from unicron.contracts import worker as wire
 from unicron.contracts.frames import LENGTH, frame, length_of
 from unicron.contracts.tasks import WorkerPhase
 from unicron.train import Session
-from unicron.train.scripts.launcher import Place, free_port, is_echo, variables_of
+from unicron.train.restart.launcher import Place, free_port, is_echo, variables_of
 from unicron.train.worker import channel
 
 PLACES = [

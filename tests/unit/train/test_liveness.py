@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from unicron.train.scripts.liveness import Liveness
+from unicron.train.loops.liveness import Liveness
 
 SCOPE = """
 def main():

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from unicron.rules import load
-from unicron.train.scripts.active_loops import LoopSnapshot
-from unicron.train.scripts.instrument import NAME, instrument
-from unicron.train.scripts.kinds import NotCarriedError, OwnCheckpointNewerError
-from unicron.train.scripts.loops import Loops
+from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
+from unicron.train.carry.variables import NAME
+from unicron.train.loops.active_loops import LoopSnapshot
+from unicron.train.loops.instrument import instrument
+from unicron.train.loops.loops import Loops
 
 SCRIPT = """
 import torch

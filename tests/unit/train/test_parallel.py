@@ -10,8 +10,8 @@ from torch.distributed.algorithms.join import Join
 from torch.optim.swa_utils import AveragedModel
 
 from unicron.errors import DrillFailedError, InvalidInputError
-from unicron.train.scripts.parallel import parallel
-from unicron.train.scripts.piggyback import Buffers, Piggyback
+from unicron.train.inplace.parallel import parallel
+from unicron.train.inplace.piggyback import Buffers, Piggyback
 
 
 class ScriptRank:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from unicron.train.scripts.peers import RankPosition, Wait, Waiting
+from unicron.train.inplace.peers import RankPosition, Wait, Waiting
 
 SETUP, LOOP = Waiting(Wait.SETUP, 3), Waiting(Wait.LOOP)
 COLLECTIVE, GRADIENT = Waiting(Wait.COLLECTIVE, 5), Waiting(Wait.GRADIENT, 9)

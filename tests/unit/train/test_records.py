@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from unicron.contracts.worker import NOWHERE
-from unicron.train.scripts.kinds import NotCarriedError
-from unicron.train.scripts.records import Records, untrusted_reason
+from unicron.train.carry.kinds import NotCarriedError
+from unicron.train.inplace.records import Records, untrusted_reason
 
 OPEN = replace(NOWHERE, rendezvous="10.0.0.7:4000")
 

@@ -7,14 +7,14 @@ import types
 import pytest
 import torch
 
-from unicron.train.scripts import limit
-from unicron.train.scripts.active_loops import LoopSnapshot
-from unicron.train.scripts.instrument import NAME, instrument
-from unicron.train.scripts.kinds import NotCarriedError
-from unicron.train.scripts.loops import Loops
-from unicron.train.scripts.own_snapshot import Heap
-from unicron.train.scripts.records import sign, verify
-from unicron.train.scripts.variables import Variables
+from unicron.train.carry import limit
+from unicron.train.carry.kinds import NotCarriedError
+from unicron.train.carry.own_snapshot import Heap
+from unicron.train.carry.variables import NAME, Variables
+from unicron.train.inplace.records import sign, verify
+from unicron.train.loops.active_loops import LoopSnapshot
+from unicron.train.loops.instrument import instrument
+from unicron.train.loops.loops import Loops
 
 MODULE = "script_of_a_test"
 

@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from unicron.train.scripts.own_snapshot import TOGETHER, Heap
-from unicron.train.scripts.variables import Variables
+from unicron.train.carry.own_snapshot import TOGETHER, Heap
+from unicron.train.carry.variables import Variables
 
 
 class Alike:
@@ -131,7 +131,7 @@ def test_what_raises_while_it_is_looked_at_loses_no_change():
     heap = numbered(things)
     things[0].append(1)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("unicron.train.scripts.unchanged.Numbered.views", lambda _: 1 / 0)
+        patched.setattr("unicron.train.carry.unchanged.Numbered.views", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             heap._find_changed()
     assert names(heap) == [(0,)]

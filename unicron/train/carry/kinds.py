@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from unicron.errors import InvalidInputError
-from unicron.train.scripts.instrument import NAME
+from unicron.train.carry.variables import NAME
 
 Parts = list[tuple[Any, Any]]
 """An object's parts, with their names: attributes, keys, places."""

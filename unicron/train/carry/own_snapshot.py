@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from unicron.train.scripts.kinds import ATTRIBUTES, OPTIMIZER, Kind, NotCarriedError, is_of_script, own_hooks
-from unicron.train.scripts.objects import INLINE, OPAQUE, POSITION, Opaque, is_moving, kind_of, raw, unraw
-from unicron.train.scripts.pickling import Key, Pickler, Unpickler
-from unicron.train.scripts.randomness import generators, set_generators
-from unicron.train.scripts.unchanged import Numbered, Unchanged, number_object
-from unicron.train.scripts.variables import Variables
+from unicron.train.carry.kinds import ATTRIBUTES, OPTIMIZER, Kind, NotCarriedError, is_of_script, own_hooks
+from unicron.train.carry.objects import INLINE, OPAQUE, POSITION, Opaque, is_moving, kind_of, raw, unraw
+from unicron.train.carry.pickling import Key, Pickler, Unpickler
+from unicron.train.carry.randomness import generators, set_generators
+from unicron.train.carry.unchanged import Numbered, Unchanged, number_object
+from unicron.train.carry.variables import Variables
 from unicron.train.snapshots.shards import as_shard_of, local
 from unicron.train.worker.injected import InjectedFault
 

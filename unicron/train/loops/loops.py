@@ -12,18 +12,17 @@ from typing import Any
 
 import torch
 
-from unicron.train.scripts.active_loops import ActiveLoop, Chain, LoopSnapshot
-from unicron.train.scripts.collective_results import KnownResults, Results
-from unicron.train.scripts.instrument import NAME
-from unicron.train.scripts.kinds import NotCarriedError, OwnCheckpointNewerError
-from unicron.train.scripts.limit import TimeLimit
-from unicron.train.scripts.objects import Call
-from unicron.train.scripts.own_snapshot import Heap
-from unicron.train.scripts.positions import RUNNING, Counted
-from unicron.train.scripts.program import LIBRARIES
-from unicron.train.scripts.randomness import seed
-from unicron.train.scripts.snapshot_points import Point, SnapshotPoints, chain_at, is_reachable
-from unicron.train.scripts.variables import Variables, spaces_of
+from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
+from unicron.train.carry.limit import TimeLimit
+from unicron.train.carry.objects import Call
+from unicron.train.carry.own_snapshot import Heap
+from unicron.train.carry.randomness import seed
+from unicron.train.carry.variables import NAME, Variables, spaces_of
+from unicron.train.loops.active_loops import ActiveLoop, Chain, LoopSnapshot
+from unicron.train.loops.collective_results import KnownResults, Results
+from unicron.train.loops.positions import RUNNING, Counted
+from unicron.train.loops.program import LIBRARIES
+from unicron.train.loops.snapshot_points import Point, SnapshotPoints, chain_at, is_reachable
 from unicron.train.worker.injected import InjectedFault
 
 EARLY, SMALL_BYTES = 4, 8 << 20

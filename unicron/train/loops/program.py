@@ -1,4 +1,4 @@
-"""The files of a program, and how they are imported: instrumented (`unicron.train.scripts.instrument`), if they train.
+"""The files of a program, and how they are imported: instrumented (`unicron.train.loops.instrument`), if they train.
 
 So are modules of libraries whose loops train for a script.
 """
@@ -12,8 +12,9 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from unicron.train.scripts.functions import Functions, functions_of
-from unicron.train.scripts.instrument import NAME, instrument
+from unicron.train.carry.variables import NAME
+from unicron.train.loops.functions import Functions, functions_of
+from unicron.train.loops.instrument import instrument
 
 FOREIGN = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
 FOREIGN.append(Path(__file__).resolve().parents[2])

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from unicron.errors import DrillFailedError, InvalidInputError
-from unicron.train.scripts.objects import LARGE_BYTES
-from unicron.train.scripts.parallel import CURE, Parallel, digest_of_buffers
+from unicron.train.carry.objects import LARGE_BYTES
+from unicron.train.inplace.parallel import CURE, Parallel, digest_of_buffers
 
 WORDS = {torch.float64: torch.int32, torch.float32: torch.int16}
 """By the precision of the gradient, integers that it holds exactly; in any other it is those of one byte."""

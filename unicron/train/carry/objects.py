@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from unicron.train.scripts.files import FILE, is_file
-from unicron.train.scripts.kinds import (
+from unicron.train.carry.files import FILE, is_file
+from unicron.train.carry.kinds import (
     ATTRIBUTES,
     CELL,
     CLASS,

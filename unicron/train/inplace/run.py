@@ -12,13 +12,13 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from unicron.contracts.worker import CAUSE
+from unicron.train.carry.files import Files
+from unicron.train.carry.variables import NAME as LOOPS
 from unicron.train.groups.switched import NAME
-from unicron.train.scripts.files import Files
-from unicron.train.scripts.inplace import InPlace, call_after
-from unicron.train.scripts.instrument import NAME as LOOPS
-from unicron.train.scripts.launcher import Place, variables_of
-from unicron.train.scripts.parallel import parallel
-from unicron.train.scripts.program import InstrumentingFinder, ScriptProgram, locate_module
+from unicron.train.inplace.inplace import InPlace, call_after
+from unicron.train.inplace.parallel import parallel
+from unicron.train.loops.program import InstrumentingFinder, ScriptProgram, locate_module
+from unicron.train.restart.launcher import Place, variables_of
 from unicron.train.worker.channel import AgentChannel
 
 BESIDE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")

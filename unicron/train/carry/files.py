@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from unicron.train.scripts.instrument import NAME
-from unicron.train.scripts.kinds import Kind, NotCarriedError, Parts
+from unicron.train.carry.kinds import Kind, NotCarriedError, Parts
+from unicron.train.carry.variables import NAME
 
 _open = io.open
 _taken_over = WeakKeyDictionary[Any, str]()

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
-from unicron.train.scripts.kinds import Kind, NotCarriedError
-from unicron.train.scripts.objects import OPAQUE, Opaque, is_moving
-from unicron.train.scripts.pickling import Key
+from unicron.train.carry.kinds import Kind, NotCarriedError
+from unicron.train.carry.objects import OPAQUE, Opaque, is_moving
+from unicron.train.carry.pickling import Key
 
 _attributes = operator.attrgetter("__dict__")
 

@@ -2,10 +2,10 @@
 
 from unicron.contracts.worker import NOWHERE, Membership
 from unicron.errors import GroupBrokenError, StateTransferError
+from unicron.train.carry.files import Files
 from unicron.train.groups.group import Group
 from unicron.train.groups.rendezvous import Rendezvous
-from unicron.train.scripts.files import Files
-from unicron.train.scripts.groups import ScriptGroups, pack_results
+from unicron.train.inplace.groups import ScriptGroups, pack_results
 from unicron.train.snapshots.state import Fetcher
 from unicron.train.worker.channel import AgentChannel
 

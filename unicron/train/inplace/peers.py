@@ -22,7 +22,7 @@ import msgspec
 from unicron.contracts.worker import Membership, Raised
 from unicron.errors import GroupBrokenError, RankEndedError
 from unicron.train.groups.rendezvous import Rendezvous
-from unicron.train.scripts import ending
+from unicron.train.restart import ending
 from unicron.train.worker.channel import AgentChannel
 
 LOOK_S, RARELY_S = 1.0, 30.0

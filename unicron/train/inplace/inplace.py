@@ -3,7 +3,7 @@
 What such a script calls is exchanged before its first line runs. Each of its ranks is then a worker whose only
 microbatch in each iteration is its own: the survivors wait in the reduction of the gradient, as if it took long, and
 the process that replaces a lost rank builds what the script builds, is brought to the same place of its loops
-(`unicron.train.scripts.loops`) and computes what is missing. To the core each rank is a replica; to everything else it
+(`unicron.train.loops.loops`) and computes what is missing. To the core each rank is a replica; to everything else it
 is a place of the only replica, so no membership lacks a rank, and a replacement is started as the rank it replaces. The
 script's other collectives run in a group of their own; one that breaks raises what torch would raise.
 """
@@ -23,20 +23,20 @@ import torch.distributed as dist
 from unicron.contracts.tasks import ParallelLayout, WorkerPhase
 from unicron.contracts.worker import Finished, Membership, Progress, Ready, Unusable
 from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.train.carry.files import Files
+from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
+from unicron.train.carry.objects import LARGE_BYTES
 from unicron.train.groups.rendezvous import await_all_done
-from unicron.train.scripts.active_loops import LoopSnapshot
-from unicron.train.scripts.drill import Drill
-from unicron.train.scripts.files import Files
-from unicron.train.scripts.groups import ScriptGroups
-from unicron.train.scripts.kinds import NotCarriedError, OwnCheckpointNewerError
-from unicron.train.scripts.loops import Loops
-from unicron.train.scripts.objects import LARGE_BYTES
-from unicron.train.scripts.parallel import Parallel
-from unicron.train.scripts.peers import Peers, RankPosition, Wait, Waiting, script_line
-from unicron.train.scripts.piggyback import Piggyback
-from unicron.train.scripts.records import Records
-from unicron.train.scripts.script_rendezvous import ScriptRendezvous
-from unicron.train.scripts.shell import ScriptStates, SpreadCore, WholeCore, WholeGradients, WholeRanks
+from unicron.train.inplace.drill import Drill
+from unicron.train.inplace.groups import ScriptGroups
+from unicron.train.inplace.parallel import Parallel
+from unicron.train.inplace.peers import Peers, RankPosition, Wait, Waiting, script_line
+from unicron.train.inplace.piggyback import Piggyback
+from unicron.train.inplace.records import Records
+from unicron.train.inplace.script_rendezvous import ScriptRendezvous
+from unicron.train.inplace.shell import ScriptStates, SpreadCore, WholeCore, WholeGradients, WholeRanks
+from unicron.train.loops.active_loops import LoopSnapshot
+from unicron.train.loops.loops import Loops
 from unicron.train.session.gradients import TorchGradients
 from unicron.train.session.ranks import TorchRanks
 from unicron.train.snapshots.shards import local

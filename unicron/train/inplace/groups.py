@@ -15,9 +15,9 @@ from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.groups.inner import InnerGroups
 from unicron.train.groups.switched import COLLECTIVES, TRANSFERS, Switched, Work
-from unicron.train.scripts.collective_results import MOST_BYTES, EndedCollectives, KnownResults, Results
-from unicron.train.scripts.loops import Loops
-from unicron.train.scripts.peers import Peers, Wait, Waiting
+from unicron.train.inplace.peers import Peers, Wait, Waiting
+from unicron.train.loops.collective_results import MOST_BYTES, EndedCollectives, KnownResults, Results
+from unicron.train.loops.loops import Loops
 from unicron.train.snapshots.shards import local
 
 SAME_ON_ALL = frozenset(

@@ -13,9 +13,8 @@ import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
-from unicron.train.scripts.collective_results import KnownResults
-from unicron.train.scripts.kinds import ATTRIBUTES, LIST, NotCarriedError
-from unicron.train.scripts.objects import (
+from unicron.train.carry.kinds import ATTRIBUTES, LIST, NotCarriedError
+from unicron.train.carry.objects import (
     BARE_ITERATORS,
     COMPARED_BYTES,
     NUMPY_GENERATOR,
@@ -25,7 +24,8 @@ from unicron.train.scripts.objects import (
     kind_of,
     raw,
 )
-from unicron.train.scripts.randomness import generators, set_generators
+from unicron.train.carry.randomness import generators, set_generators
+from unicron.train.loops.collective_results import KnownResults
 
 MOST_DRAWN = 16
 """Items for which the generators' states are kept, 11 KiB each."""

@@ -16,10 +16,10 @@ from typing import Any
 
 from unicron.contracts.worker import NOWHERE, UNCARRIED, Membership
 from unicron.errors import GroupBrokenError
+from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.groups.rendezvous import Rendezvous
-from unicron.train.scripts.active_loops import SNAPSHOTS_KEPT, Chain, LoopSnapshot
-from unicron.train.scripts.drill import Fingerprints
-from unicron.train.scripts.kinds import NotCarriedError
+from unicron.train.inplace.drill import Fingerprints
+from unicron.train.loops.active_loops import SNAPSHOTS_KEPT, Chain, LoopSnapshot
 
 PART = "-records"
 REFUSED, GRADIENT = "refused", "gradient"

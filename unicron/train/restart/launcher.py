@@ -41,8 +41,8 @@ from unicron.contracts.worker import (
 )
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.groups.rendezvous import Rendezvous, await_all_done
-from unicron.train.scripts import ending
-from unicron.train.scripts.forked import seed_anew
+from unicron.train.restart import ending
+from unicron.train.restart.forked import seed_anew
 from unicron.train.worker import channel as channels
 
 """How long a program has, from SIGTERM on, before it is killed."""

@@ -3,9 +3,9 @@
 from types import FrameType
 from typing import Any
 
-from unicron.train.scripts.collective_results import KnownResults, Results
-from unicron.train.scripts.kinds import NotCarriedError
-from unicron.train.scripts.positions import Counted
+from unicron.train.carry.kinds import NotCarriedError
+from unicron.train.loops.collective_results import KnownResults, Results
+from unicron.train.loops.positions import Counted
 
 Chain = list[list[Any]]
 """Loops that are under way, the outermost first: place, how many began before it in the body around it, count, point.

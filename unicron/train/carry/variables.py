@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any
 
-from unicron.train.scripts.instrument import NAME
+NAME = "__unicron__"
+"""The variable of each instrumented module whose methods its loops call."""
 
 
 class Variables:

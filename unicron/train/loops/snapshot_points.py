@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from unicron.train.scripts.active_loops import SNAPSHOTS_KEPT, Chain
-from unicron.train.scripts.collective_results import KnownResults, Results
+from unicron.train.loops.active_loops import SNAPSHOTS_KEPT, Chain
+from unicron.train.loops.collective_results import KnownResults, Results
 
 Point = dict[str, Any]
 """Locations of the active `loops`, and results of collectives: `outside` of the loops, and `since` the snapshot."""

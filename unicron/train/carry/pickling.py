@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from unicron.train.scripts.kinds import NotCarriedError
-from unicron.train.scripts.objects import Opaque, kind_of, raw, unraw
+from unicron.train.carry.kinds import NotCarriedError
+from unicron.train.carry.objects import Opaque, kind_of, raw, unraw
 
 Key = tuple[Any, ...]
 """Of an object: the loop before which it was made, whose variable leads to it, and the way from there."""

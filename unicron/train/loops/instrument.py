@@ -10,13 +10,11 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from unicron.train.scripts.functions import Functions, called_names, functions_of, has_gradients
-from unicron.train.scripts.liveness import FUNCTIONS, Liveness
+from unicron.train.carry.variables import NAME
+from unicron.train.loops.functions import Functions, called_names, functions_of, has_gradients
+from unicron.train.loops.liveness import FUNCTIONS, Liveness
 
 _Scope = TypeVar("_Scope", ast.Module, ast.FunctionDef)
-
-NAME = "__unicron__"
-"""The variable of each instrumented module that has these calls as methods."""
 
 SEVERAL = 2
 """Statements of a function that train: from one call to the next it makes more than one update."""

@@ -1,0 +1,1 @@
+"""The place of a script in its training loops."""

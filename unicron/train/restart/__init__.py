@@ -1,0 +1,1 @@
+"""Programs that know nothing of Unicron, run again in each membership."""
