@@ -169,6 +169,7 @@ class Drilled(ToAgent, kw_only=True, frozen=True):
     iteration: int
     rank: int
     problem: str = ""
+    unproven: str = ""
 
 
 class NotFinite(ToAgent, kw_only=True, frozen=True):

@@ -7,13 +7,15 @@ what nobody needs any more. Both do it by `SnapshotMemory`. A file is one of the
   gone; a kept one outlives its worker until it is ordered away;
 - a snapshot that a worker saves while it computes on, `names.saved_name`. It is followed by a label, which says what
   it is; without one it is not whole. A copy of another node's looks the same;
-- a snapshot fetched for a worker (`.fetched`), one not finished (`.part`), one being written to storage (`.stored`).
+- a snapshot fetched for a worker (`.fetched`), one not finished (`.part`), one being written to storage (`.stored`);
+- a folder (`.trial`) of a drill.
 """
 
 import contextlib
 import mmap
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -28,6 +30,7 @@ FOLDER_VARIABLE, LIMIT_VARIABLE = "UNICRON_STATE_DIR", "UNICRON_STATE_LIMIT"
 """Of a worker's environment: the folder, and the bytes that saved states may take there, all together."""
 
 FILLER = f"full.{SAVED}"
+_TRIAL = ".trial"
 _NAME = re.compile(rf"([A-Za-z0-9_-]{{1,200}})\.[0-9]+\.({LENT}|{KEPT}|{SAVED})")
 _FETCHED, _UNFINISHED, _STORED = ".fetched", ".part", ".stored"
 _LABEL_BYTES = 64 * 1024
@@ -167,12 +170,15 @@ class SnapshotMemory:
         for path in self.folder.glob(f"{worker}.*"):
             if path.name.endswith((f".{LENT}", _FETCHED, _UNFINISHED)):
                 remove_if_possible(path)
+        shutil.rmtree(self.folder / trial_name(worker), ignore_errors=True)
 
     def clean(self) -> None:
         """Remove what belongs to workers that are no more; kept and saved snapshots stay."""
         snapshots = {*self.kept(), *(ref.location.name for ref in self.saved())}
         for path in self.folder.iterdir():
-            if path.name not in snapshots:
+            if path.name.endswith(_TRIAL):
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name not in snapshots:
                 remove_if_possible(path)
 
     # --- chaos -------------------------------------------------------------------------------------------------------
@@ -185,6 +191,11 @@ class SnapshotMemory:
     def free(self) -> None:
         """Give the room back."""
         (self.folder / FILLER).unlink(missing_ok=True)
+
+
+def trial_name(worker: str) -> str:
+    """Return the name of the folder in which a worker records what a process on trial is to do in its place."""
+    return f"{worker}{_TRIAL}"
 
 
 @contextlib.contextmanager

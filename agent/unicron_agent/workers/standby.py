@@ -177,19 +177,24 @@ def _run_script(request: dict[str, Any]) -> int:
 
     from unicron.train.worker import channel  # noqa: PLC0415
 
+    seed = None
+    if request["in_place"] and "UNICRON_GHOST" not in os.environ:
+        from unicron.train.inplace.seed import plant_if_due  # noqa: PLC0415 imported long ago, in the parent
+
+        seed = plant_if_due(lambda: _run_script(request))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(-1))
     channel.connect()
     try:
         os.chdir(request["cwd"])
         sys.argv = request["argv"]
-        what, in_place = sys.argv[0], request["in_place"] and channel.connect()
+        what = sys.argv[0]
         sys.path.insert(0, request["cwd"] if request["module"] else str(Path(what).resolve().parent))
-        if in_place:
+        if request["in_place"]:
             from unicron.train.inplace import run  # noqa: PLC0415 of the worker
 
             execute = run.execute_module if request["module"] else run.execute
-            _NEVER_FREED.append(execute(in_place, what))
+            _NEVER_FREED.append(execute(channel.connect(), what, seed))
         elif request["module"]:
             _NEVER_FREED.append(runpy.run_module(what, run_name="__main__", alter_sys=True))
         else:
@@ -202,6 +207,10 @@ def _run_script(request: dict[str, Any]) -> int:
         return 1
     except BaseException as error:  # noqa: BLE001 whatever leaves a script is reported, then ends the process
         _NEVER_FREED.append(error)
+        if "UNICRON_GHOST" in os.environ:
+            from unicron.train.inplace.ghost import report_failure  # noqa: PLC0415 imported long ago
+
+            report_failure(error)
         channel.report_exception(type(error), error, error.__traceback__)
         return 1
     return 0

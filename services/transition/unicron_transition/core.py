@@ -15,6 +15,7 @@ from unicron.contracts.events import (
     ObserveOnlySwitched,
     PlanDecided,
     Regrouped,
+    ScriptDrilled,
     StateCopied,
     StateKept,
     StateUnusable,
@@ -68,6 +69,7 @@ class TransitionCore(Core):
             Started: self._activated,
             StateCopied: self._state_copied,
             StateKept: self._state_kept,
+            ScriptDrilled: self._drilled,
             StateUnusable: self._state_unusable,
             TaskBroken: lambda broken: end_task(
                 self.state, broken.task, MoveCause.OWN_FAULT, broken.reason, broken.traceback
@@ -313,6 +315,15 @@ class TransitionCore(Core):
         if fact.uncarried and run.spec.way.fixes_ranks:
             run.uncarried, out = fact.reason[:LONGEST_CAUSE], run.snapshots.drop_saved(self.state, run)
         return out + self._reconcile([fact.task]) + move_task(self.state, run, MoveCause.FAILURE, reason)
+
+    def _drilled(self, fact: ScriptDrilled) -> list[Message]:
+        """Have no process go on with what a rank has left, where a trial has shown that none can; nobody is stopped."""
+        run = self.state.tasks.get(fact.task)
+        theirs = run is not None and fact.worker in run.workers and run.spec.way.fixes_ranks
+        if run is None or run.state.ended or not (theirs and fact.problem):
+            return []
+        run.uncarried = fact.problem[:LONGEST_CAUSE]
+        return run.snapshots.drop_saved(self.state, run)
 
     def _report_complete(self, run: TaskRun, at: float) -> list[Message]:
         """Report that the newest membership computes; the task has recovered if it is as large as the plan wants."""

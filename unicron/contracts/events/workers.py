@@ -227,24 +227,31 @@ class GradientNotFinite(WorkerFact, kw_only=True, frozen=True):
 
 
 class ScriptDrilled(WorkerFact, kw_only=True, frozen=True):
-    """A rank of a script that is healed in place was replaced on purpose, or could not be.
+    """A process has taken a rank's place on trial, in a script that is healed in place; the rank went on as ever.
 
     Attributes:
-        iteration: in which it was.
+        iteration: in which it began.
         rank: of the worker.
-        problem: why another process can't take its place; empty where it has computed the same, bit by bit.
+        problem: why no other process can take its place; empty where none is known.
+        unproven: why nobody knows; empty where the process has computed the same, bit by bit, or there is a problem.
     """
 
     iteration: Number
     rank: Number
     problem: Text = ""
+    unproven: Text = ""
 
     @property
     def outcome(self) -> str:
         """The outcome, for people."""
         if self.problem:
-            return f"another process can't take the place of rank {self.rank}: {self.problem}"
-        return f"another process has taken the place of rank {self.rank}, and computed the same, bit by bit"
+            return (
+                f"another process can't take the place of rank {self.rank}: {self.problem}; in-place healing is off: "
+                "all ranks begin again when one is lost"
+            )
+        if self.unproven:
+            return f"unproven, another process may or may not take the place of rank {self.rank}: {self.unproven}"
+        return f"another process could take the place of rank {self.rank}: on trial it computed the same, bit by bit"
 
     def __str__(self) -> str:
         return f"drill in iteration {self.iteration}: {self.outcome}"

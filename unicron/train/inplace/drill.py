@@ -1,117 +1,228 @@
-"""A drill: a rank ends on purpose, and the process that takes its place is to compute the very gradient that it had."""
+"""A drill: a process that takes a rank's place on trial, while the rank itself lives on.
 
+The last rank records where a replacement would begin, what that is given by the other ranks in the next iterations, and
+where it has to be after them. A *ghost* (`unicron.train.inplace.ghost`) begins there, is no member of any group, and
+is given what was recorded. Whatever becomes of it, the rank goes on as if there had been no drill: a rank that could
+not be replaced loses in-place healing, and nothing else.
+"""
+
+import json
 import os
-import sys
-from collections.abc import Iterable, Iterator
-from hashlib import blake2b
-from typing import NoReturn, Protocol
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-import torch
+from unicron.contracts.worker import Drilled
+from unicron.snapshots.memory import SnapshotMemory, trial_name
+from unicron.train.carry.kinds import NotCarriedError
+from unicron.train.groups.switched import Work
+from unicron.train.inplace.recording import Called, NoRoomError, Recording, contribution, copies, flatten
+from unicron.train.inplace.seed import OUTPUT, VERDICT, Seed
+from unicron.train.loops.active_loops import LoopSnapshot
+from unicron.train.worker.channel import AgentChannel
 
-from unicron.contracts.worker import DRILL, Drilled
-from unicron.errors import DrillError
-from unicron.train.snapshots.shards import local
-from unicron.train.worker import channel
+FIRST, LATEST = 2, 10
+"""Iterations: in which the first drill begins, and in which it is given up where no snapshot could be taken so far."""
 
-ITERATION = 2
-"""In which a rank is replaced: by then the script has made updates, and has begun an iteration with their results."""
+AGAIN = 4
+"""The next drill begins as soon as there are so many times as many iterations; the second, once an epoch is over."""
 
-LATEST = 10
-"""In which it is given up, where the script could not be had by another process until then, nor since."""
+PATIENCE_S = 10.0
+"""Seconds that the end of a script waits for a trial that is under way."""
 
-Fingerprints = list[tuple[str, bytes, float]]
-"""Of each parameter: name, digest of its gradient, empty where it has none, and the sum of its squares."""
-
-ROUNDING = 1e-3
-"""By how much the norms of gradients may differ, in relation, on GPUs: some kernels add up in no certain order."""
-
-
-class DrillRecords(Protocol):
-    """The records that ranks publish for one another."""
-
-    refusal: str
-    gradient: "tuple[int, Fingerprints] | None"
-
-    def publish_gradient(self, iteration: int, prints: "Fingerprints") -> None:
-        """Publish the fingerprints of this rank's gradient."""
+State = Callable[[], Mapping[str, Any]]
+"""Returns the state that all ranks have alike, as a replacement would be given it."""
 
 
 class Drill:
-    """One rank's part in the drill of a script: the last one is replaced, if there are others.
+    """One rank's part in the drills of its script.
 
     Args:
         line: to the agent.
         rank: of this process.
-        size: how many ranks there are.
+        seed: from which a ghost grows; None where this rank is not drilled.
+
+    Attributes:
+        recording: that is being made; None where none is.
+        problem: why another process can't take this rank's place; empty as long as no trial has shown it.
     """
 
-    def __init__(self, line: channel.AgentChannel, rank: int, size: int) -> None:
-        self._line, self._rank = line, rank
-        self._due = os.environ.get(DRILL) == "due" and rank == size - 1 > 0
+    def __init__(self, line: AgentChannel, rank: int, seed: Seed | None) -> None:
+        self._line, self._rank, self._seed = line, rank, seed
+        self.recording: Recording | None = None
+        self.problem = ""
+        self._due, self._first_outer = FIRST, list[Any]()
+        self._epoch = -1
+        self._trial: Recording | None = None
+        self._over = threading.Event()
+        self._status = 0
 
-    def run(self, left: DrillRecords, iteration: int, models: Iterable[torch.nn.Module]) -> str:
-        """End this process, if that is due; else compare its gradient with that of the rank which it replaces.
+    def at_snapshot(
+        self,
+        record: LoopSnapshot | NotCarriedError,
+        iteration: int,
+        epoch: int,
+        state: State,
+        on_problem: Callable[[str], None],
+    ) -> None:
+        """Begin or end a recording, where one is due; take in what has come of a trial.
 
         Args:
-            left: records of ranks.
-            iteration: whose gradient the models have just now.
-            models: wrapped in DistributedDataParallel.
-
-        Returns:
-            what differs; empty where nothing does, or there was no drill.
+            record: that this rank has just published, between two iterations.
+            iteration: that comes next.
+            epoch: of the membership.
+            state: returns what all ranks have alike.
+            on_problem: takes in the problem that a trial has shown.
         """
-        theirs, left.gradient = left.gradient, None
-        if self._due and iteration >= ITERATION and (not left.refusal or iteration >= LATEST):
-            self._due = False
-            if not left.refusal:
-                left.publish_gradient(iteration, fingerprints(_named_parameters(models)))
-                _end(self._rank)
-            self._line.send(Drilled(iteration=iteration, rank=self._rank, problem=left.refusal))
-        if theirs is None or theirs[0] != iteration:
-            return ""
-        found = difference(fingerprints(_named_parameters(models)), theirs[1], exact=not torch.cuda.is_available())
-        problem = f"{found} differs from the one that the rank had whose place it has taken" if found else ""
-        self._line.send(Drilled(iteration=iteration, rank=self._rank, problem=problem))
-        return problem
+        if self._seed is None or self.problem:
+            return
+        if self._trial is not None:
+            if self._over.is_set():
+                self._take_verdict(on_problem)
+        elif (
+            self.recording is not None and epoch != self._epoch
+        ):  # a rank was lost: what it was given is no longer whole
+            self._drop()
+        elif isinstance(record, NotCarriedError):
+            self._give_up(record, iteration)
+        elif self.recording is None:
+            if iteration >= self._due:
+                self._begin(record, iteration, epoch, state)
+        elif self.recording.is_enough(iteration, record):
+            self._end(self.recording, record, iteration, state)
+
+    def skip(self, why: str) -> None:
+        """Report that there is no drill."""
+        if self._seed is not None:
+            self._stay_unproven(0, why)
+
+    def _begin(self, record: LoopSnapshot, iteration: int, epoch: int, state: State) -> None:
+        self._epoch = epoch
+        try:
+            self.recording = Recording(SnapshotMemory.of_worker().folder / trial_name(os.environ["UNICRON_WORKER"]))
+            self.recording.begin(iteration, record, state())
+        except (NoRoomError, OSError) as error:
+            self._stay_unproven(iteration, f"{error}")
+        except Exception as error:  # noqa: BLE001 whatever the script's objects raise, the script goes on
+            self._stay_unproven(iteration, f"its state can't be written: {error!r}")
+
+    def _end(self, recording: Recording, record: LoopSnapshot, iteration: int, state: State) -> None:
+        try:
+            recording.end(iteration, record, state())
+        except (NoRoomError, OSError) as error:
+            recording.problem = f"{error}"
+        self.recording = None
+        if recording.problem:
+            recording.remove()
+            self._stay_unproven(recording.began, recording.problem)
+        else:
+            self._trial = recording
+            self._grow(recording)
+
+    def _grow(self, trial: Recording) -> None:
+        self._over.clear()
+        if self._seed is not None:
+            self._seed.grow(trial.folder, self._end_trial)
+
+    def _end_trial(self, status: int) -> None:
+        self._status = status
+        self._over.set()
+
+    def _take_verdict(self, on_problem: Callable[[str], None]) -> None:
+        """Report what has come of a trial, or try once more what may differ by itself."""
+        trial, self._trial = self._trial, None
+        if trial is None:
+            return
+        verdict = read_verdict(trial.folder, self._status)
+        if verdict.get("again"):
+            self._trial = trial
+            (trial.folder / VERDICT).unlink()
+            self._grow(trial)
+            return
+        trial.remove()
+        if problem := verdict.get("problem", ""):
+            self.problem = problem
+            on_problem(problem)
+        self._report(trial.began, problem, verdict.get("unproven", ""))
+        self._due = AGAIN * max(trial.began, 1)
+
+    def _give_up(self, record: NotCarriedError, iteration: int) -> None:
+        """Report that there was no drill, where no snapshot could be taken for long."""
+        if self.recording is None and iteration >= max(self._due, LATEST):
+            self._report(iteration, f"{record}", "")
+            self._seed = None
+
+    def _stay_unproven(self, iteration: int, why: str) -> None:
+        self._drop()
+        self._report(iteration, "", why)
+        self._seed = None
+
+    def _report(self, iteration: int, problem: str, unproven: str) -> None:
+        self._line.send(Drilled(iteration=iteration, rank=self._rank, problem=problem, unproven=unproven))
+
+    def _drop(self) -> None:
+        if self.recording is not None:
+            self.recording.remove()
+            self.recording = None
+
+    def finish(self, on_problem: Callable[[str], None]) -> None:
+        """Wait for a trial that is under way, for a moment, as the script has come to its end."""
+        while self._trial is not None and self._over.wait(PATIENCE_S):
+            self._take_verdict(on_problem)
+        if self._trial is not None:
+            self._report(self._trial.began, "", "the script had ended before its trial was over")
+        self._drop()
+        if self._seed is not None:
+            self._seed.cut()
+
+    # --- what the rank does meanwhile --------------------------------------------------------------------------------
+
+    def run_collective(self, name: str, arguments: Sequence[Any], rank: int, begin: Callable[[], Work]) -> Work:
+        """Begin a collective of the script's own, and record it.
+
+        Args:
+            name: of it.
+            arguments: of the call.
+            rank: of this process, in its group.
+            begin: begins it.
+        """
+        recording = self.recording
+        if recording is None:
+            return begin()
+        called = Called(name, copies(contribution(name, arguments, rank)), [])
+        recording.add_collective(called)
+        work = begin()
+
+        def finish() -> None:
+            work.wait()
+            called.left.extend(copies(flatten(list(arguments))))
+            recording.count(called)
+
+        return Work(finish)
 
 
-def _named_parameters(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    return (each for model in models for each in model.module.named_parameters())  # type: ignore[union-attr]
-
-
-def fingerprints(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> Fingerprints:
-    """Return the fingerprints of the parameters' gradients."""
-    found = Fingerprints()
-    for name, parameter in parameters:
-        if parameter.grad is None:
-            found.append((name, b"", 0.0))
-            continue
-        gradient = local(parameter.grad).detach()
-        data = gradient.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        found.append((name, blake2b(data, digest_size=16).digest(), float(gradient.double().square().sum())))
-    return found
-
-
-def difference(ours: Fingerprints, theirs: Fingerprints, *, exact: bool) -> str:
-    """Return which gradient differs first; empty where none does.
+def read_verdict(folder: Path, status: int) -> dict[str, Any]:
+    """Return what has come of a trial: a `problem`, that it is `unproven` and why, or to try it `again`.
 
     Args:
-        ours: of this process.
-        theirs: of the rank whose place it has taken.
-        exact: bit by bit; else up to rounding.
+        folder: of the trial.
+        status: of the ghost's process.
     """
-    if [name for name, *_ in ours] != [name for name, *_ in theirs]:
-        return "the parameters"
-    for (name, one, mine), (_, other, its) in zip(ours, theirs, strict=True):
-        if one == other or (not exact and one and other and abs(mine - its) <= 2 * ROUNDING * max(mine, its)):
-            continue
-        return f"the gradient of {name}"
-    return ""
-
-
-def _end(rank: int) -> NoReturn:
-    """End this process, and say why."""
-    error = DrillError(f"rank {rank} is replaced on purpose, to see whether another process can take its place")
-    channel.report_exception(DrillError, error, None)
-    sys.stderr.flush()
-    os._exit(1)
+    try:
+        return dict(json.loads((folder / VERDICT).read_text()))
+    except (OSError, ValueError):
+        pass
+    if status < 0:
+        return {"unproven": "its trial took too long"}
+    if os.WIFSIGNALED(status):
+        return {"unproven": f"the process on trial was ended by {signal.Signals(os.WTERMSIG(status)).name}"}
+    try:
+        lines = (folder / OUTPUT).read_text(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    last = f": {lines[-1][:300]}" if lines else ""
+    return {
+        "problem": f"one on trial ended with exit code {os.waitstatus_to_exitcode(status)} before it came there{last}"
+    }

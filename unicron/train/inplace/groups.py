@@ -7,7 +7,7 @@ import io
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -37,6 +37,13 @@ LARGE_BYTES = 64 << 10
 """Larger results, from before the loops begin, have to be parameters, as no new rank can get them otherwise."""
 
 
+class Trial(Protocol):
+    """What is done about collectives of a script's own in a drill."""
+
+    def run_collective(self, name: str, arguments: Sequence[Any], rank: int, begin: Callable[[], Work]) -> Work:
+        """Begin a collective, or give what was recorded of it."""
+
+
 class ScriptGroups(InnerGroups):
     """The groups. A collective that breaks is begun again where a new rank can take part in it.
 
@@ -54,6 +61,7 @@ class ScriptGroups(InnerGroups):
         sharded: each rank has a shard of the model; its loops gather it and scatter its gradient.
         ended: the global collectives that ended since the loops began.
         on_shared: is called with the tensors that a collective leaves the same on all ranks.
+        trial: what records collectives in the loops, or gives what was recorded of them.
     """
 
     def __init__(
@@ -73,6 +81,7 @@ class ScriptGroups(InnerGroups):
         self.on_shared: Callable[[Results], None] = lambda _: None
         self._large_results: Results = []
         self.ended = EndedCollectives()
+        self.trial: Trial | None = None
         super().__init__(layout, rank, device)
 
     @property
@@ -129,6 +138,12 @@ class ScriptGroups(InnerGroups):
             GroupBrokenError: it can't be done, and the failure is reported.
             InvalidInputError: the others have it behind them, and what it gave is not known.
         """
+        begin = partial(self._begin_or_give, group, name, arguments, named)
+        if self.trial is None or not self._loops.has_begun or group.size() == 1:
+            return begin()
+        return self.trial.run_collective(name, arguments, group.rank(), begin)
+
+    def _begin_or_give(self, group: Switched, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Work:
         begun, of_all = self._loops.has_begun, self._is_global(group, name)
         self._setup_count += of_all and not begun
         begin = partial(self._begin, self._wait_of(group, name), group, name, arguments, named)

@@ -34,11 +34,14 @@ from unicron.train.inplace.peers import Peers, RankPosition, Wait, Waiting, scri
 from unicron.train.inplace.piggyback import Piggyback
 from unicron.train.inplace.records import Records
 from unicron.train.inplace.script_rendezvous import ScriptRendezvous
+from unicron.train.inplace.seed import Seed
 from unicron.train.inplace.shell import ScriptStates, SpreadCore, WholeCore, WholeGradients, WholeRanks
 from unicron.train.loops.active_loops import LoopSnapshot
 from unicron.train.loops.loops import Loops
 from unicron.train.session.gradients import TorchGradients
 from unicron.train.session.ranks import TorchRanks
+from unicron.train.session.states import TorchStates
+from unicron.train.snapshots.gathering import collect_state
 from unicron.train.snapshots.shards import local
 from unicron.train.worker.channel import AgentChannel
 from unicron.train.worker.iteration import WorkerCore
@@ -56,13 +59,15 @@ class InPlace:
     Args:
         channel: to the agent.
         files: that the script opens.
+        seed: from which a process on trial grows; None where this rank is not drilled.
     """
 
     _ranks: TorchRanks
+    _states: TorchStates
     _gradients: TorchGradients
     _core: WorkerCore
 
-    def __init__(self, channel: AgentChannel, files: Files) -> None:
+    def __init__(self, channel: AgentChannel, files: Files, seed: Seed | None) -> None:
         layout = msgspec.json.decode(os.environ["UNICRON_LAYOUT"], type=ParallelLayout)
         self.rank, self.size = int(os.environ["UNICRON_PLACE"]), layout.replica_workers
         self._channel, self._layout, self._files = channel, layout, files
@@ -75,7 +80,7 @@ class InPlace:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._loss: torch.Tensor | None = None
         self._reduce_queued = self._computing = self._backward_seen = False
-        self._drill = Drill(channel, self.rank, self.size)
+        self._drill = Drill(channel, self.rank, seed)
         self._in_forward, self._with_gradient = set[int](), set[int]()
         self._peers = Peers(channel, self._membership, self._position)
         self._pid = os.getpid()
@@ -91,11 +96,20 @@ class InPlace:
         )
         self._channel.send(Ready())
         self._groups = ScriptGroups(self._layout, self.rank, device, self.loops, self._rejoin, self._peers)
-        self._ranks = WholeRanks(self._channel, self._groups, self.loops, self._records)
+        self._ranks = WholeRanks(self._line, self._groups, self.loops, self._records)
         if spreading := sys.modules.get(SPREADING):  # takes a group, so that all of it comes later
             kind = spreading.FSDPState
             kind.init = call_after(kind, lambda state: self.add_sharded(state._modules), "init")  # noqa: SLF001 it tells nobody
-        self._rendezvous.join(self._groups)
+        self._join_membership(self._groups)
+
+    @property
+    def _line(self) -> AgentChannel | None:
+        """The channel to the agent, where there is one."""
+        return self._channel
+
+    def _join_membership(self, groups: ScriptGroups) -> None:
+        groups.trial = self._drill
+        self._rendezvous.join(groups)
         self._peers.watch()
 
     @property
@@ -181,6 +195,9 @@ class InPlace:
         if self._sharded:
             self._groups.sharded = True
             own["record"] = self._records
+            self._drill.skip(
+                "a model that is spread by fully_shard is not tried: all ranks begin again, whichever is lost"
+            )
         else:
             self._piggyback = own["piggyback"] = Piggyback(self._models, self._optimizers, first=self.rank == 0)
             self._groups.on_shared = self._piggyback.invalidate_shared
@@ -201,12 +218,12 @@ class InPlace:
         """Make the core, with these objects as the state; gradients of `trained` parameters are summed."""
         model, parts = protected["model"], (groups, self.loops, self._records)
         if self._piggyback is None:  # the script's own collectives sum gradients: here goes only what is announced
-            self._ranks = TorchRanks(self._channel, self.rank, groups)
-            states = ScriptStates(self._channel, self._ranks, *parts)
+            self._ranks = TorchRanks(self._line, self.rank, groups)
+            states = ScriptStates(self._line, self._ranks, *parts)
             self._gradients = TorchGradients(self._ranks, None, 1, PlannedCollection(0))
             summed, own = [torch.nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))], protected
         else:
-            states = ScriptStates(self._channel, self._ranks, *parts)
+            states = ScriptStates(self._line, self._ranks, *parts)
             self._gradients = WholeGradients(self._ranks, states, self.size)
             # in reverse: what goes along comes behind the model
             summed = [self._piggyback.carrier, *(each for each in model.parameters() if id(each) in trained)]
@@ -216,6 +233,7 @@ class InPlace:
         self._gradients.shapes = ", ".join([self._gradients.shapes, *made])
         self._ranks.prepare(summed[0].device)
         states.protect(protected, own)
+        self._states = states
         core, microbatches = (SpreadCore, 1) if self._piggyback is None else (WholeCore, self.size)
         shell = Shell(self._ranks, states, self._gradients)
         self._core = core(shell, int(os.environ["UNICRON_ITERATIONS"]), microbatches)
@@ -240,6 +258,17 @@ class InPlace:
         self._records.publish(record)
         if isinstance(record, NotCarriedError) and self.loops.candidate_chains:
             self._report_unusable(record)
+        elif self._in_loops and self._core.phase is IterationPhase.BETWEEN:
+            known = NotCarriedError(self._records.refusal) if self._records.refusal else record
+            at = self._core.iteration, self._core.epoch
+            self._drill.at_snapshot(known, *at, self._recorded_state, self._records.refuse_all)
+
+    def _recorded_state(self) -> dict[str, Any]:
+        """Return what a process on trial begins from, besides this rank's own snapshot."""
+        setup = self._groups.setup if self._groups is not None else None
+        if setup is None:
+            raise NotCarriedError("what a collective before its loop gave is not known")
+        return {"objects": collect_state(self._core.iteration, self._states.protected)["objects"], "setup": setup}
 
     def _report_unusable(self, error: NotCarriedError, *, uncarried: bool = False) -> None:
         """Report the saved states as unusable, if all ranks have restarted from one or no process could use it."""
@@ -284,6 +313,8 @@ class InPlace:
         self._channel.injected.begin()
         if self._piggyback is not None:
             self._piggyback.begin_iteration()
+        if self._drill.recording is not None:  # what it copies changes from here on
+            self._drill.recording.wait()
         while not self._computing:
             self._core.enter()
             self._computing = self._next_microbatch() is not None
@@ -315,14 +346,13 @@ class InPlace:
         with self._unused_gradients_aside():
             self._check_missing_gradients(each for each in self._parameters() if id(each) in self._with_gradient)
             self.loops.missing_gradients.clear()
-            if problem := self._drill.run(self._records, self._core.iteration, self._models):
-                problem = f"in a drill another process has taken the place of rank {self.rank}, and {problem}"
-                self._begin_again(problem, uncarried=True)
             piggyback.attach()
             self._gradients.loss = self._loss
             self._core.computed()
             if self._next_microbatch() is not None:
                 raise GroupBrokenError("what this rank computed was dropped, and can't be computed again in place")
+            if self._drill.recording is not None:
+                self._drill.recording.add_iteration(self._core.iteration, *self._gradients.sums)
             piggyback.apply(self._gradients.sum_of(piggyback.carrier), replaced=self._records.iterations_compared > 0)
             self._records.iterations_compared = max(0, self._records.iterations_compared - 1)
 
@@ -422,6 +452,7 @@ class InPlace:
         """
         if os.getpid() != self._pid:  # a process that the script has forked ends
             return
+        self._drill.finish(self._records.refuse_all)
         if self._groups is None:
             self.join_group()
         self._files.set_joins_late(late=False)

@@ -18,11 +18,10 @@ from unicron.contracts.worker import NOWHERE, UNCARRIED, Membership
 from unicron.errors import GroupBrokenError
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.groups.rendezvous import Rendezvous
-from unicron.train.inplace.drill import Fingerprints
 from unicron.train.loops.active_loops import SNAPSHOTS_KEPT, Chain, LoopSnapshot
 
 PART = "-records"
-REFUSED, GRADIENT = "refused", "gradient"
+REFUSED = "refused"
 NO_SNAPSHOT = "the rank that is lost has left no snapshot of the iteration that the others are in"
 
 
@@ -31,14 +30,13 @@ class Records:
 
     Attributes:
         refusal: why no other process can take over this script; empty where one can.
-        gradient: iteration, and what tells apart the gradient that the rank had in it which this one replaces in a
-            drill; None outside of one.
+        shown: what a trial has shown: why no other process can ever take over this script; empty where it has not.
         iterations_compared: in how many more iterations options of optimizers are compared, as a rank was replaced.
     """
 
     def __init__(self) -> None:
         self.refusal, self._saved, self.iterations_compared = "", b"", 0
-        self.gradient: tuple[int, Fingerprints] | None = None
+        self.shown = ""
         self._reported = set[str]()
         self._last = [b""] * SNAPSHOTS_KEPT
         self._count = 0
@@ -64,7 +62,7 @@ class Records:
 
     def publish(self, record: LoopSnapshot | NotCarriedError) -> None:
         """Publish a record, or print once why there is none."""
-        if why := untrusted_reason(self._membership) or os.environ.get(UNCARRIED):
+        if why := self.shown or untrusted_reason(self._membership) or os.environ.get(UNCARRIED):
             record = NotCarriedError(why)
         if isinstance(record, NotCarriedError):
             if str(record) not in self._reported:
@@ -100,7 +98,7 @@ class Records:
         left = dict[str, bytes]()
         if before is not None:
             with contextlib.suppress(GroupBrokenError):  # its node is gone, too
-                left = self._read(before, wanted, (*range(SNAPSHOTS_KEPT), GRADIENT, REFUSED))
+                left = self._read(before, wanted, (*range(SNAPSHOTS_KEPT), REFUSED))
             before.close()
         for rank in wanted:
             found = [left.get(f"{rank}-{number}") for number in range(SNAPSHOTS_KEPT)]
@@ -112,8 +110,6 @@ class Records:
             self.publish_refusal(self.refusal)
         for rank, records in self._lost.items():
             self._put(rank, dict(enumerate([*records, *[b""] * SNAPSHOTS_KEPT][:SNAPSHOTS_KEPT])))
-            if gradient := left.get(f"{rank}-{GRADIENT}"):
-                self._publish(f"{rank}-{GRADIENT}", gradient)
         return b"".join(left.get(f"{rank}-{REFUSED}", b"") for rank in wanted).decode(errors="replace")
 
     def _read(self, store: Rendezvous, ranks: Iterable[int], names: Iterable[object]) -> dict[str, bytes]:
@@ -129,15 +125,6 @@ class Records:
                 found[key] = data if key.endswith(REFUSED) else verify(data, self._membership.secrets)
         return found
 
-    def publish_gradient(self, iteration: int, prints: Fingerprints) -> None:
-        """Publish fingerprints of this rank's gradient, for the rank that replaces it in a drill."""
-        self._publish(f"{self._membership.rank}-{GRADIENT}", pickle.dumps((iteration, prints)))
-
-    def _publish(self, key: str, data: bytes) -> None:
-        if self._store is not None:
-            with contextlib.suppress(GroupBrokenError):
-                self._store.set(key, sign(data, self._membership.secrets))
-
     def take_over(self, membership: Membership, chains: Iterable[Chain]) -> LoopSnapshot:
         """Return the replaced rank's record of the point at which the other ranks are.
 
@@ -151,8 +138,6 @@ class Records:
         if why := untrusted_reason(membership):
             raise NotCarriedError(why)
         self._membership, self._store = membership, Rendezvous(membership, PART)
-        left = b"".join(self._read(self._store, [membership.rank], [GRADIENT]).values())
-        self.gradient = pickle.loads(left) if left else None  # noqa: S301 a rank of this task has made it
         if self._saved:
             self._last = [self._saved, *[b""] * (SNAPSHOTS_KEPT - 1)]
         else:
@@ -171,6 +156,12 @@ class Records:
         reachable = list(chains)
         records = ((LoopSnapshot(*pickle.loads(each)) for each in left if each) for left in self._lost.values())  # noqa: S301 ranks of this task have made them
         return all(any(record.chain in reachable for record in left) for left in records)
+
+    def refuse_all(self, why: str) -> None:
+        """Have no process take over this script any more: a trial has shown that it would go on otherwise."""
+        self.shown = why
+        self._reported.add(why)  # it is told as what came of the trial
+        self.publish_refusal(why)
 
     def publish_refusal(self, why: str) -> None:
         """Publish why no process can take over this rank, or why this one can't take over the one that it replaces.

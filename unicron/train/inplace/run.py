@@ -15,8 +15,10 @@ from unicron.contracts.worker import CAUSE
 from unicron.train.carry.files import Files
 from unicron.train.carry.variables import NAME as LOOPS
 from unicron.train.groups.switched import NAME
+from unicron.train.inplace.ghost import Ghost
 from unicron.train.inplace.inplace import InPlace, call_after
 from unicron.train.inplace.parallel import parallel
+from unicron.train.inplace.seed import GHOST, Seed
 from unicron.train.loops.program import InstrumentingFinder, ScriptProgram, locate_module
 from unicron.train.restart.launcher import Place, variables_of
 from unicron.train.worker.channel import AgentChannel
@@ -25,12 +27,9 @@ BESIDE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "C
 """The agent's description of the ranks on its node: a script reads it before there is a membership."""
 
 
-def install(channel: AgentChannel) -> InPlace:
+def install(channel: AgentChannel | None, seed: Seed | None = None) -> InPlace:
     """Exchange what scripts call; return what is behind it."""
-    files = Files(first=not os.environ.get(CAUSE))
-    if files.diverts_writes:
-        files.install()
-    mine = InPlace(channel, files)
+    mine = _rank(channel, seed)
     places = [Place("", "", host="127.0.0.1")] * mine.size  # nobody is to be met there
     beside = {name: os.environ[name] for name in BESIDE}
     os.environ.update(variables_of(mine.rank, places, os.environ["UNICRON_TASK"]) | beside)
@@ -90,10 +89,25 @@ def install(channel: AgentChannel) -> InPlace:
     return mine
 
 
-def execute(channel: AgentChannel, script: str) -> dict[str, Any]:
-    """Run a script as `python script.py` would, in place; return its variables."""
+def _rank(channel: AgentChannel | None, seed: Seed | None) -> InPlace:
+    if channel is None:
+        return Ghost(Path(os.environ[GHOST]))
+    files = Files(first=not os.environ.get(CAUSE))
+    if files.diverts_writes:
+        files.install()
+    return InPlace(channel, files, seed)
+
+
+def execute(channel: AgentChannel | None, script: str, seed: Seed | None) -> dict[str, Any]:
+    """Run a script as `python script.py` would, in place; return its variables.
+
+    Args:
+        channel: to the agent; None in a ghost.
+        script: its file.
+        seed: from which ghosts grow; None where this rank is not drilled.
+    """
     path = Path(script)
-    mine, program = install(channel), ScriptProgram(path.parent, path)
+    mine, program = install(channel, seed), ScriptProgram(path.parent, path)
     sys.meta_path.insert(0, InstrumentingFinder(program, mine.loops))
     main = ModuleType("__main__")
     main.__dict__.update({"__file__": str(path), LOOPS: mine.loops})
@@ -103,9 +117,9 @@ def execute(channel: AgentChannel, script: str) -> dict[str, Any]:
     return main.__dict__
 
 
-def execute_module(channel: AgentChannel, name: str) -> dict[str, Any]:
+def execute_module(channel: AgentChannel | None, name: str, seed: Seed | None) -> dict[str, Any]:
     """Run a module as `python -m` would, likewise."""
-    mine = install(channel)
+    mine = install(channel, seed)
     sys.meta_path.insert(0, InstrumentingFinder(ScriptProgram(*locate_module(name)), mine.loops))
     with mine.run_to_end():
         return runpy.run_module(name, {LOOPS: mine.loops}, run_name="__main__", alter_sys=True)

@@ -87,7 +87,7 @@ class WholeRanks(TorchRanks):
         in_loops: ranks of the membership that were in their loops before it.
     """
 
-    def __init__(self, channel: AgentChannel, groups: ScriptGroups, loops: Loops, records: Records) -> None:
+    def __init__(self, channel: AgentChannel | None, groups: ScriptGroups, loops: Loops, records: Records) -> None:
         super().__init__(channel, 0)
         self.in_loops = frozenset[int]()
         self._script_groups, self._loops, self._records = groups, loops, records
@@ -130,7 +130,8 @@ class WholeRanks(TorchRanks):
         if ended.in_loops:
             new = [rank for rank, (_, joined) in enumerate(standings) if not joined]
             refused, closed = self._records.move_to(membership, new), self._loops.closed_reason if new else ""
-            self._takeover_refusal = self._takeover_refusal or refused or closed
+            shown = self._records.shown if new else ""
+            self._takeover_refusal = self._takeover_refusal or shown or refused or closed
             if new:
                 self._records.iterations_compared = COMPARED_ITERATIONS
         chains = self._loops.reachable_chains  # the newest is empty where a new rank begins at the top
@@ -176,7 +177,7 @@ class ScriptStates(TorchStates):
     """
 
     def __init__(
-        self, channel: AgentChannel, ranks: TorchRanks, groups: ScriptGroups, loops: Loops, records: Records
+        self, channel: AgentChannel | None, ranks: TorchRanks, groups: ScriptGroups, loops: Loops, records: Records
     ) -> None:
         super().__init__(channel, ranks)
         self._script_groups, self._loops, self._records = groups, loops, records

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -277,6 +277,33 @@ class TorchGradients:
         return next(each for own, each in zip(self._parameters, self._sums, strict=True) if own is parameter)
 
     @property
+    def sums(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What was accumulated here and what was reduced; they stay until the next iteration, but for announcements."""
+        return self._accumulated, self._reduced
+
+    def take_reduced(self, reduced: torch.Tensor) -> None:
+        """Take what was reduced elsewhere as if it had been here."""
+        self._reduced.copy_(reduced)
+
+    def first_difference(self, accumulated: torch.Tensor, rounding: float) -> str:
+        """Return whose part differs first between what is accumulated here and elsewhere; empty where none does.
+
+        Args:
+            accumulated: elsewhere.
+            rounding: how far numbers may be apart, in relation to the largest of the same parameter.
+        """
+        ours, theirs = self._accumulated[: -len(ANNOUNCED)], accumulated[: -len(ANNOUNCED)].to(self._accumulated.device)
+        for number, (begin, end) in enumerate(pairwise([0, *self._ends, len(ours)])):
+            mine, other = ours[begin:end], theirs[begin:end]
+            if not torch.equal(mine.nan_to_num(), other.nan_to_num()) and not _are_close(mine, other, rounding):
+                return (
+                    f"the gradient of parameter {len(self._ends) - 1 - number}"
+                    if number < len(self._ends)
+                    else "the loss"
+                )
+        return ""
+
+    @property
     def finite(self) -> bool:
         """Whether what was reduced is."""
         return bool(_is_finite(self._reduced))
@@ -319,6 +346,10 @@ class TorchGradients:
 def _is_finite(values: torch.Tensor) -> torch.Tensor:
     """Return whether all are: then the least and the greatest are, found as fast as a sum, in no memory of its own."""
     return torch.stack(torch.aminmax(values)).isfinite().all()
+
+
+def _are_close(one: torch.Tensor, other: torch.Tensor, rounding: float) -> bool:
+    return bool(rounding and (one - other).abs().max() <= rounding * torch.maximum(one.abs().max(), other.abs().max()))
 
 
 def _buffer(parameter: torch.nn.Parameter) -> torch.Tensor | None:

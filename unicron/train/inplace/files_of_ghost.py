@@ -1,0 +1,138 @@
+"""Files of a ghost: what its script writes goes to copies that nobody else sees, and is read from there again."""
+
+import builtins
+import io
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unicron.train.inplace.sandbox import confine_connections, confine_writes
+
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+DEVICES = (Path("/dev/null"), Path("/dev/zero"), Path("/dev/tty"), Path("/dev/shm"))  # noqa: S108 loaders' workers share memory there
+
+_open, _open_number = io.open, os.open
+
+
+class GhostFiles:
+    """The same interface as `unicron.train.carry.files.Files`, for a process whose writes nobody is to see.
+
+    Args:
+        folder: of the trial, where copies are.
+
+    Attributes:
+        diverts_writes: always.
+    """
+
+    diverts_writes = True
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._own = folder, str(folder.resolve()) + os.sep
+        self._copies: dict[str, str] = {}
+        self._count = 0
+
+    def install(self) -> None:
+        """Have scripts open, make and remove files by way of this, and the kernel refuse what does not."""
+        temporary = self._folder / "tmp"
+        temporary.mkdir()
+        os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
+        builtins.open = io.open = self._open
+        os.open = self._open_number
+        save = torch.save
+
+        def save_copy(obj: Any, f: Any, *arguments: Any, **named: Any) -> None:
+            save(
+                obj, self._copy_to_write(f, keep=False) if isinstance(f, str | os.PathLike) else f, *arguments, **named
+            )
+
+        torch.save = save_copy  # its own writer is no Python
+        for module, name, instead in (
+            *((os, name, self._forget) for name in ("remove", "unlink", "rmdir", "removedirs")),
+            *((os, name, self._rename) for name in ("rename", "replace", "renames", "link", "symlink")),
+            *((os, name, self._leave) for name in ("chmod", "chown", "utime", "truncate")),
+            (os, "mkdir", self._make_folder),
+            (shutil, "rmtree", self._forget),
+        ):
+            setattr(module, name, self._unless_own(getattr(module, name), instead))
+        confine_writes([self._folder, *DEVICES])
+
+    def set_joins_late(self, *, late: bool) -> None:
+        """Do nothing: no file is ever written in place."""
+
+    def write_in_place(self) -> None:
+        """Have the script connect to nobody from now on: the rank itself does."""
+        confine_connections()
+
+    def _is_own(self, path: Any) -> bool:
+        if not isinstance(path, str | bytes | os.PathLike):
+            return True
+        real = Path(os.fsdecode(path))
+        if str(real.absolute()).startswith(self._own):
+            return True
+        try:
+            kind = real.stat().st_mode
+        except OSError:
+            return False
+        return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind))
+
+    def _unless_own(self, usual: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any, *arguments: Any, **named: Any) -> Any:
+            return usual(path, *arguments, **named) if self._is_own(path) else instead(path, *arguments, **named)
+
+        return call
+
+    def _copy_to_write(self, path: Any, *, keep: bool) -> str:
+        """Return the copy of a file; `keep` what is in it."""
+        real = str(Path(os.fsdecode(path)).absolute())
+        if self._is_own(path):
+            return real
+        if real not in self._copies:
+            self._count += 1
+            self._copies[real] = str(self._folder / f"file-{self._count}")
+            if keep and Path(real).is_file():
+                shutil.copyfile(real, self._copies[real])
+        return self._copies[real]
+
+    def _copy_of(self, path: Any) -> str | None:
+        return self._copies.get(str(Path(os.fsdecode(path)).absolute()))
+
+    def _open(self, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        opener, is_path = named.get("opener"), isinstance(file, str | bytes | os.PathLike)
+        if not is_path or opener is not None or len(arguments) > 5:
+            return _open(file, mode, *arguments, **named)
+        if set(mode) & set("wax+"):
+            copy: str | None = self._copy_to_write(file, keep="w" not in mode)
+        else:
+            copy = self._copy_of(file)
+        if copy is None:
+            return _open(file, mode, *arguments, **named)
+        named["opener"] = lambda _, flags: _open_number(copy, flags, 0o600)
+        return _open(file, mode, *arguments, **named)
+
+    def _open_number(self, path: Any, flags: int, *arguments: Any, **named: Any) -> int:
+        if named.get("dir_fd") is not None or not isinstance(path, str | bytes | os.PathLike):
+            return _open_number(path, flags, *arguments, **named)
+        if flags & WRITES:
+            path = self._copy_to_write(path, keep=not flags & os.O_TRUNC)
+        return _open_number(self._copy_of(path) or path, flags, *arguments, **named)
+
+    def _forget(self, path: Any, *_: Any, **__: Any) -> None:
+        self._copies.pop(str(Path(os.fsdecode(path)).absolute()), None)
+
+    def _rename(self, path: Any, to: Any, *_: Any, **__: Any) -> None:
+        copy = self._copy_to_write(path, keep=True)
+        self._forget(path)
+        self._copies[str(Path(os.fsdecode(to)).absolute())] = copy
+
+    def _leave(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    def _make_folder(self, path: Any, *_: Any, **__: Any) -> None:
+        if Path(os.fsdecode(path)).exists():
+            raise FileExistsError(f"[Errno 17] File exists: {os.fsdecode(path)!r}")

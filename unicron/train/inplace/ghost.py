@@ -1,0 +1,241 @@
+"""A ghost: a process that takes a rank's place on trial. It is no member of any group, and nobody sees what it does.
+
+It begins as a replacement would, from what the rank has recorded (`unicron.train.inplace.recording`), and is given the
+results of the collectives that the rank took part in. What it contributes to them is compared with what the rank did,
+and at the end of the recording all that there is: parameters, moments, buffers, variables, generators, position.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import torch
+
+from unicron.contracts.worker import NOWHERE, Membership, ToAgent
+from unicron.train.carry.compare import first_difference, read, snapshot_differences
+from unicron.train.carry.kinds import NotCarriedError
+from unicron.train.groups.switched import Work
+from unicron.train.inplace.files_of_ghost import GhostFiles
+from unicron.train.inplace.groups import ScriptGroups
+from unicron.train.inplace.inplace import InPlace
+from unicron.train.inplace.recording import Recorded, contribution, copies, flatten, record_of
+from unicron.train.inplace.seed import VERDICT
+from unicron.train.loops.active_loops import LoopSnapshot
+from unicron.train.session.gradients import TorchGradients
+from unicron.train.snapshots.gathering import Gathering, collect_state, load_state
+from unicron.train.snapshots.packed import Packing, map_file, unpack
+from unicron.train.worker.channel import AgentChannel
+from unicron.train.worker.injected import Injected
+from unicron.train.worker.phases import IterationPhase
+
+ROUNDING = 1e-3
+"""By how much numbers may differ, in relation to the largest, on GPUs: some kernels add up in no certain order."""
+
+OTHER = "other"
+"""File of a trial with what a first ghost came to: what differs between two of them differs by itself, as a clock."""
+
+COMPARED_APART = frozenset({"loops", "groups"})
+"""Parts of the state that say where a script is, and what its collectives gave."""
+
+
+class Silent:
+    """An agent's channel that leads nowhere."""
+
+    iteration = -1
+    newest = NOWHERE
+
+    def __init__(self) -> None:
+        self.injected = Injected()
+        self.on_membership: Callable[[Membership], bool] = lambda _: False
+
+    def send(self, message: ToAgent) -> None:
+        """Do nothing."""
+
+
+class Unequal(BaseException):
+    """The trial is over: it has shown something. It is no `Exception`, which a script might catch."""
+
+
+class GhostCore:
+    """The worker's core of a ghost: each iteration takes the course that it took for the rank.
+
+    Args:
+        recorded: what happened.
+        iteration: that comes first.
+        gradients: of the models.
+        place: of the rank.
+    """
+
+    epoch, membership = 0, NOWHERE
+
+    def __init__(self, recorded: Recorded, gradients: TorchGradients, place: int) -> None:
+        self._recorded, self._gradients, self._place = recorded, gradients, place
+        self.phase, self.iteration = IterationPhase.BETWEEN, int(recorded.begin["iteration"])
+
+    def enter(self) -> bool:
+        """Go to the next iteration."""
+        return True
+
+    async def next_microbatch(self) -> int | None:
+        """Return the only microbatch; None once it is computed: then the gradient is that of all ranks."""
+        if self.phase is IterationPhase.BETWEEN:
+            self._gradients.clear()
+            self.phase = IterationPhase.OPEN
+            return self._place
+        _, reduced = self._recorded.iteration(self.iteration)
+        self._gradients.take_reduced(reduced)
+        self._gradients.publish()
+        self.phase = IterationPhase.REDUCED
+        return None
+
+    def computed(self) -> None:
+        """Compare the gradient that was computed with the rank's."""
+        self._gradients.accumulate()
+        given, _ = self._recorded.iteration(self.iteration)
+        if name := self._gradients.first_difference(given, ROUNDING if torch.cuda.is_available() else 0.0):
+            finish_trial(problem=f"{name} is another one in iteration {self.iteration}")
+
+    async def step(self) -> None:
+        """End the iteration."""
+        self.iteration += 1
+        self.phase = IterationPhase.BETWEEN
+
+
+class Ghost(InPlace):
+    """A rank on trial.
+
+    Args:
+        folder: of the trial.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._recorded = folder, Recorded(folder)
+        self._arrived = False
+        files: Any = GhostFiles(folder / f"files-{os.getpid()}")
+        super().__init__(cast("AgentChannel", Silent()), files, None)
+        self._core: Any = None
+
+    @property
+    def _line(self) -> AgentChannel | None:
+        return None
+
+    def _join_membership(self, groups: ScriptGroups) -> None:
+        groups.replay_setup(bytes(self._recorded.begin["setup"]))
+        groups.trial = self
+
+    def _join_ranks(self) -> None:
+        """Take the recorded state, and the place of the rank."""
+        protected = self._states.protected
+        gathering = Gathering(protected)
+        gathering.add(self._recorded.begin)
+        if gathering.missing:
+            finish_trial(problem=f"the state of the rank lacks {gathering.missing}")
+        load_state(gathering.result(int(self._recorded.begin["iteration"])), protected)
+        self._core = GhostCore(self._recorded, self._gradients, self.rank)
+        self.loops.take_over(record_of(self._recorded.begin), self._arrive)
+        if self._groups is not None:
+            self._groups.ended.in_loops = True
+
+    def _arrive(self) -> None:
+        self._arrived = True
+        self._files.write_in_place()
+
+    @property
+    def _in_loops(self) -> bool:
+        return self._core is not None
+
+    def _publish_record(self, record: LoopSnapshot | NotCarriedError) -> None:
+        """Compare what there is, where the recording ends."""
+        if not self._arrived and isinstance(record, NotCarriedError):
+            finish_trial(problem=str(record))
+        end = self._recorded.end
+        if not self._arrived or self._core.iteration < end["iteration"]:
+            return
+        if isinstance(record, NotCarriedError):
+            finish_trial(problem=str(record))
+        last, there = end["iteration"] - 1, [list(each) for each in end["record"][0]]
+        if [list(each) for each in record.chain] != there:
+            if self._core.iteration > end["iteration"]:
+                finish_trial(problem=f"it does not come to {there[-1][0]} after iteration {last}, as the rank did")
+            return
+        self._compare(record, end)
+
+    def _compare(self, record: LoopSnapshot, end: Mapping[str, Any]) -> NoReturn:
+        found = self._through_file("ours", collect_state(self._core.iteration, self._states.protected))["objects"]
+        for name, value in found.items():
+            if name not in COMPARED_APART and (where := first_difference(value, end["objects"][name])):
+                finish_trial(problem=f"{name} differs after iteration {end['iteration'] - 1}: {where}")
+        differences = _differences(record, record_of(end))
+        other = self._folder / OTHER
+        if not differences:
+            finish_trial()
+        if not other.exists():  # a clock differs by itself: another ghost shows what does
+            self._through_file(OTHER, {"record": [record.chain, record.positions, record.snapshots]})
+            finish_trial(again=True)
+        by_itself = _differences(record, record_of(unpack(other, other.stat().st_size)))
+        for name, text in differences.items():
+            if name not in by_itself:
+                finish_trial(problem=f"{text}, after iteration {end['iteration'] - 1}")
+        finish_trial(by_itself=sorted(by_itself))
+
+    def _through_file(self, name: str, state: Mapping[str, Any]) -> Any:
+        """Return a state as it is read from a file of the trial."""
+        packing = Packing(state)
+        packing.write(map_file(self._folder / name, packing.size))
+        return unpack(self._folder / name, packing.size)
+
+    def run_collective(self, name: str, arguments: Sequence[Any], rank: int, begin: Callable[[], Work]) -> Work:
+        """Give the results of a collective of the script's own to it; replay those before the rank's place."""
+        if not self._arrived:
+            return begin()
+        called = self._recorded.next_collective()
+        if called is None or called.name != name:
+            wanted = f"`{called.name}`" if called else "no further one"
+            finish_trial(problem=f"it calls the collective `{name}` where the rank called {wanted}")
+        if where := first_difference(copies(contribution(name, arguments, rank)), called.given):
+            finish_trial(problem=f"it contributes something else to the collective `{name}`: {where}")
+        for tensor, left in zip(flatten(list(arguments)), called.left, strict=True):
+            tensor.data.copy_(left)
+        return Work()
+
+    def _begin_again(self, why: str, *, uncarried: bool = False) -> NoReturn:  # noqa: ARG002
+        finish_trial(problem=why)
+
+    def _finish(self, where: str) -> None:
+        finish_trial(problem=f"it has ended its script {where}, and the rank had not")
+
+
+def _differences(ours: LoopSnapshot, theirs: LoopSnapshot) -> dict[str, str]:
+    """Return where the snapshots of two processes that are at the same place differ, by what it is."""
+    found = dict[str, str]()
+    for mine, other in zip(ours.snapshots, theirs.snapshots, strict=True):
+        found |= snapshot_differences(mine, other)
+    for (place, *_), mine, other in zip(ours.chain, ours.positions, theirs.positions, strict=True):
+        if mine != other and (where := first_difference(read(mine), read(other))):
+            found[place] = f"what the loop at {place} goes over: {where}"
+    return found
+
+
+def finish_trial(**verdict: Any) -> NoReturn:
+    """Leave a verdict behind, and end this process."""
+    folder = Path(os.environ["UNICRON_GHOST"])
+    unfinished = folder / f"{VERDICT}.part"
+    unfinished.write_text(json.dumps(verdict))
+    unfinished.rename(folder / VERDICT)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def report_failure(error: BaseException) -> NoReturn:
+    """Leave behind why the script failed in this process."""
+    trace = traceback.extract_tb(error.__traceback__)
+    where = f" at {Path(trace[-1].filename).name}:{trace[-1].lineno}" if trace else ""
+    text = f"{type(error).__name__}{where}: {error}"[:500]
+    traceback.print_exception(error)
+    if isinstance(error, PermissionError):  # of the sandbox: it says nothing of a replacement
+        finish_trial(unproven=f"a process on trial may not do what the script does: {text}")
+    finish_trial(problem=text)

@@ -1,0 +1,143 @@
+"""The seed of a ghost: a fork of a worker's process from before it did anything, from which trial processes are forked.
+
+A ghost has to begin as a replacement of the rank would: as a fork of the node's warm standby. So each rank that may be
+drilled keeps such a fork, asleep, from the time before it has threads, connections or a GPU.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from unicron.contracts.tasks import ParallelLayout
+from unicron.contracts.worker import DRILL, UNCARRIED
+from unicron.train.worker import channel
+
+GHOST = "UNICRON_GHOST"
+"""The variable with the folder of a trial, in a process that takes a rank's place on trial; unset in all others."""
+
+OUTPUT, VERDICT = "output", "verdict"
+"""Files of a trial's folder."""
+
+LONGEST_S = 900.0
+"""Seconds that a trial may take; it has the lowest priority, so that it may wait for a processor for long."""
+
+NICEST = 19
+PR_SET_PDEATHSIG = 1
+
+
+class Seed:
+    """The worker's end of its seed.
+
+    Args:
+        connection: to the seed.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def grow(self, folder: Path, ended: Callable[[int], None]) -> None:
+        """Have a ghost run a trial; call `ended` with its status, from a thread, once it is over.
+
+        Args:
+            folder: of the trial.
+            ended: takes the status as `os.waitpid` gives it; -1 where the trial took too long or there is no seed.
+        """
+        with contextlib.suppress(OSError):
+            self._connection.sendall(json.dumps(str(folder)).encode() + b"\n")
+        threading.Thread(target=self._await, args=(ended,), name="unicron-drill", daemon=True).start()
+
+    def _await(self, ended: Callable[[int], None]) -> None:
+        answer = b""
+        with contextlib.suppress(OSError):
+            answer = self._connection.makefile("rb").readline()
+        ended(int(answer) if answer else -1)
+
+    def cut(self) -> None:
+        """End the seed, and with it a trial that is under way."""
+        self._connection.close()
+
+
+def plant_if_due(run: Callable[[], int]) -> Seed | None:
+    """Leave a seed behind if this process is the rank that is drilled: the last one, if there are others.
+
+    Args:
+        run: runs the script in a ghost, and returns its exit code.
+    """
+    layout = msgspec.json.decode(os.environ["UNICRON_LAYOUT"], type=ParallelLayout)
+    last = int(os.environ["UNICRON_PLACE"]) == layout.replica_workers - 1 > 0
+    return plant(run) if last and os.environ.get(DRILL) and not os.environ.get(UNCARRIED) else None
+
+
+def plant(run: Callable[[], int]) -> Seed:
+    """Leave a seed behind; it ends with this process.
+
+    Args:
+        run: runs the script in a ghost, and returns its exit code.
+    """
+    ours, theirs = socket.socketpair()
+    between = os.fork()
+    if between == 0:  # whose child is nobody's descendant: what the agent measures of the worker is the worker's alone
+        if os.fork():
+            os._exit(0)
+        ours.close()
+        _sleep_and_grow(theirs, run)
+    theirs.close()
+    os.waitpid(between, 0)
+    return Seed(ours)
+
+
+def _sleep_and_grow(connection: socket.socket, run: Callable[[], int]) -> NoReturn:
+    """Fork a ghost for each line that comes, until the worker's process has ended."""
+    try:
+        for line in connection.makefile("rb"):
+            folder, seed = Path(json.loads(line)), os.getpid()
+            ghost = os.fork()
+            if ghost == 0:
+                connection.close()
+                _be_ghost(seed, folder, run)
+            connection.sendall(b"%d\n" % _await_end(ghost, connection))
+    finally:
+        os._exit(0)
+
+
+def _await_end(ghost: int, connection: socket.socket) -> int:
+    """Wait for the end of a ghost, and see to it where the worker is gone or it takes too long; return its status."""
+    descriptor = os.pidfd_open(ghost)
+    try:
+        ready, _, _ = select.select([descriptor, connection.fileno()], [], [], LONGEST_S)
+        in_time = descriptor in ready
+        if not in_time:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    finally:
+        os.close(descriptor)
+    _, status = os.waitpid(ghost, 0)
+    return status if in_time else -1
+
+
+def _be_ghost(seed: int, folder: Path, run: Callable[[], int]) -> NoReturn:
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != seed:
+            os._exit(1)
+        os.nice(NICEST)
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        output = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for number in (1, 2):
+            os.dup2(output, number)
+        os.environ[GHOST] = str(folder)
+        os.environ.pop(channel.SOCKET_VARIABLE, None)
+        code = run()
+    finally:
+        os._exit(code)
