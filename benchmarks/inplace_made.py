@@ -11,7 +11,7 @@ Figures count scripts. `healed` have the plain run's results, and only the kille
 have the same results, but all ranks did, `said` those of them of which the log says why, `in_window` those whose rank
 was killed between a reduced gradient and the end of the loop's body, when nobody could take its place. `refused` ended
 with the reason why they can't be healed in place, `ended` with another; `not_measured` fail by themselves, or were not
-struck. `wrong_silently` and `hung` are to be 0. `drill_s`: median from a drill's end of a rank to its being made up.
+struck. `wrong_silently` and `hung` are to be 0.
 """
 
 import asyncio
@@ -24,15 +24,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import stats
 from benchmarks.harness.cluster import Scene, running, task
 from benchmarks.harness.command import Figures, Options, Result, main, option, say
 from benchmarks.harness.processes import ONE_THREAD
 from benchmarks.inplace_scripts.made import made
 from benchmarks.inplace_scripts.runs import MARK, PATIENCE_S, plain, results
 from benchmarks.inplace_scripts.verdicts import difference
-from unicron.contracts.events import TaskRecovered
-from unicron.contracts.failures import FailureStatus
+from unicron.contracts.events import ScriptDrilled
 from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout
 
 WINDOW = ("backward", "updated", "ended")
@@ -74,9 +72,8 @@ async def judged(scene: Scene, seed: int, number: int, root: Path) -> dict[str, 
     begins = len(begun.read_text().split()) if begun.exists() else 0
     end = await scene.client.tail()
     facts = [each async for _, each in scene.client.follow(before, end) if getattr(each, "task", "") == name]
-    drills = [at for at, each in enumerate(facts) if getattr(each, "status", None) is FailureStatus.DRILL]
-    back = [each.seconds for each in facts[drills[0] :] if isinstance(each, TaskRecovered)] if drills else []
-    row |= {"begun": begins, "drilled": bool(drills), "drill_s": back[0] if back else None}
+    drills = [each.problem or each.unproven for each in facts if isinstance(each, ScriptDrilled)]
+    row |= {"begun": begins, "drilled": drills}
     row |= {"named": carried[1] if carried else "", "ended": ended}
     if not ended:
         return row | {"verdict": "hung"}
@@ -99,7 +96,6 @@ def figures(rows: Sequence[dict[str, Any]]) -> Figures:
         **{name: counted[name] for name in VERDICTS},
         "said": len(again) - len(unsaid),
         "in_window": sum(row["chosen"]["strike"] in WINDOW for row in unsaid),
-        "drill_s": stats.median(row["drill_s"] for row in rows if row.get("drill_s")) or 0.0,
     }
 
 

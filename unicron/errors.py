@@ -72,10 +72,6 @@ class RankEndedError(UnicronError):
     """A rank of a script waits for another that never comes, as it has ended: no restart would change that."""
 
 
-class DrillError(UnicronError):
-    """This rank of a script is replaced on purpose, to see whether another process can take its place."""
-
-
 class DrillFailedError(UnicronError):
     """Since a process has taken a rank's place, ranks have other options than before: no restart helps."""
 

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -120,7 +121,8 @@ def run(
     """
     if folder is not None and (folder / "cluster.json").exists():
         raise InvalidInputError(f"--dir {folder}: a cluster has run there; give a folder that is new")
-    words, number, log = worded(command, module=module), Nodes.parse(nodes), console(err=True).print
+    words, number = worded(command, module=module), Nodes.parse(nodes)
+    log = partial(console(err=True).print, soft_wrap=True)  # one line stays one
     if task is not None:
         spec = replace(load(task).spec, command=words)
     else:
@@ -200,10 +202,12 @@ def _run(what: Run, root: Path, log: Callable[[str], None], *, remove: bool) -> 
         log(f"unicron: {spec.max_workers} ranks; the cluster is at {cluster.url}, logs are in {root}")
         program = Program(cluster, what, log)
         view = asyncio.run(program.run())
-        well = view.state == "finished" if not drill else program.drilled is not None and not program.drilled.problem
-        if program.drilled is None or not drill:
-            came = f"; in its drill {program.drilled.outcome}" if program.drilled else "; there was no drill" * drill
-            log(f"unicron: {spec.name} {view.state}: {view.reason}{came}")
+        came = program.drilled
+        well = view.state == "finished" if not drill else came is not None and not (came.problem or came.unproven)
+        if not drill or came is None:
+            log(f"unicron: {spec.name} {view.state}: {view.reason}")
+            if spec.way.fixes_ranks:
+                log(f"unicron: in place: {came.outcome if came else 'unproven, the script ended before its drill'}")
     finally:
         cluster.stop()
         if remove and well:
@@ -288,7 +292,8 @@ class Program:
                 failed = True
                 self._log(f"unicron: {describe(message)}")
             elif isinstance(message, ScriptDrilled):
+                if self.drilled is None or message.outcome != self.drilled.outcome:
+                    self._log(f"unicron: in place: {message.outcome}")
                 self.drilled = message
-                self._log(f"unicron: {describe(message)}")
             elif isinstance(message, TaskRecovered) and failed:
                 self._log(f"unicron: {describe(message)}")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from unicron.contracts.base import CancelTimer, Message, SetTimer
 from unicron.contracts.events import FailureDetected, TaskBroken, WorkerFact
-from unicron.contracts.failures import FailureStatus, Severity
+from unicron.contracts.failures import Severity
 from unicron.contracts.hardware import FaultLogged
 from unicron_detector.books import RecordIndex
 from unicron_detector.state import (
@@ -105,14 +105,12 @@ class Reporter:
         task = self.task(failure.task)
         if task.closed or failure.node in self.state.lost or self.books.is_closed(failure.worker):
             return []
-        drilled = failure.status is FailureStatus.DRILL and not task.drilled
-        task.drilled |= drilled
         if waits := self._report_outage(task, failure, iteration) if outside else []:
             return waits
-        known = drilled or (echo and task.outage.explains(now))
+        known = echo and task.outage.explains(now)
         if why := "" if known else self._no_progress(task, failure, iteration, idle_s):
             return self.break_task(failure.task, why)
-        failure = self._escalated(task, failure, self._recent_cause(failure.task) if echo else None, counts=not drilled)
+        failure = self._escalated(task, failure, self._recent_cause(failure.task) if echo else None)
         gives_up_node = failure.severity is Severity.SEV1 and failure.escalated is not None
         if gives_up_node and (own or task.ladder.give_up_node(failure.node, now, window_s)):
             where = "by itself" if own else f"on several nodes ({', '.join(sorted(task.ladder.climbs))})"
@@ -120,16 +118,13 @@ class Reporter:
         task.last = failure
         return self.report(failure, echo=echo)
 
-    def _escalated(
-        self, task: TaskRecord, failure: FailureDetected, cause: RecentCause | None, *, counts: bool
-    ) -> FailureDetected:
+    def _escalated(self, task: TaskRecord, failure: FailureDetected, cause: RecentCause | None) -> FailureDetected:
         """Return a failure at the severity to which its predecessors have raised it.
 
         Args:
             task: that it hit.
             failure: as it would be met by itself.
             cause: from which it follows, so that its node is not at fault.
-            counts: its node may be.
         """
         now, window_s, attempts, climbed = self.state.now, self.limits.window_s, self.limits.attempts, False
         if failure.severity is Severity.SEV3:
@@ -141,8 +136,6 @@ class Reporter:
             return failure
         if cause is not None:
             return replace(failure, reason=f"{failure.reason}; echo of {cause.text}")
-        if not counts:
-            return failure
         attempt = task.ladder.restart(failure.node, now, window_s)
         if attempt > attempts:
             return replace(failure, severity=Severity.SEV1, escalated=Severity.SEV2, attempt=attempt)

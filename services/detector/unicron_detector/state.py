@@ -169,7 +169,6 @@ class TaskRecord(msgspec.Struct, kw_only=True):
         outage: of a server outside of the cluster.
         not_finite: iterations in a row whose loss is no number.
         replaced_at: when a worker of it was replaced last whose memory grew.
-        drilled: a rank of its script was replaced on purpose, which is no failure of its node.
         last: the failure reported last, on which a failed attempt builds.
         cause: the first of the last few seconds that followed from no other.
     """
@@ -191,7 +190,6 @@ class TaskRecord(msgspec.Struct, kw_only=True):
     outage: Outage = msgspec.field(default_factory=Outage)
     not_finite: Count = 0
     replaced_at: Moment = 0.0
-    drilled: bool = False
     last: FailureDetected | None = None
     cause: RecentCause | None = None
     pending: PendingFailure | None = None

@@ -22,7 +22,7 @@ from unicron.contracts.events import (
     TaskStateChanged,
     TaskSubmitted,
 )
-from unicron.contracts.failures import FailureStatus, Severity
+from unicron.contracts.failures import Severity
 from unicron.contracts.notices import IncidentKind
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import StragglerDetected
@@ -98,8 +98,6 @@ class IncidentTracker:
             incident.name(suspected.node)
 
     def _failed(self, failure: FailureDetected) -> None:
-        if failure.status is FailureStatus.DRILL:
-            return  # nobody need see to that
         gone = failure.severity is Severity.SEV1 and bool(failure.node)
         kind = IncidentKind.NODE_LOST if gone else IncidentKind.FAILURE
         incident = self._ensure(failure, kind)

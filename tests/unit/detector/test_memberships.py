@@ -196,14 +196,6 @@ def test_the_number_of_attempts_is_a_setting():
     assert [int(each.severity) for each in kill(scene, 2)] == [2, 1]
 
 
-def test_that_a_rank_is_replaced_in_a_drill_counts_once_for_nothing():
-    scene, severities = scene_of("n1", limits=DetectorLimits(attempts=1)), []
-    for number in range(3):
-        scene.run(epoch=number, **{f"gpt-{number}": "n1"})
-        severities += [int(each.severity) for each in scene.throw(f"gpt-{number}", "DrillError")]
-    assert severities == [2, 2, 1]
-
-
 def test_a_task_that_costs_a_second_node_is_at_fault_itself(scene):
     kill(scene, 4, "n1")
     out = kill(scene, 4, "n2", start=4)

@@ -21,7 +21,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron.train.carry.compare import first_difference, read, snapshots_difference
+from unicron.train.carry.compare import first_difference, read, snapshot_differences
 from unicron.train.carry.own_snapshot import Heap
 from unicron.train.carry.pickling import Pickler
 from unicron.train.carry.variables import Variables
@@ -175,11 +175,11 @@ def test_snapshots_of_a_script_differ_by_the_name_of_a_variable():
         return heap.snapshot(spaces, {})
 
     first = snapshot("seen = kept")
-    assert snapshots_difference(first, snapshot("seen = kept")) == ""
+    assert snapshot_differences(first, snapshot("seen = kept")) == {}
     for change, words in {
         "seen = kept; lr = 0.25": "`lr` of train.py: nothing here, 0.25 there",
         "seen = kept; kept[1] = 5": "`kept` of train.py[0][1][1]: 2 here, 5 there",
         "seen = [1, 2, 3]": "`seen` of train.py: kept here, [1, 2, 3] there",
         "seen = kept; import torch; torch.rand(1); del torch": "the random numbers of torch",
     }.items():
-        assert words in snapshots_difference(first, snapshot(change))
+        assert words in str(snapshot_differences(first, snapshot(change)))

@@ -28,7 +28,7 @@ _SHARED = (list, dict, set, bytearray, collections.deque, torch.Tensor)
 """Containers that can be changed: whoever shares one sees what another does to it."""
 
 
-_MADE_SHARED = {"_tensor", "_frombuffer", "_reconstruct"}
+_MADE_SHARED, _NEVER_CHANGED = {"_tensor", "_frombuffer", "_reconstruct"}, {"dtype"}
 
 
 class _Nothing:
@@ -109,13 +109,14 @@ def read(data: bytes) -> Any:
     return _Reader(io.BytesIO(data)).load()
 
 
-def snapshots_difference(ours: bytes, theirs: bytes) -> str:
-    """Return where two snapshots of a script first differ, by the name of a variable; empty where they are equal."""
-    pairs: Pairs = []
+def snapshot_differences(ours: bytes, theirs: bytes) -> dict[str, str]:
+    """Return where two snapshots of a script differ, by the name of a variable, each where it does first."""
     mine, other = _named_parts(read(ours)), _named_parts(read(theirs))
+    partners, found = _Partners(), dict[str, str]()
     for path in [*mine, *(path for path in other if path not in mine)]:
-        pairs.append((path, mine.get(path, _NOTHING), other.get(path, _NOTHING)))
-    return _first_difference(pairs[::-1], _Partners())
+        if where := _first_difference([(path, mine.get(path, _NOTHING), other.get(path, _NOTHING))], partners):
+            found[path] = where
+    return found
 
 
 def _named_parts(snapshot: Any) -> dict[str, Any]:
@@ -143,7 +144,7 @@ class _Partners:
     """Which object of theirs goes with which of ours."""
 
     def __init__(self) -> None:
-        self._theirs, self._ours = dict[int, Any](), dict[int, Any]()
+        self._theirs, self._ours = dict[int, Any](), dict[int, Any]()  # who is in there lives on, and keeps its address
 
     def add(self, ours: Any, theirs: Any) -> bool | None:
         """Add a pair; return None if it is new, else whether it is as before."""
@@ -180,7 +181,8 @@ def _first_difference(todo: Pairs, partners: _Partners) -> str:
 def _is_shared(thing: Any) -> bool:
     """Return whether it matters who else has an object, as it may be changed."""
     if isinstance(thing, _Made):
-        return bool(thing.items) or hasattr(thing, "state") or type(thing).__name__ in _MADE_SHARED
+        name = type(thing).__name__
+        return name not in _NEVER_CHANGED and (bool(thing.items) or hasattr(thing, "state") or name in _MADE_SHARED)
     return isinstance(thing, _SHARED) or hasattr(thing, "__dict__")
 
 
@@ -284,6 +286,8 @@ _MADE_FROM: dict[Any, tuple[str, ...]] = {
 
 def _value(thing: Any) -> Any:
     """Return what is equal for two values of a type that are the same, None for what has parts."""
+    if isinstance(thing, _Made) and type(thing).__name__ in _NEVER_CHANGED:
+        return repr([thing.arguments, getattr(thing, "state", None)])
     if type(thing) is bytearray:
         return bytes(thing)
     numpy = sys.modules.get("numpy")

@@ -109,6 +109,22 @@ class Resumable:
         raise NotImplementedError
 
 
+class Stateful:
+    """Something whose state is more than what it holds, and that says itself what it is."""
+
+    def look(self) -> Any:
+        """Return what shows whether it has changed."""
+        raise NotImplementedError
+
+    def state(self) -> Any:
+        """Return its state."""
+        raise NotImplementedError
+
+    def set_state(self, state: Any) -> None:
+        """Take over a state."""
+        raise NotImplementedError
+
+
 class Call:
     """The result of a generator function, called with these arguments.
 
@@ -325,8 +341,13 @@ POSITION = _ByValue(
 )
 LOADING = _ByValue(lambda thing: thing._num_yielded, _advance_loader)  # noqa: SLF001
 
+STATEFUL = _ByValue(
+    lambda thing: thing.state(), lambda thing, state: thing.set_state(state), lambda thing: thing.look()
+)
+
 _BY_CLASS: dict[Any, Kind] = {
     Resumable: POSITION,
+    Stateful: STATEFUL,
     Call: ATTRIBUTES,
     (io.BytesIO, io.StringIO): IN_MEMORY,
     _SingleProcessDataLoaderIter: LOADING,

@@ -21,12 +21,13 @@ import torch
 import torch.distributed as dist
 
 from unicron.contracts.tasks import ParallelLayout, WorkerPhase
-from unicron.contracts.worker import Finished, Membership, Progress, Ready, Unusable
+from unicron.contracts.worker import Drilled, Finished, Membership, Progress, Ready, Unusable
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.carry.files import Files
 from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.carry.objects import LARGE_BYTES
 from unicron.train.groups.rendezvous import await_all_done
+from unicron.train.inplace.alike import Alike, Moments
 from unicron.train.inplace.drill import Drill
 from unicron.train.inplace.groups import ScriptGroups
 from unicron.train.inplace.parallel import Parallel
@@ -48,6 +49,8 @@ from unicron.train.worker.iteration import WorkerCore
 from unicron.train.worker.phases import IterationPhase
 from unicron.train.worker.shell import Shell, run
 from unicron.train.worker.timing import PlannedCollection
+
+CARRY = "so that no other one has it: keep what is a rank's own out of DistributedDataParallel, or set `heal: restart`"
 
 SPREADING = "torch.distributed.fsdp._fully_shard._fsdp_state"
 """Where torch keeps what `fully_shard` makes of a module."""
@@ -175,11 +178,12 @@ class InPlace:
                 "that before the loop, or set `heal: restart`"
             )
 
-    def _protect_made(self) -> tuple[list[Any], list[Any]]:
+    def _protect_made(self) -> tuple[list[Any], list[Any], dict[str, Any]]:
         """Protect what the script has made, as its first loop begins.
 
         Returns:
-            objects whose state is transferred apart from the script's snapshots, and those that loading it changes.
+            objects whose state is transferred apart from the script's snapshots, those that loading it changes, and
+            those that go with the snapshots besides variables, by name.
         """
         kinds = bool(self._models) + bool(self._sharded)
         if not (kinds == 1 and self._optimizers and self._groups is not None):
@@ -202,17 +206,23 @@ class InPlace:
             self._piggyback = own["piggyback"] = Piggyback(self._models, self._optimizers, first=self.rank == 0)
             self._groups.on_shared = self._piggyback.invalidate_shared
         trained = {id(each) for model in self._models for each in model.reduced}
+        moments = Moments(() if self._sharded else self._optimizers, trained)
+        self._alike = Alike(self.rank, 1 if self._sharded else self.size, models, trained, moments)
         carried: list[torch.Tensor] = [
             each for each in models.parameters() if self._sharded or id(each) in trained or each.nbytes > LARGE_BYTES
         ]
         carried += [each for each in models.buffers() if each.nbytes > LARGE_BYTES]
         self._protect(self._groups, {"model": models, **own, **others}, trained)
-        return [*carried, *self._optimizers], [
-            *self._models,
-            *models.modules(),
-            *models.parameters(),
-            *models.buffers(),
-        ]
+        return (
+            [*carried, *self._optimizers],
+            [
+                *self._models,
+                *models.modules(),
+                *models.parameters(),
+                *models.buffers(),
+            ],
+            {"moments": moments},
+        )
 
     def _protect(self, groups: ScriptGroups, protected: dict[str, Any], trained: set[int]) -> None:
         """Make the core, with these objects as the state; gradients of `trained` parameters are summed."""
@@ -248,13 +258,37 @@ class InPlace:
             self._core.enter()
         if self.loops.candidate_chains:
             self._take_over_rank()
+            self._alike.is_confirmed = True
         else:
             self._files.set_joins_late(late=False)
             self._records.move_to(self._core.membership, ())
+            self._compare_parameters()
         if self._groups is not None:
             self._groups.ended.in_loops = True
 
+    def _compare_parameters(self) -> None:
+        """Have no rank take another's place where ranks begin with other parameters."""
+        mine = self._alike.digest_parameters()
+        found = list[dict[str, int]]()
+        with contextlib.suppress(GroupBrokenError):  # some rank is lost already: then they are compared later
+            found = run(self._ranks.gather(mine))
+        for theirs in found:
+            if different := next((name for name in mine if mine[name] != theirs.get(name)), ""):
+                self._refuse_all(f"{different} is not the same on all ranks, {CARRY}")
+
+    def _refuse_all(self, why: str) -> None:
+        """Have no process take a rank's place, as one that did would train something else; nobody is stopped."""
+        if not self._records.shown:
+            self._records.refuse_all(why)
+            self._channel.send(Drilled(iteration=max(0, self._core.iteration), rank=self.rank, problem=why))
+
     def _publish_record(self, record: LoopSnapshot | NotCarriedError) -> None:
+        if self._in_loops and self._core.phase is IterationPhase.BETWEEN:
+            if different := self._alike.advance(self._core.iteration, self._records):
+                self._refuse_all(f"{different} is not the same on all ranks, {CARRY}")
+            if not self._alike.is_confirmed and isinstance(record, LoopSnapshot):
+                self._records.wait_for_comparison()
+                return
         self._records.publish(record)
         if isinstance(record, NotCarriedError) and self.loops.candidate_chains:
             self._report_unusable(record)
@@ -379,6 +413,11 @@ class InPlace:
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Have all ranks agree that the iteration is whole, before any of them updates its shard of a model."""
+        if self._computing and self._backward_seen and not self._sharded and self._updates_trained(optimizer):
+            self._refuse_all(
+                f"at {script_line(traceback.extract_stack())} {type(optimizer).__name__} makes an update from a "
+                f"gradient that is not reduced over the ranks, {CARRY}"
+            )
         if self._sharded and self._computing and optimizer in self._optimizers:
             self._computing = False
             self._channel.injected.end()
@@ -386,6 +425,14 @@ class InPlace:
             self._gradients.loss = self._loss
             self._core.computed()
             self._next_microbatch()
+
+    def _updates_trained(self, optimizer: torch.optim.Optimizer) -> bool:
+        trained = {id(each) for model in self._models for each in model.reduced}
+        return any(
+            each.grad is not None and id(each) in trained
+            for group in optimizer.param_groups
+            for each in group["params"]
+        )
 
     def before_backward(self, loss: torch.Tensor) -> None:
         """Record the loss of a backward pass; put gradients that it adds to into snapshots."""

@@ -36,7 +36,7 @@ class Records:
 
     def __init__(self) -> None:
         self.refusal, self._saved, self.iterations_compared = "", b"", 0
-        self.shown = ""
+        self.shown, self._notices = "", dict[str, bytes]()
         self._reported = set[str]()
         self._last = [b""] * SNAPSHOTS_KEPT
         self._count = 0
@@ -108,6 +108,8 @@ class Records:
         self._put(membership.rank, dict(enumerate(self._last)))
         if self.refusal:
             self.publish_refusal(self.refusal)
+        for name, data in self._notices.items():
+            self.leave(name, data)
         for rank, records in self._lost.items():
             self._put(rank, dict(enumerate([*records, *[b""] * SNAPSHOTS_KEPT][:SNAPSHOTS_KEPT])))
         return b"".join(left.get(f"{rank}-{REFUSED}", b"") for rank in wanted).decode(errors="replace")
@@ -156,6 +158,30 @@ class Records:
         reachable = list(chains)
         records = ((LoopSnapshot(*pickle.loads(each)) for each in left if each) for left in self._lost.values())  # noqa: S301 ranks of this task have made them
         return all(any(record.chain in reachable for record in left) for left in records)
+
+    def wait_for_comparison(self) -> None:
+        """Have no process take over this rank yet: ranks have made their first update, and are not compared so far."""
+        why = "ranks are compared after their first update, before one may take another's place"
+        self._reported.add(why)
+        self.publish(NotCarriedError(why))
+
+    def leave(self, name: str, data: bytes) -> None:
+        """Leave something for the other ranks."""
+        self._notices[name] = data
+        if self._store is not None:
+            with contextlib.suppress(GroupBrokenError):
+                self._store.set(f"{self._membership.rank}-{name}", sign(data, self._membership.secrets))
+
+    def read_left(self, names: Iterable[str], ranks: Iterable[int]) -> list[bytes]:
+        """Return what these ranks have left under these names, rank by rank; empty where nothing is."""
+        keys, wanted = list(names), list(ranks)
+        if self._store is None or not wanted:
+            return [b"" for _ in wanted for _ in keys]
+        try:
+            found = self._read(self._store, wanted, keys)
+        except GroupBrokenError:  # a newer membership is near
+            found = {}
+        return [found.get(f"{rank}-{name}", b"") for rank in wanted for name in keys]
 
     def refuse_all(self, why: str) -> None:
         """Have no process take over this script any more: a trial has shown that it would go on otherwise."""

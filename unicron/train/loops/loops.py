@@ -35,7 +35,8 @@ class Loops:
     Args:
         rank: of the program; what is random differs by rank.
         prepare: is called as the first of them begins. It returns the script's objects whose state is transferred by
-            other means (models, optimizers), and those that `join_ranks` changes.
+            other means (models, optimizers), those that `join_ranks` changes, and, by name, those that go with the
+            snapshots though no variable leads to them.
         join_ranks: is called then, to form groups with the other ranks and to load their state.
         publish_record: publishes this rank's own record, or the reason why there is none, where it outlives the rank.
 
@@ -49,7 +50,7 @@ class Loops:
     def __init__(
         self,
         rank: int,
-        prepare: Callable[[], tuple[Iterable[Any], Iterable[Any]]],
+        prepare: Callable[[], tuple[Iterable[Any], Iterable[Any], dict[str, Any]]],
         join_ranks: Callable[[], None],
         publish_record: Callable[[LoopSnapshot | NotCarriedError], None],
     ) -> None:
@@ -456,7 +457,8 @@ class Loops:
             modules = {name: getattr(each, "__dict__", {}) for name, each in sys.modules.copy().items()}
             modules |= {caller.f_globals["__name__"]: caller.f_globals}
             self._modules = {name: each for name, each in modules.items() if NAME in each and name not in LIBRARIES}
-            carried, changes = self._prepare()
+            carried, changes, own = self._prepare()
+            self._modules["optimizers"] = own
             heap = Heap(carried)
             try:
                 heap.number_objects(self._spaces(caller))

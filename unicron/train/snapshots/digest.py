@@ -89,3 +89,24 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 def _signed(number: int) -> int:
     number &= MASK
     return number - (1 << 64) if number >> 63 else number
+
+
+def digests(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
+    """Return a digest of 64 bits for each of these tensors, by name; small ones take no call of their own."""
+    found, small = dict[str, int](), dict[tuple[torch.device, int], list[tuple[str, torch.Tensor]]]()
+    for name, tensor in named:
+        mine = local(tensor).detach()
+        if mine.nbytes > CHUNK or not mine.numel():
+            found[name] = digest([("", mine)])
+        else:
+            flat = (torch.view_as_real(mine) if mine.is_complex() else mine).contiguous().flatten()
+            small.setdefault((mine.device, flat.element_size()), []).append((name, flat.view(torch.uint8)))
+    for (device, size), those in small.items():
+        words = torch.cat([each for _, each in those]).view(INTEGERS[size]).to(torch.int64)
+        mixed = words * ((torch.arange(len(words), device=device) * 2 + 1) * _signed(ODD))
+        sums = (mixed ^ (mixed >> SHIFT)).cumsum(0)
+        ends = torch.tensor([len(each) // size for _, each in those], device=device).cumsum(0) - 1
+        until = sums[ends]
+        until[1:] -= sums[ends[:-1]]
+        found |= zip((name for name, _ in those), until.tolist(), strict=True)
+    return found

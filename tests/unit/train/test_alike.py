@@ -1,0 +1,145 @@
+"""What is alike on all ranks, and what is a rank's own."""
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unicron.train.inplace.alike import Alike, Moments
+from unicron.train.snapshots.digest import digests
+
+
+class Notices:
+    """What ranks leave for one another."""
+
+    def __init__(self, left, rank):
+        self._left, self._rank = left, rank
+
+    def leave(self, name, data):
+        self._left[self._rank, name] = data
+
+    def read_left(self, names: Iterable[str], ranks):
+        names = list(names)
+        return [self._left.get((rank, name), b"") for rank in ranks for name in names]
+
+
+class Rank:
+    def __init__(self, left, rank, size):
+        torch.manual_seed(0)
+        self.model, self.head = torch.nn.Linear(3, 2), torch.nn.Parameter(torch.ones(2))
+        self.optimizer = torch.optim.Adam([*self.model.parameters(), self.head])
+        self.trained = {id(each) for each in self.model.parameters()}
+        self.moments = Moments([self.optimizer], self.trained)
+        self.alike = Alike(rank, size, self.model, self.trained, self.moments)
+        self.notices = Notices(left, rank)
+
+    def update(self, scale=1.0, head=1.0):
+        for each in self.model.parameters():
+            each.grad = torch.full_like(each, scale)
+        self.head.grad = torch.full_like(self.head, head)
+        self.optimizer.step()
+
+    def advance(self, iteration):
+        return self.alike.advance(iteration, self.notices)
+
+
+def ranks(size=3):
+    left = {}
+    return [Rank(left, rank, size) for rank in range(size)]
+
+
+def compared(those, iteration=1):
+    """Have all ranks compare, each looking twice after the others; return what each says."""
+    said = [[rank.advance(iteration) for rank in those] for _ in range(3)]
+    return ["".join(each) for each in zip(*said, strict=True)]
+
+
+def test_ranks_that_are_alike_confirm_that_and_keep_only_what_is_their_own():
+    those = ranks()
+    for rank in those:
+        rank.update()
+    assert not any(rank.alike.is_confirmed for rank in those)
+    assert compared(those) == ["", "", ""]
+    assert all(rank.alike.is_confirmed for rank in those)
+    assert all(rank.moments.own == {(0, 2)} for rank in those), "moments of what is not reduced"
+
+
+def test_no_rank_confirms_before_all_have_come_so_far():
+    those = ranks()
+    for rank in those:
+        rank.update()
+    for _ in range(3):
+        assert [rank.advance(1) for rank in those[:2]] == ["", ""]
+    assert not any(rank.alike.is_confirmed for rank in those)
+
+
+def test_a_parameter_that_one_rank_has_otherwise_is_named_on_all():
+    those = ranks()
+    for number, rank in enumerate(those):
+        rank.update(scale=-1.0 if number == 1 else 1.0)
+    assert compared(those) == ["parameter weight"] * 3
+
+
+def test_moments_that_differ_become_each_ranks_own_and_go_with_its_snapshot():
+    those = ranks()
+    for number, rank in enumerate(those):
+        rank.update()
+        rank.optimizer.state[rank.model.bias]["exp_avg"].fill_(number)
+    assert compared(those) == ["", "", ""]
+    assert all(rank.moments.own == {(0, 1), (0, 2)} for rank in those)
+    new = Rank({}, 1, 3)
+    new.update(scale=3.0, head=5.0)
+    new.moments.set_state(those[1].moments.state())
+    assert new.moments.own == those[1].moments.own
+    assert torch.equal(new.optimizer.state[new.model.bias]["exp_avg"], torch.ones(2))
+    assert torch.equal(new.optimizer.state[new.head]["exp_avg"], those[1].optimizer.state[those[1].head]["exp_avg"])
+
+
+def test_they_are_compared_again_when_four_times_as_many_iterations_are_done():
+    those = ranks()
+    for rank in those:
+        rank.update()
+    compared(those)
+    for iteration in (2, 3):
+        those[2].update(scale=7.0)
+        assert compared(those, iteration) == ["", "", ""]
+    assert compared(those, 4) == ["parameter weight"] * 3
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64]),
+            st.lists(st.integers(0, 5), max_size=3),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.data(),
+)
+def test_digests_differ_where_a_tensor_does_and_nowhere_else(kinds, data):
+    named = [
+        (f"{number}", torch.arange(2, 2 + torch.Size(shape).numel()).reshape(shape).to(dtype))
+        for number, (dtype, shape) in enumerate(kinds)
+    ]
+    before = digests(named)
+    assert before == digests([(name, each.clone()) for name, each in named])
+    full = [number for number, (_, each) in enumerate(named) if each.numel()]
+    if not full:
+        return
+    number = data.draw(st.sampled_from(full))
+    changed = named[number][1]
+    at = data.draw(st.integers(0, changed.numel() - 1))
+    changed.view(-1)[at] = 0
+    after = digests(named)
+    assert [name for name in before if before[name] != after[name]] == [f"{number}"]
+
+
+@pytest.mark.parametrize("elements", [100, 40_000])
+def test_digests_see_two_numbers_change_places(elements):
+    tensor = torch.arange(elements, dtype=torch.float32)
+    before = digests([("it", tensor)])
+    tensor[[3, 7]] = tensor[[7, 3]]
+    assert digests([("it", tensor)]) != before

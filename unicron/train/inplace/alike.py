@@ -1,0 +1,179 @@
+"""What is alike on all ranks of a script, and what is a rank's own: found before anything counts on it.
+
+A new rank gets parameters and moments from another one. So each rank digests its own at the same few iterations and
+compares them with the others'. Moments that differ are carried in the rank's own snapshot; parameters that do are what
+the script is trained to, and nobody else has them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from unicron.train.carry.objects import Stateful
+from unicron.train.snapshots.digest import digests
+
+FIRST, AGAIN = 1, 4
+"""Iterations at whose beginning ranks are compared: the first, and each with so many times as many as the last."""
+
+PARAMETER, MOMENT = "parameter", "optimizer's state of"
+
+TOTAL, ALL, CAME = "total", "digests", "compared"
+"""Notices: a digest of all digests, each of them, and what came of comparing them."""
+
+
+class Moments(Stateful):
+    """The parts of optimizers' states that are this rank's own.
+
+    Args:
+        optimizers: of the script.
+        shared: parameters whose gradients are reduced over the ranks, by identity: their moments are alike, as a rule.
+
+    Attributes:
+        own: the parameters whose moments are this rank's, by the numbers of the optimizer and of the parameter in it.
+    """
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer], shared: set[int]) -> None:
+        self._optimizers = list(optimizers)
+        self.own = {place for place, each in self._parameters() if id(each) not in shared}
+
+    def _parameters(self) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:
+        for number, optimizer in enumerate(self._optimizers):
+            places = (each for group in optimizer.param_groups for each in group["params"])
+            yield from (((number, index), each) for index, each in enumerate(places))
+
+    def shared(self, names: Mapping[int, str]) -> Iterator[tuple[str, tuple[int, int], torch.Tensor]]:
+        """Yield the moments that other ranks should have, too: by name, with their parameter's place.
+
+        Args:
+            names: of parameters, by identity.
+        """
+        for place, parameter in self._parameters():
+            if place not in self.own:
+                state = self._optimizers[place[0]].state.get(parameter, {})
+                name = names.get(id(parameter), f"{place[1]} of {type(self._optimizers[place[0]]).__name__}")
+                for key, each in state.items():
+                    if isinstance(each, torch.Tensor):
+                        yield f"{MOMENT} {name}: {key}", place, each
+
+    def look(self) -> Any:
+        """Return what shows a change."""
+        return [
+            (place, key, each._version if isinstance(each, torch.Tensor) else each)  # noqa: SLF001 as tensors are watched
+            for place, state in self._states()
+            for key, each in state.items()
+        ]
+
+    def state(self) -> Any:
+        """Return them."""
+        return sorted(self.own), [(place, dict(state)) for place, state in self._states()]
+
+    def set_state(self, state: Any) -> None:
+        """Have them be as another process had them."""
+        own, found = state
+        self.own = {*map(tuple, own)}
+        parameters = dict(self._parameters())
+        for place, each in found:
+            self._optimizers[place[0]].state[parameters[tuple(place)]] = each
+
+    def _states(self) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
+        for place, parameter in self._parameters():
+            if place in self.own and (state := self._optimizers[place[0]].state.get(parameter)):
+                yield place, state
+
+
+class Notices(Protocol):
+    """What ranks leave for one another, by rank and name."""
+
+    def leave(self, name: str, data: bytes) -> None:
+        """Leave something for the other ranks."""
+
+    def read_left(self, names: Iterable[str], ranks: Iterable[int]) -> list[bytes]:
+        """Return what these ranks have left under these names, rank by rank; empty where nothing is."""
+
+
+class Comparison(msgspec.Struct, array_like=True):
+    """What came of a comparison: the parameters and moments that some rank had otherwise as an iteration began."""
+
+    iteration: int
+    different: list[str]
+
+
+class Alike:
+    """One rank's comparisons with the others: the first rank compares, and leaves what comes of it for all.
+
+    Args:
+        rank, size: of this process, and how many there are.
+        models: that are trained.
+        trained: their parameters whose gradients are reduced, by identity.
+        moments: that are this rank's own; those that differ get among them.
+
+    Attributes:
+        is_confirmed: ranks have been compared at least once, so that one may take another's place.
+    """
+
+    def __init__(self, rank: int, size: int, models: torch.nn.Module, trained: set[int], moments: Moments) -> None:
+        self._rank, self._size, self._models, self._trained, self._moments = rank, size, models, trained, moments
+        self._due, self._at = FIRST, -1
+        self._mine = dict[str, int]()
+        self.is_confirmed = size == 1
+
+    def digest_parameters(self) -> dict[str, int]:
+        """Return digests of the parameters that all ranks should have alike."""
+        named = self._models.named_parameters()
+        return digests((f"{PARAMETER} {name}", each) for name, each in named if id(each) in self._trained)
+
+    def advance(self, iteration: int, notices: Notices) -> str:
+        """Begin a comparison that is due, and end one that is under way as soon as that can be done.
+
+        Args:
+            iteration: that comes next.
+            notices: by which ranks tell one another.
+
+        Returns:
+            a parameter that is not the same on all ranks; empty where none is known.
+        """
+        if self._at < 0 and iteration >= self._due:
+            self._at, self._due = iteration, AGAIN * iteration
+            names = {id(each): name for name, each in self._models.named_parameters()}
+            self._mine = self.digest_parameters() | digests((name, one) for name, _, one in self._moments.shared(names))
+            total = blake2b(repr(sorted(self._mine.items())).encode(), digest_size=16).digest()
+            notices.leave(ALL, msgspec.msgpack.encode((iteration, self._mine)))
+            notices.leave(TOTAL, msgspec.msgpack.encode((iteration, total)))
+            return ""
+        if self._at < 0 or (found := self._compare(notices) if self._rank == 0 else self._read(notices)) is None:
+            return ""
+        self._at, self.is_confirmed = -1, True
+        return self._keep_own(found)
+
+    def _read(self, notices: Notices) -> list[str] | None:
+        [left] = notices.read_left([CAME], [0])
+        found = msgspec.msgpack.decode(left, type=Comparison) if left else Comparison(-1, [])
+        return found.different if found.iteration >= self._at else None
+
+    def _compare(self, notices: Notices) -> list[str] | None:
+        others = range(1, self._size)
+        [own, *left] = notices.read_left([TOTAL], range(self._size))
+        totals = [msgspec.msgpack.decode(each, type=tuple[int, bytes]) if each else (-1, b"") for each in left]
+        if not own or any(iteration < self._at for iteration, _ in totals):
+            return None
+        mine = msgspec.msgpack.decode(own, type=tuple[int, bytes])
+        different = dict[str, None]()
+        for all_of in notices.read_left(
+            [ALL], [rank for rank, each in zip(others, totals, strict=True) if each != mine]
+        ):
+            iteration, theirs = msgspec.msgpack.decode(all_of, type=tuple[int, dict[str, int]])
+            if iteration == self._at:
+                names = self._mine | theirs
+                different |= dict.fromkeys(name for name in names if self._mine.get(name) != theirs.get(name))
+        notices.leave(CAME, msgspec.msgpack.encode(Comparison(self._at, list(different))))
+        return list(different)
+
+    def _keep_own(self, different: list[str]) -> str:
+        """Have moments that differ be this rank's own; return the name of what can't be."""
+        names = {id(each): name for name, each in self._models.named_parameters()}
+        places = {name: place for name, place, _ in self._moments.shared(names)}
+        self._moments.own |= {places[name] for name in different if name in places}
+        return next((name for name in different if name.startswith(PARAMETER)), "")
