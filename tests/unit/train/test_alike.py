@@ -42,7 +42,9 @@ class Rank:
         self.optimizer.step()
 
     def advance(self, iteration):
-        return self.alike.advance(iteration, self.notices)
+        found = self.alike.end(self.notices)
+        self.alike.begin(iteration, self.notices)
+        return found
 
 
 def ranks(size=3):

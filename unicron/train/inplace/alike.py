@@ -125,24 +125,28 @@ class Alike:
         named = self._models.named_parameters()
         return digests((f"{PARAMETER} {name}", each) for name, each in named if id(each) in self._trained)
 
-    def advance(self, iteration: int, notices: Notices) -> str:
-        """Begin a comparison that is due, and end one that is under way as soon as that can be done.
+    def begin(self, iteration: int, notices: Notices) -> None:
+        """Leave this rank's digests for the others, where a comparison is due and none is under way.
 
         Args:
             iteration: that comes next.
             notices: by which ranks tell one another.
+        """
+        if self._at >= 0 or iteration < self._due:
+            return
+        self._at, self._due = iteration, AGAIN * iteration
+        names = {id(each): name for name, each in self._models.named_parameters()}
+        self._mine = self.digest_parameters() | digests((name, one) for name, _, one in self._moments.shared(names))
+        total = blake2b(repr(sorted(self._mine.items())).encode(), digest_size=16).digest()
+        notices.leave(ALL, msgspec.msgpack.encode((iteration, self._mine)))
+        notices.leave(TOTAL, msgspec.msgpack.encode((iteration, total)))
+
+    def end(self, notices: Notices) -> str:
+        """End a comparison that is under way, as soon as that can be done.
 
         Returns:
             a parameter that is not the same on all ranks; empty where none is known.
         """
-        if self._at < 0 and iteration >= self._due:
-            self._at, self._due = iteration, AGAIN * iteration
-            names = {id(each): name for name, each in self._models.named_parameters()}
-            self._mine = self.digest_parameters() | digests((name, one) for name, _, one in self._moments.shared(names))
-            total = blake2b(repr(sorted(self._mine.items())).encode(), digest_size=16).digest()
-            notices.leave(ALL, msgspec.msgpack.encode((iteration, self._mine)))
-            notices.leave(TOTAL, msgspec.msgpack.encode((iteration, total)))
-            return ""
         if self._at < 0 or (found := self._compare(notices) if self._rank == 0 else self._read(notices)) is None:
             return ""
         self._at, self.is_confirmed = -1, True

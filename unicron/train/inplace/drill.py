@@ -43,47 +43,34 @@ class Drill:
         line: to the agent.
         rank: of this process.
         seed: from which a ghost grows; None where this rank is not drilled.
+        on_problem: is called, by a thread, with what a trial has shown, before that is reported.
 
     Attributes:
         recording: that is being made; None where none is.
         problem: why another process can't take this rank's place; empty as long as no trial has shown it.
     """
 
-    def __init__(self, line: AgentChannel, rank: int, seed: Seed | None) -> None:
-        self._line, self._rank, self._seed = line, rank, seed
+    def __init__(self, line: AgentChannel, rank: int, seed: Seed | None, on_problem: Callable[[str], None]) -> None:
+        self._line, self._rank, self._seed, self._on_problem = line, rank, seed, on_problem
         self.recording: Recording | None = None
         self.problem = ""
-        self._due, self._first_outer = FIRST, list[Any]()
-        self._epoch = -1
-        self._trial: Recording | None = None
+        self._due, self._epoch = FIRST, -1
         self._over = threading.Event()
-        self._status = 0
+        self._over.set()
+        self._lock = threading.Lock()
 
-    def at_snapshot(
-        self,
-        record: LoopSnapshot | NotCarriedError,
-        iteration: int,
-        epoch: int,
-        state: State,
-        on_problem: Callable[[str], None],
-    ) -> None:
-        """Begin or end a recording, where one is due; take in what has come of a trial.
+    def at_snapshot(self, record: LoopSnapshot | NotCarriedError, iteration: int, epoch: int, state: State) -> None:
+        """Begin or end a recording, where one is due and no trial is under way.
 
         Args:
             record: that this rank has just published, between two iterations.
             iteration: that comes next.
             epoch: of the membership.
             state: returns what all ranks have alike.
-            on_problem: takes in the problem that a trial has shown.
         """
-        if self._seed is None or self.problem:
+        if self._seed is None or self.problem or not self._over.is_set():
             return
-        if self._trial is not None:
-            if self._over.is_set():
-                self._take_verdict(on_problem)
-        elif (
-            self.recording is not None and epoch != self._epoch
-        ):  # a rank was lost: what it was given is no longer whole
+        if self.recording is not None and epoch != self._epoch:  # a rank was lost, and with it what was to be given
             self._drop()
         elif isinstance(record, NotCarriedError):
             self._give_up(record, iteration)
@@ -118,41 +105,29 @@ class Drill:
             recording.remove()
             self._stay_unproven(recording.began, recording.problem)
         else:
-            self._trial = recording
-            self._grow(recording)
+            self._due = AGAIN * max(recording.began, 1)
+            self._over.clear()
+            threading.Thread(target=self._try, args=(recording,), name="unicron-drill", daemon=True).start()
 
-    def _grow(self, trial: Recording) -> None:
-        self._over.clear()
-        if self._seed is not None:
-            self._seed.grow(trial.folder, self._end_trial)
-
-    def _end_trial(self, status: int) -> None:
-        self._status = status
-        self._over.set()
-
-    def _take_verdict(self, on_problem: Callable[[str], None]) -> None:
-        """Report what has come of a trial, or try once more what may differ by itself."""
-        trial, self._trial = self._trial, None
-        if trial is None:
-            return
-        verdict = read_verdict(trial.folder, self._status)
-        if verdict.get("again"):
-            self._trial = trial
-            (trial.folder / VERDICT).unlink()
-            self._grow(trial)
-            return
+    def _try(self, trial: Recording) -> None:
+        """Have ghosts run a trial, and report what comes of it."""
+        verdict: dict[str, Any] = {"again": True}
+        while self._seed is not None and verdict.get("again"):  # a second one shows what differs by itself
+            (trial.folder / VERDICT).unlink(missing_ok=True)
+            verdict = read_verdict(trial.folder, self._seed.run(trial.folder))
         trial.remove()
-        if problem := verdict.get("problem", ""):
-            self.problem = problem
-            on_problem(problem)
-        self._report(trial.began, problem, verdict.get("unproven", ""))
-        self._due = AGAIN * max(trial.began, 1)
+        with self._lock:
+            if not self._over.is_set():  # else the script has ended, and that is said
+                self.problem = str(verdict.get("problem", ""))
+                if self.problem:
+                    self._on_problem(self.problem)
+                self._report(trial.began, self.problem, str(verdict.get("unproven", "")))
+                self._over.set()
 
     def _give_up(self, record: NotCarriedError, iteration: int) -> None:
         """Report that there was no drill, where no snapshot could be taken for long."""
         if self.recording is None and iteration >= max(self._due, LATEST):
-            self._report(iteration, f"{record}", "")
-            self._seed = None
+            self._stay_unproven(iteration, f"{record}")
 
     def _stay_unproven(self, iteration: int, why: str) -> None:
         self._drop()
@@ -167,12 +142,13 @@ class Drill:
             self.recording.remove()
             self.recording = None
 
-    def finish(self, on_problem: Callable[[str], None]) -> None:
+    def finish(self) -> None:
         """Wait for a trial that is under way, for a moment, as the script has come to its end."""
-        while self._trial is not None and self._over.wait(PATIENCE_S):
-            self._take_verdict(on_problem)
-        if self._trial is not None:
-            self._report(self._trial.began, "", "the script had ended before its trial was over")
+        self._over.wait(PATIENCE_S)
+        with self._lock:
+            if not self._over.is_set():
+                self._report(self._due // AGAIN, "", "the script had ended before the trial was over")
+                self._over.set()
         self._drop()
         if self._seed is not None:
             self._seed.cut()

@@ -67,13 +67,14 @@ class GhostCore:
         recorded: what happened.
         iteration: that comes first.
         gradients: of the models.
+        names: of their parameters, by identity.
         place: of the rank.
     """
 
     epoch, membership = 0, NOWHERE
 
-    def __init__(self, recorded: Recorded, gradients: TorchGradients, place: int) -> None:
-        self._recorded, self._gradients, self._place = recorded, gradients, place
+    def __init__(self, recorded: Recorded, gradients: TorchGradients, names: Mapping[int, str], place: int) -> None:
+        self._recorded, self._gradients, self._names, self._place = recorded, gradients, names, place
         self.phase, self.iteration = IterationPhase.BETWEEN, int(recorded.begin["iteration"])
 
     def enter(self) -> bool:
@@ -96,8 +97,9 @@ class GhostCore:
         """Compare the gradient that was computed with the rank's."""
         self._gradients.accumulate()
         given, _ = self._recorded.iteration(self.iteration)
-        if name := self._gradients.first_difference(given, ROUNDING if torch.cuda.is_available() else 0.0):
-            finish_trial(problem=f"{name} is another one in iteration {self.iteration}")
+        rounding = ROUNDING if torch.cuda.is_available() else 0.0
+        if where := self._gradients.first_difference(given, self._names, rounding):
+            finish_trial(problem=f"{where} is another one in iteration {self.iteration}")
 
     async def step(self) -> None:
         """End the iteration."""
@@ -135,7 +137,8 @@ class Ghost(InPlace):
         if gathering.missing:
             finish_trial(problem=f"the state of the rank lacks {gathering.missing}")
         load_state(gathering.result(int(self._recorded.begin["iteration"])), protected)
-        self._core = GhostCore(self._recorded, self._gradients, self.rank)
+        names = {id(each): name for model in self._models for name, each in model.module.named_parameters()}
+        self._core = GhostCore(self._recorded, self._gradients, names, self.rank)
         self.loops.take_over(record_of(self._recorded.begin), self._arrive)
         if self._groups is not None:
             self._groups.ended.in_loops = True

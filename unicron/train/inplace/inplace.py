@@ -83,9 +83,10 @@ class InPlace:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._loss: torch.Tensor | None = None
         self._reduce_queued = self._computing = self._backward_seen = False
-        self._drill = Drill(channel, self.rank, seed)
+        self._drill = Drill(channel, self.rank, seed, self._records.refuse_all)
         self._in_forward, self._with_gradient = set[int](), set[int]()
         self._peers = Peers(channel, self._membership, self._position)
+        self._unpublished: LoopSnapshot | NotCarriedError | None = None
         self._pid = os.getpid()
 
     # --- the script's group ------------------------------------------------------------------------------------------
@@ -276,6 +277,14 @@ class InPlace:
             if different := next((name for name in mine if mine[name] != theirs.get(name)), ""):
                 self._refuse_all(f"{different} is not the same on all ranks, {CARRY}")
 
+    def _end_comparison(self) -> None:
+        """Take in whether ranks are alike; publish what could not be before that was known."""
+        if different := self._alike.end(self._records):
+            self._refuse_all(f"{different} is not the same on all ranks, {CARRY}")
+        if self._alike.is_confirmed and self._unpublished is not None:
+            self._records.publish(self._unpublished)
+            self._unpublished = None
+
     def _refuse_all(self, why: str) -> None:
         """Have no process take a rank's place, as one that did would train something else; nobody is stopped."""
         if not self._records.shown:
@@ -284,9 +293,10 @@ class InPlace:
 
     def _publish_record(self, record: LoopSnapshot | NotCarriedError) -> None:
         if self._in_loops and self._core.phase is IterationPhase.BETWEEN:
-            if different := self._alike.advance(self._core.iteration, self._records):
-                self._refuse_all(f"{different} is not the same on all ranks, {CARRY}")
-            if not self._alike.is_confirmed and isinstance(record, LoopSnapshot):
+            self._end_comparison()
+            self._alike.begin(self._core.iteration, self._records)
+            if not self._alike.is_confirmed:
+                self._unpublished = record
                 self._records.wait_for_comparison()
                 return
         self._records.publish(record)
@@ -294,8 +304,7 @@ class InPlace:
             self._report_unusable(record)
         elif self._in_loops and self._core.phase is IterationPhase.BETWEEN:
             known = NotCarriedError(self._records.refusal) if self._records.refusal else record
-            at = self._core.iteration, self._core.epoch
-            self._drill.at_snapshot(known, *at, self._recorded_state, self._records.refuse_all)
+            self._drill.at_snapshot(known, self._core.iteration, self._core.epoch, self._recorded_state)
 
     def _recorded_state(self) -> dict[str, Any]:
         """Return what a process on trial begins from, besides this rank's own snapshot."""
@@ -332,6 +341,8 @@ class InPlace:
         """Begin an iteration with the forward pass of a model, unless one has begun or the model is evaluated."""
         if torch.is_grad_enabled():
             self._in_forward |= {id(each) for each in model.parameters()}
+        if self._unpublished is not None:
+            self._end_comparison()
         if self._computing or not torch.is_grad_enabled():
             return
         if not self.loops.has_begun:
@@ -499,7 +510,7 @@ class InPlace:
         """
         if os.getpid() != self._pid:  # a process that the script has forked ends
             return
-        self._drill.finish(self._records.refuse_all)
+        self._drill.finish()
         if self._groups is None:
             self.join_group()
         self._files.set_joins_late(late=False)

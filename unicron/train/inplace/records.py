@@ -137,7 +137,7 @@ class Records:
         Raises:
             NotCarriedError: it has published none.
         """
-        if why := untrusted_reason(membership):
+        if why := untrusted_reason(membership) or os.environ.get(UNCARRIED):
             raise NotCarriedError(why)
         self._membership, self._store = membership, Rendezvous(membership, PART)
         if self._saved:
@@ -184,10 +184,12 @@ class Records:
         return [found.get(f"{rank}-{name}", b"") for rank in wanted for name in keys]
 
     def refuse_all(self, why: str) -> None:
-        """Have no process take over this script any more: a trial has shown that it would go on otherwise."""
-        self.shown = why
+        """Have no process take over this script any more, as it would go on otherwise. Any thread may call this."""
+        self.shown = self.refusal = why
         self._reported.add(why)  # it is told as what came of the trial
-        self.publish_refusal(why)
+        if self._store is not None:
+            with contextlib.suppress(GroupBrokenError), contextlib.closing(Rendezvous(self._membership, PART)) as store:
+                store.set(f"{self._membership.rank}-{REFUSED}", why.encode())
 
     def publish_refusal(self, why: str) -> None:
         """Publish why no process can take over this rank, or why this one can't take over the one that it replaces.

@@ -11,7 +11,6 @@ import os
 import select
 import signal
 import socket
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -43,28 +42,25 @@ class Seed:
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+        self._connection, self._answers = connection, connection.makefile("rb")
 
-    def grow(self, folder: Path, ended: Callable[[int], None]) -> None:
-        """Have a ghost run a trial; call `ended` with its status, from a thread, once it is over.
+    def run(self, folder: Path) -> int:
+        """Have a ghost run a trial; return its status as `os.waitpid` gives it, -1 where there is none in time.
 
         Args:
             folder: of the trial.
-            ended: takes the status as `os.waitpid` gives it; -1 where the trial took too long or there is no seed.
         """
-        with contextlib.suppress(OSError):
+        try:
             self._connection.sendall(json.dumps(str(folder)).encode() + b"\n")
-        threading.Thread(target=self._await, args=(ended,), name="unicron-drill", daemon=True).start()
-
-    def _await(self, ended: Callable[[int], None]) -> None:
-        answer = b""
-        with contextlib.suppress(OSError):
-            answer = self._connection.makefile("rb").readline()
-        ended(int(answer) if answer else -1)
+            answer = self._answers.readline()
+        except (OSError, ValueError):
+            answer = b""
+        return int(answer) if answer else -1
 
     def cut(self) -> None:
         """End the seed, and with it a trial that is under way."""
-        self._connection.close()
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
 
 
 def plant_if_due(run: Callable[[], int]) -> Seed | None:

@@ -11,7 +11,7 @@ import contextlib
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Any
@@ -285,23 +285,21 @@ class TorchGradients:
         """Take what was reduced elsewhere as if it had been here."""
         self._reduced.copy_(reduced)
 
-    def first_difference(self, accumulated: torch.Tensor, rounding: float) -> str:
+    def first_difference(self, accumulated: torch.Tensor, names: Mapping[int, str], rounding: float) -> str:
         """Return whose part differs first between what is accumulated here and elsewhere; empty where none does.
 
         Args:
             accumulated: elsewhere.
+            names: of the parameters, by identity.
             rounding: how far numbers may be apart, in relation to the largest of the same parameter.
         """
         ours, theirs = self._accumulated[: -len(ANNOUNCED)], accumulated[: -len(ANNOUNCED)].to(self._accumulated.device)
-        for number, (begin, end) in enumerate(pairwise([0, *self._ends, len(ours)])):
-            mine, other = ours[begin:end], theirs[begin:end]
-            if not torch.equal(mine.nan_to_num(), other.nan_to_num()) and not _are_close(mine, other, rounding):
-                return (
-                    f"the gradient of parameter {len(self._ends) - 1 - number}"
-                    if number < len(self._ends)
-                    else "the loss"
-                )
-        return ""
+        owners = [f"the gradient of {names.get(id(each), 'what goes along')}" for each in self._parameters]
+        parts = zip([*owners, "the loss"], pairwise([0, *self._ends, len(ours)]), strict=True)
+        differ = [
+            owner for owner, (begin, end) in parts if not _are_close(ours[begin:end], theirs[begin:end], rounding)
+        ]
+        return differ[-2 if len(differ) > 1 and differ[-1] == "the loss" else -1] if differ else ""
 
     @property
     def finite(self) -> bool:
@@ -349,6 +347,9 @@ def _is_finite(values: torch.Tensor) -> torch.Tensor:
 
 
 def _are_close(one: torch.Tensor, other: torch.Tensor, rounding: float) -> bool:
+    """Return whether all numbers are the same, or as good as that; what is no number is equal to what is none."""
+    if torch.equal(one.nan_to_num(), other.nan_to_num()):
+        return True
     return bool(rounding and (one - other).abs().max() <= rounding * torch.maximum(one.abs().max(), other.abs().max()))
 
 
