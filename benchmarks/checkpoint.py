@@ -168,7 +168,7 @@ async def having(repeats: int, memory: Path) -> Figures:
     saver = StateSaver(states, say)
     location = StateLocation(node="here", worker="w", name="")
     ref = StateRef(task="t", iteration=1, place=0, location=location, size=0, checksum=b"")
-    saver.begin(collect_state(1, protected), ref, refs.append, 0.0)
+    saver.begin(collect_state(1, protected), ref, refs.append, lambda: True, 0.0)
     saver.wait()
     [ref] = refs
     server, address = await SnapshotServer(states, "here", lambda *_: None, NodeTraffic(memory), fabric).serve(

@@ -292,7 +292,7 @@ class Program:
                 failed = True
                 self._log(f"unicron: {describe(message)}")
             elif isinstance(message, ScriptDrilled):
-                if self.drilled is None or message.outcome != self.drilled.outcome:
+                if self.drilled is None or message.problem != self.drilled.problem or message.unproven:
                     self._log(f"unicron: in place: {message.outcome}")
                 self.drilled = message
             elif isinstance(message, TaskRecovered) and failed:

@@ -79,7 +79,7 @@ def saver(tmp_path):
     memory = SnapshotMemory(tmp_path, 0)
     saver = StateSaver(memory, failed.append)
     saver.of, saver.why, saver.at, saver.memory = saved, failed, tmp_path, memory
-    saver.save = lambda state: saver.begin(state, REF, saved.append, 0.5)
+    saver.save = lambda state: saver.begin(state, REF, saved.append, lambda: True, 0.5)
     saver.through = lambda state: (saver.save(state), saver.wait())[0]
     yield saver
     saver.wait()

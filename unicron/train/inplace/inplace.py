@@ -86,6 +86,8 @@ class InPlace:
         self._drill = Drill(channel, self.rank, seed, self._records.refuse_all)
         self._in_forward, self._with_gradient = set[int](), set[int]()
         self._peers = Peers(channel, self._membership, self._position)
+        self._begun_versions: int | None = None
+        self._records.moved = self._moved
         self._unpublished: LoopSnapshot | NotCarriedError | None = None
         self._pid = os.getpid()
 
@@ -354,7 +356,7 @@ class InPlace:
         if self._core.phase is IterationPhase.REDUCED:  # an update that a scaler of the loss left out
             run(self._core.step())
         self.loops.begin_iteration()
-        self._backward_seen = False
+        self._backward_seen, self._begun_versions = False, self._versions()
         self._channel.injected.begin()
         if self._piggyback is not None:
             self._piggyback.begin_iteration()
@@ -366,6 +368,14 @@ class InPlace:
             if not self._computing and self._core.phase is not IterationPhase.TAKEN:
                 raise GroupBrokenError("this iteration was finished without this rank")
 
+    def _versions(self) -> int:
+        """Return the sum of the versions of trained parameters, which grows as they are changed."""
+        return sum(each._version for model in self._models for each in model.reduced)  # noqa: SLF001 there is no other way to it
+
+    def _moved(self) -> bool:
+        """Return whether parameters are not what they were as the iteration began, so that nobody else can begin it."""
+        return self._begun_versions not in {None, self._versions()}
+
     def _next_microbatch(self) -> int | None:
         """Return the microbatch to compute; None once the gradient of all ranks is reduced."""
         self._peers.iteration = self._core.iteration
@@ -376,9 +386,12 @@ class InPlace:
         return (each for model in (*self._models, *self._sharded) for each in model.parameters())
 
     def _on_gradient(self, model: Parallel) -> None:
-        if model.require_backward_grad_sync and id(model.reduced[0]) not in self._with_gradient:
+        if not model.expects_gradient:  # as with torch: under no_sync, or for a loss that goes past the model's forward
+            model.has_unreduced = True
+            return
+        if id(model.reduced[0]) not in self._with_gradient:
             self._with_gradient |= {id(each) for each in model.parameters()}
-        if model.require_backward_grad_sync and not self._reduce_queued and (piggyback := self._piggyback) is not None:
+        if not self._reduce_queued and (piggyback := self._piggyback) is not None:
             self._reduce_queued = True
             engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 as FSDP2 does
             engine.queue_callback(lambda: self._reduce(piggyback))
@@ -388,6 +401,9 @@ class InPlace:
         self._reduce_queued = self._computing = False
         self._channel.injected.end()
         self.loops.record_reduce()
+        for model in self._models:
+            if id(model.reduced[0]) in self._with_gradient:
+                model.expects_gradient = model.has_unreduced = False
         with self._unused_gradients_aside():
             self._check_missing_gradients(each for each in self._parameters() if id(each) in self._with_gradient)
             self.loops.missing_gradients.clear()
@@ -424,7 +440,7 @@ class InPlace:
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Have all ranks agree that the iteration is whole, before any of them updates its shard of a model."""
-        if self._computing and self._backward_seen and not self._sharded and self._updates_trained(optimizer):
+        if self._updates_unreduced(optimizer):
             self._refuse_all(
                 f"at {script_line(traceback.extract_stack())} {type(optimizer).__name__} makes an update from a "
                 f"gradient that is not reduced over the ranks, {CARRY}"
@@ -437,8 +453,11 @@ class InPlace:
             self._core.computed()
             self._next_microbatch()
 
-    def _updates_trained(self, optimizer: torch.optim.Optimizer) -> bool:
-        trained = {id(each) for model in self._models for each in model.reduced}
+    def _updates_unreduced(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether an optimizer is about to make an update from gradients that only this rank has."""
+        if not any(model.has_unreduced for model in self._models):
+            return False
+        trained = {id(each) for model in self._models if model.has_unreduced for each in model.reduced}
         return any(
             each.grad is not None and id(each) in trained
             for group in optimizer.param_groups
@@ -483,6 +502,7 @@ class InPlace:
         """End the iteration."""
         if self._in_loops and self._core.phase is IterationPhase.REDUCED and optimizer in self._optimizers:
             run(self._core.step())
+            self._begun_versions = None
             self.loops.record_update()
 
     # --- the end -----------------------------------------------------------------------------------------------------

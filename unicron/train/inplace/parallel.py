@@ -68,6 +68,8 @@ class Parallel(DistributedDataParallel):
         rank: of the script that makes it.
         buffers_digest: digest of the buffers that this rank had when all ranks were given them last; None before that.
         reduced: parameters whose gradients are: those that required one as it was made, though they be frozen later.
+        expects_gradient: a forward pass says that the next backward pass is to be reduced, as with torch.
+        has_unreduced: a backward pass has left gradients that no later one has reduced.
     """
 
     rank: ScriptRank
@@ -79,6 +81,7 @@ class Parallel(DistributedDataParallel):
         self.module = module
         self.reduced = [each for each in module.parameters() if each.requires_grad]
         self.require_backward_grad_sync = self.require_forward_param_sync = True
+        self.expects_gradient = self.has_unreduced = False
         self.find_unused_parameters = bool(given.get("find_unused_parameters"))
         self.static_graph = bool(given.get("static_graph"))
         synced, older = given.get("forward_sync_buffers"), given.get("broadcast_buffers")
@@ -98,6 +101,8 @@ class Parallel(DistributedDataParallel):
         if self.require_forward_param_sync and self.forward_sync_buffers:
             self.rank.synchronize_buffers(self)
         self.rank.begin_forward(self)
+        if torch.is_grad_enabled() and self.require_backward_grad_sync:
+            self.expects_gradient = True
         if self.device_ids:
             (inputs,), (named,) = _to_kwargs(inputs, named, self.device, use_side_stream_for_tensor_copies=False)
         output = self.module(*inputs, **named)

@@ -129,12 +129,15 @@ class Piggyback:
         self._synchronized = [each for each in self._buffers if each.model.forward_sync_buffers]
         self._in_iteration = False
         self._base = self._current()
-        kinds = [each.dtype for each in self._reduced.values()]
+        kinds = [each.dtype.to_real() for each in self._reduced.values()]
         dtype = functools.reduce(torch.promote_types, kinds)
         self._word = WORDS.get(dtype, torch.int8)
         self._bits = max(0, EXACT_BITS.get(dtype, 0) - math.ceil(math.log2(models[0].rank.size)))
         words = [-(-each.size // self._word.itemsize) for each in self._synchronized]
-        self._sizes = [1, len(self._units), *words]
+        modules = [each for model in models for each in model.modules() if getattr(each, "sparse", False) is True]
+        tables = {id(getattr(each, "weight", None)) for each in modules}
+        self._sparse = [each for number, each in self._reduced.items() if number in tables]
+        self._sizes = [1, len(self._units), *words, *(len(each) for each in self._sparse)]
         self.carrier = torch.nn.Parameter(torch.zeros(sum(self._sizes), dtype=dtype, device=models[0].device))
 
     def invalidate_shared(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -175,6 +178,7 @@ class Piggyback:
         for buffers in self._synchronized:
             parts.append(self._words(buffers))
             buffers.record_digest()
+        parts += map(_touched_rows, self._sparse)
         self.carrier.grad = torch.cat([each.to(self.carrier) for each in parts])
 
     def _check(self) -> None:
@@ -229,6 +233,8 @@ class Piggyback:
                 parameter.grad = None
         for buffers in self._synchronized:
             buffers.reduced = next(parts).to(self._word).view(torch.uint8)[: buffers.size].clone()
+        for parameter in self._sparse:
+            parameter.grad = _as_sparse(parameter.grad, next(parts) > 0)
 
     def _current(self) -> dict[str, Any]:
         modules = [each for model in self._models for each in model.module.modules()]
@@ -261,6 +267,22 @@ class Piggyback:
         for module, training in zip(modules, state["training"], strict=True):
             module.training = training
         self._base = self._current()
+
+
+def _touched_rows(parameter: torch.Tensor) -> torch.Tensor:
+    """Return 1 for each row of which a sparse gradient has something, though that be zero; else 0."""
+    touched, gradient = torch.zeros(len(parameter), device=parameter.device), parameter.grad
+    if gradient is not None and gradient.is_sparse:
+        touched[gradient.coalesce().indices()[0]] = 1
+    return touched
+
+
+def _as_sparse(gradient: torch.Tensor | None, touched: torch.Tensor) -> torch.Tensor | None:
+    """Return a gradient as the sum of sparse ones, which has the rows that any of them has."""
+    if gradient is None:
+        return None
+    rows = touched.nonzero().reshape(1, -1)
+    return torch.sparse_coo_tensor(rows, gradient[rows[0]], gradient.shape, is_coalesced=True)
 
 
 def _layout(model: Parallel) -> dict[str, Any]:

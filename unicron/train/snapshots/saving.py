@@ -74,13 +74,21 @@ class StateSaver:
         """Seconds of a processor that it takes to save a state, as the cheapest of the last did."""
         return min(self._costs, default=0.0)
 
-    def begin(self, state: dict[str, Any], ref: StateRef, saved: Callable[[StateRef], None], cost_s: float) -> str:
+    def begin(
+        self,
+        state: dict[str, Any],
+        ref: StateRef,
+        saved: Callable[[StateRef], None],
+        is_whole: Callable[[], bool],
+        cost_s: float,
+    ) -> str:
         """Begin to save a state; return the name that it will have.
 
         Args:
             state: laid out and set aside; its parameters and moments stay as they are until `wait` returns.
             ref: what it is; where exactly it lies, its size and its checksum are found here.
             saved: called by the thread when it is complete.
+            is_whole: called by the thread when all is copied: returns whether nothing has changed meanwhile.
             cost_s: seconds of a processor that it took to prepare it.
         """
         self.wait()
@@ -91,7 +99,7 @@ class StateSaver:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._side = self._side or SideStream(torch.device("cuda", torch.cuda.current_device()))
             self._side.wait_for_training()
-        self._saving = self._thread.submit(self._save, state, ref, turn, saved, cost_s)
+        self._saving = self._thread.submit(self._save, state, ref, turn, saved, is_whole, cost_s)
         return name
 
     def wait(self) -> None:
@@ -101,11 +109,17 @@ class StateSaver:
             self._saving = None
 
     def _save(
-        self, state: dict[str, Any], ref: StateRef, turn: int, saved: Callable[[StateRef], None], cost_s: float
+        self,
+        state: dict[str, Any],
+        ref: StateRef,
+        turn: int,
+        saved: Callable[[StateRef], None],
+        is_whole: Callable[[], bool],
+        cost_s: float,
     ) -> None:
         began = time.thread_time()
         try:
-            ref = self._write(state, ref)
+            ref = self._write(state, ref, is_whole)
         except Exception as error:  # noqa: BLE001 whatever it is, training goes on, and the last whole state stays
             self._memory.remove(ref.location.name)
             self.failed = True
@@ -115,12 +129,14 @@ class StateSaver:
             self._costs.append(cost_s + time.thread_time() - began)
             saved(ref)
 
-    def _write(self, state: dict[str, Any], ref: StateRef) -> StateRef:
+    def _write(self, state: dict[str, Any], ref: StateRef, is_whole: Callable[[], bool]) -> StateRef:
         copy = self._side.copy if self._side is not None else None
         packing, name = Packing(state, copy), ref.location.name
         file = self._file_to_write(name, packing.size)
         self._targets[name] = packing.write(file, self._targets.get(name))
         ref = replace(ref, size=packing.size, checksum=xxh3_128(file).digest())
+        if not is_whole():
+            raise StateTransferError("parameters were changed while they were copied")
         self._memory.add_label(ref)  # only now it is a state
         return ref
 
