@@ -1,7 +1,6 @@
 """Of which kind an object of a script is, and the kinds of those that are compared by value, or left alone."""
 
 import collections
-import enum
 import functools
 import io
 import itertools
@@ -36,13 +35,7 @@ from unicron.train.carry.kinds import (
     Parts,
     slots,
 )
-
-PLAIN: tuple[Any, ...] = (
-    *(type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range, slice, enum.Enum),
-    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
-    *(types.BuiltinFunctionType, types.CodeType),
-)
-"""Types that never change."""
+from unicron.train.carry.values import is_plain
 
 _ITERATED: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), range(1), range(1 << 70), "", b"")
 BARE_ITERATORS = frozenset({type(iter(each)) for each in _ITERATED})
@@ -140,7 +133,8 @@ class _Tensor(Kind):
 
     def fingerprint(self, thing: torch.Tensor) -> tuple[Any, ...]:
         # a fused optimizer, or BatchNorm, leaves the version as it is
-        value = (thing._version, thing.data_ptr()) if thing.nbytes > COMPARED_BYTES else raw(thing)  # noqa: SLF001
+        is_large = thing.layout == torch.strided and thing.nbytes > COMPARED_BYTES
+        value = (thing._version, thing.data_ptr()) if is_large else raw(thing)  # noqa: SLF001
         return value, thing.requires_grad, id(thing.grad) if thing.is_leaf else 0, thing.shape, thing.dtype
 
     def state(self, thing: torch.Tensor) -> Any:
@@ -149,7 +143,8 @@ class _Tensor(Kind):
     @torch.no_grad()
     def set_state(self, thing: torch.Tensor, state: Any) -> None:
         new = unraw(*state[:3])
-        if (thing.shape, thing.dtype) == (new.shape, new.dtype):
+        in_place = (thing.shape, thing.dtype, thing.layout) == (new.shape, new.dtype, new.layout)
+        if in_place and thing.layout != torch.sparse_coo:
             thing.detach().copy_(new)
         else:
             thing.data = new.to(thing.device)
@@ -158,14 +153,20 @@ class _Tensor(Kind):
             thing.grad = state[4]
 
 
-def raw(tensor: torch.Tensor) -> bytes:
-    """Return the bytes of a tensor.
+def raw(tensor: torch.Tensor) -> Any:
+    """Return the bytes of a tensor; of a sparse one, its parts.
 
     Raises:
         NotCarriedError: it has none of its own, or too many.
     """
+    if (names := _SPARSE.get(tensor.layout)) is not None:
+        parts = [getattr(tensor.detach(), name)() for name in names]
+        coalesced = tensor.layout is torch.sparse_coo and tensor.is_coalesced()
+        return tensor.layout, coalesced, *((raw(each), each.dtype, tuple(each.shape)) for each in parts)
     if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.nbytes > LARGE_BYTES:
-        raise NotCarriedError(f"a tensor of {tensor.nbytes} bytes on {tensor.device} ({tensor.layout})")
+        raise NotCarriedError(
+            f"a tensor of {tensor.numel() * tensor.element_size()} bytes on {tensor.device} ({tensor.layout})"
+        )
     try:
         return tensor.numpy(force=True).tobytes()
     except TypeError:  # numpy has no such numbers
@@ -173,11 +174,27 @@ def raw(tensor: torch.Tensor) -> bytes:
         return there.view(torch.uint8).numpy().tobytes() if there.numel() else b""
 
 
-def unraw(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor of these bytes."""
+def unraw(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor of these bytes, or parts."""
+    if isinstance(data, tuple):
+        layout, coalesced, *parts = data
+        is_coo = layout is torch.sparse_coo
+        make: Any = torch.sparse_coo_tensor if is_coo else torch.sparse_compressed_tensor
+        options = {"is_coalesced": coalesced} if is_coo else {"layout": layout}
+        made: torch.Tensor = make(*(unraw(*each) for each in parts), shape, **options, check_invariants=False)
+        return made
     if not data:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+_ROWS, _COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
+_SPARSE: dict[torch.layout, tuple[str, ...]] = {
+    torch.sparse_coo: ("_indices", "_values"),
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), _ROWS),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), _COLUMNS),
+}
+"""Layouts of sparse tensors, with the methods that return what they are made of."""
 
 
 class Opaque(Kind):
@@ -341,14 +358,10 @@ _BY_CLASS: dict[Any, Kind] = {
 
 
 @functools.cache
-def _numpy() -> dict[Any, Kind | None]:
+def _numpy() -> dict[Any, Kind]:
     numpy = sys.modules["numpy"]
     random_kinds = (numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
-    return {
-        (numpy.generic, numpy.dtype): None,
-        numpy.ndarray: ARRAY,
-        random_kinds: NUMPY_GENERATOR,
-    }
+    return {numpy.ndarray: ARRAY, random_kinds: NUMPY_GENERATOR}
 
 
 def kind_of(thing: Any) -> Kind | None:
@@ -364,7 +377,9 @@ def kind_of(thing: Any) -> Kind | None:
 
 @functools.cache
 def _kind(cls: Any) -> Kind | None:
-    tables: list[dict[Any, Kind | None]] = [{PLAIN: None, ITERATORS: INLINE}, {**_BY_CLASS}]
+    if is_plain(cls):
+        return None
+    tables: list[dict[Any, Kind]] = [{ITERATORS: INLINE}, _BY_CLASS]
     if "numpy" in sys.modules:
         tables.append(_numpy())
     for each, kind in itertools.chain.from_iterable(table.items() for table in tables):

@@ -1,0 +1,361 @@
+"""Compares values, and snapshots of a script, and says where they first differ."""
+
+import collections
+import copyreg
+import functools
+import io
+import pickle
+import random
+import sys
+import types
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+import torch
+
+from unicron.train.carry.kinds import NotCarriedError, slots
+from unicron.train.carry.values import bits_of, value_of
+
+Pairs = list[tuple[str, Any, Any]]
+"""Parts of two values that are to be compared, each with the path to it."""
+
+SHOWN = 60
+"""Characters of a value in a text."""
+
+_IDENTICAL = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.dtype)
+_SHARED = (list, dict, set, bytearray, collections.deque, torch.Tensor)
+"""Containers that can be changed: whoever shares one sees what another does to it."""
+
+
+_MADE_SHARED = {"_tensor", "_frombuffer", "_reconstruct"}
+
+
+class _Nothing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_NOTHING = _Nothing()
+
+
+class Reference:
+    """What is numbered, in a snapshot that is read without the objects that it refers to.
+
+    Attributes:
+        key: of the object.
+    """
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: tuple[Any, ...]) -> None:
+        self.key = key
+
+    def __repr__(self) -> str:
+        """Return its path."""
+        return ".".join(map(str, self.key[2:]))
+
+
+class _Made:
+    """An object as a pickle makes it: by a function or class, from arguments, with a state and items."""
+
+    __slots__ = ("arguments", "items", "named", "state")
+    arguments: tuple[Any, ...]
+    named: dict[str, Any]
+    items: list[Any]
+    state: Any
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+        made = super().__new__(cls)
+        made.arguments, made.named, made.items = arguments, named, []
+        return made
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def append(self, item: Any) -> None:
+        self.items.append(item)
+
+    add = append
+
+    def __setitem__(self, key: Any, item: Any) -> None:
+        self.items.append((key, item))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(_shown, self.arguments))})"
+
+
+class _Reader(pickle.Unpickler):
+    """Reads a pickle without running or importing what it names."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
+        return _made_by(module, name)
+
+    def persistent_load(self, key: Any) -> Reference:
+        return Reference(key)
+
+
+@functools.cache
+def _made_by(module: str, name: str) -> type:
+    return type(name, (_Made,), {"__module__": module, "__slots__": ()})
+
+
+def read(data: bytes) -> Any:
+    """Return what a pickle holds as plain containers, calls and references; nothing that it names is run."""
+    return _Reader(io.BytesIO(data)).load()
+
+
+def snapshots_difference(ours: bytes, theirs: bytes) -> str:
+    """Return where two snapshots of a script first differ, by the name of a variable; empty where they are equal."""
+    pairs: Pairs = []
+    mine, other = _named_parts(read(ours)), _named_parts(read(theirs))
+    for path in [*mine, *(path for path in other if path not in mine)]:
+        pairs.append((path, mine.get(path, _NOTHING), other.get(path, _NOTHING)))
+    return _first_difference(pairs[::-1], _Partners())
+
+
+def _named_parts(snapshot: Any) -> dict[str, Any]:
+    variables, entries, states, gradients, summed, _ = snapshot
+    found = {f"`{name}` of {space}": value for space, values, _ in variables for name, value in values.items()}
+    found |= {f"the variables of {space}": {*names} for space, _, names in variables}
+    for (_, space, *way), state in entries:
+        path = f"`{'.'.join(map(str, way))}` of {space}"
+        found[path if path not in found else f"{path} ({len(found)})"] = state
+    names = ("torch", "Python", "NumPy", "the accelerator")
+    found |= {f"the random numbers of {name}": each for name, each in zip(names, read(states), strict=True)}
+    return {**found, "the gradients": (gradients, summed)}
+
+
+def first_difference(ours: Any, theirs: Any) -> str:
+    """Return where two values first differ and both, shortened; empty where they are equal.
+
+    Types have to be the same, numbers to have the same bits, with any NaN equal to any other. Sets have no order. What
+    is shared within one has to be shared in the other.
+    """
+    return _first_difference([("", ours, theirs)], _Partners())
+
+
+class _Partners:
+    """Which object of theirs goes with which of ours."""
+
+    def __init__(self) -> None:
+        self._theirs, self._ours = dict[int, Any](), dict[int, Any]()
+
+    def add(self, ours: Any, theirs: Any) -> bool | None:
+        """Add a pair; return None if it is new, else whether it is as before."""
+        if id(ours) not in self._theirs and id(theirs) not in self._ours:
+            self._theirs[id(ours)], self._ours[id(theirs)] = theirs, ours
+            return None
+        return self._theirs.get(id(ours)) is theirs and self._ours.get(id(theirs)) is ours
+
+    def copy(self) -> "_Partners":
+        copied = _Partners()
+        copied._theirs, copied._ours = self._theirs.copy(), self._ours.copy()
+        return copied
+
+
+def _first_difference(todo: Pairs, partners: _Partners) -> str:
+    seen, kept = set[tuple[int, int]](), [*todo]  # what is made on the way lives on, as others may get its address
+    while todo:
+        path, ours, theirs = todo.pop()
+        if ours is theirs or (id(ours), id(theirs)) in seen:
+            continue
+        if type(ours) is not type(theirs):
+            return _words(path, ours, theirs)
+        seen.add((id(ours), id(theirs)))
+        if _is_shared(ours) and partners.add(ours, theirs) is False:
+            return f"{path}: it is shared with something else here than there".removeprefix(": ")
+        found = _compare(path, ours, theirs, partners)
+        if isinstance(found, str):
+            return found
+        kept += found
+        todo += reversed(found)
+    return ""
+
+
+def _is_shared(thing: Any) -> bool:
+    """Return whether it matters who else has an object, as it may be changed."""
+    if isinstance(thing, _Made):
+        return bool(thing.items) or hasattr(thing, "state") or type(thing).__name__ in _MADE_SHARED
+    return isinstance(thing, _SHARED) or hasattr(thing, "__dict__")
+
+
+def _compare(path: str, ours: Any, theirs: Any, partners: _Partners) -> str | Pairs:
+    """Return a difference between two objects of a type by themselves, or else what is to be compared in them."""
+    if (value := _value(ours)) is not None:
+        return [] if value == _value(theirs) else _words(path, ours, theirs)
+    if isinstance(ours, _IDENTICAL) or (isinstance(ours, Reference) and ours.key != theirs.key):
+        return _words(path, ours, theirs)
+    if isinstance(ours, torch.Tensor):
+        return _tensors_difference(path, ours, theirs) or [(f"{path}.grad", ours.grad, theirs.grad)] * ours.is_leaf
+    items = _items(path, ours, theirs, partners)
+    return items if isinstance(items, str) else items + _parts(path, ours, theirs)
+
+
+def _items(path: str, ours: Any, theirs: Any, partners: _Partners) -> str | Pairs:
+    """Return a difference between what two containers hold, or else what is to be compared in them."""
+    if isinstance(ours, set | frozenset):
+        return _sets_difference(path, ours, theirs, partners) or []
+    if not isinstance(ours, Mapping | list | tuple | collections.deque):
+        return []
+    if len(ours) != len(theirs):
+        return f"{path}: {len(ours)} items here, {len(theirs)} there: {_shown(ours)}, {_shown(theirs)}".lstrip(": ")
+    if isinstance(ours, Mapping):
+        if words := _keys_difference(path, ours, theirs):
+            return words
+        found = [(f"{path}, key {_shown(key)}", key, other) for key, other in zip(ours, theirs, strict=True)]
+        values = zip(ours.items(), theirs.values(), strict=True)
+        return found + [(f"{path}[{_shown(key)}]", one, other) for (key, one), other in values]
+    names = getattr(ours, "_fields", None) if isinstance(ours, tuple) else None
+    found = [
+        (f"{path}.{names[number]}" if names else f"{path}[{number}]", *pair)
+        for number, pair in enumerate(zip(ours, theirs, strict=True))
+    ]
+    if isinstance(ours, collections.deque):
+        found.append((f"{path}.maxlen", ours.maxlen, theirs.maxlen))
+    return found
+
+
+def _parts(path: str, ours: Any, theirs: Any) -> Pairs:
+    """Return the attributes of two objects; of those without any, what pickle makes them again from."""
+    mine, other = _attributes(ours), _attributes(theirs)
+    if mine is not None and other is not None:
+        names = [*mine, *(name for name in other if name not in mine)]
+        return [(f"{path}.{name}", mine.get(name, _NOTHING), other.get(name, _NOTHING)) for name in names]
+    if isinstance(ours, _BUILT_IN):
+        return []
+    return [(path, _reduced(ours), _reduced(theirs))]
+
+
+_BUILT_IN = (*_SHARED, tuple, frozenset, collections.OrderedDict, collections.defaultdict, collections.Counter)
+
+
+def _attributes(thing: Any) -> dict[str, Any] | None:
+    cls: Any = type(thing)
+    if isinstance(thing, types.FunctionType | types.MethodType | weakref.ref) or cls.__module__ == "numpy":
+        return None
+    if not cls.__dictoffset__ and not slots(cls):
+        return None
+    own = {name: getattr(thing, name) for name in slots(cls) if hasattr(thing, name)}
+    if isinstance(thing, random.Random):
+        own["state"] = thing.getstate()
+    return {**getattr(thing, "__dict__", {}), **own}
+
+
+def _reduced(thing: Any) -> Any:
+    """Return what an object can be made from, in containers.
+
+    Raises:
+        NotCarriedError: nobody knows.
+    """
+    for cls, names in _MADE_FROM.items():
+        if isinstance(thing, cls):
+            parts = [getattr(thing, name) for name in names]
+            return [
+                each() if callable(each) and name in _ASKED else each for name, each in zip(names, parts, strict=True)
+            ]
+    reduce = copyreg.dispatch_table.get(type(thing))
+    try:
+        made: Any = reduce(thing) if reduce else thing.__reduce_ex__(4)
+    except Exception as error:
+        raise NotCarriedError(f"{type(thing).__qualname__}: {error}") from error
+    if isinstance(made, str):
+        return [made]
+    return [each if number < 3 or each is None else [*each] for number, each in enumerate(made)]
+
+
+_ASKED = {"__call__", "get_state"}
+_MADE_FROM: dict[Any, tuple[str, ...]] = {
+    weakref.ref: ("__call__",),
+    types.MethodType: ("__self__", "__func__"),
+    functools.partial: ("func", "args", "keywords"),
+    types.FunctionType: ("__code__", "__defaults__", "__kwdefaults__", "__closure__"),
+    types.CellType: ("cell_contents",),
+    torch.Generator: ("get_state",),
+}
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def _value(thing: Any) -> Any:
+    """Return what is equal for two values of a type that are the same, None for what has parts."""
+    if type(thing) is bytearray:
+        return bytes(thing)
+    numpy = sys.modules.get("numpy")
+    if numpy and isinstance(thing, numpy.ndarray) and not thing.dtype.hasobject:
+        return bits_of(thing)
+    return value_of(thing)
+
+
+def _tensors_difference(path: str, ours: torch.Tensor, theirs: torch.Tensor) -> str:
+    for name in ("dtype", "shape", "layout", "requires_grad"):
+        if getattr(ours, name) != getattr(theirs, name):
+            return _words(f"{path}.{name}", getattr(ours, name), getattr(theirs, name))
+    mine, other = _strided(ours), _strided(theirs)
+    if mine.shape != other.shape:
+        return _words(path, ours, theirs)
+    if mine.device.type == "meta" or not mine.numel():
+        return ""
+    other = other.to(mine.device)
+    bits = [each.contiguous().reshape(-1).view(torch.uint8).view(each.numel(), -1) for each in (mine, other)]
+    different = (bits[0] != bits[1]).any(dim=1)
+    if mine.is_floating_point():
+        mine, other = mine.reshape(-1), other.reshape(-1)
+        different &= ~(mine.isnan() & other.isnan())
+    if not different.any():
+        return ""
+    at = int(different.nonzero()[0])
+    return _words(f"{path}[{at} of {len(different)}]", mine.reshape(-1)[at].item(), other.reshape(-1)[at].item())
+
+
+def _strided(tensor: torch.Tensor) -> torch.Tensor:
+    dense = tensor.detach()
+    if dense.layout != torch.strided:
+        dense = dense.to_dense()
+    dense = dense.resolve_conj().resolve_neg()
+    return torch.view_as_real(dense) if dense.is_complex() else dense
+
+
+def _keys_difference(path: str, ours: Mapping[Any, Any], theirs: Mapping[Any, Any]) -> str:
+    for mine, other in zip(ours, theirs, strict=True):
+        value = _value(mine)
+        if (value is not None or type(mine) is not type(other)) and (type(mine), value) != (type(other), _value(other)):
+            return _words(f"{path}, order of keys" if mine in theirs else f"{path}, key", mine, other)
+    return ""
+
+
+def _sets_difference(path: str, ours: Iterable[Any], theirs: Iterable[Any], partners: _Partners) -> str:
+    left: dict[Any, list[Any]] = {}
+    for each in theirs:
+        left.setdefault((type(each), _value(each)), []).append(each)
+    for mine in ours:
+        same = left.get((type(mine), _value(mine)), [])
+        for number, other in enumerate(same):
+            if mine is other or not _first_difference([("", mine, other)], partners.copy()):
+                del same[number]
+                break
+        else:
+            return f"{path}: {_shown(mine)} is in the set here, and not there".removeprefix(": ")
+    if more := [one for each in left.values() for one in each]:
+        return f"{path}: {_shown(more[0])} is not in the set here, but there".removeprefix(": ")
+    return ""
+
+
+def _words(path: str, ours: Any, theirs: Any) -> str:
+    mine, other = _shown(ours), _shown(theirs)
+    if mine == other:
+        mine, other = f"{mine} ({type(ours).__qualname__})", f"{other} ({type(theirs).__qualname__})"
+    return f"{path}: {mine} here, {other} there".lstrip(".: ")
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # noqa: BLE001 whatever a script's objects raise
+        text = f"a {type(value).__qualname__}"
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
