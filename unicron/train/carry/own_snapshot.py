@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from unicron.train.carry.kinds import ATTRIBUTES, OPTIMIZER, Kind, NotCarriedError, is_of_script, own_hooks
-from unicron.train.carry.objects import INLINE, OPAQUE, POSITION, Opaque, is_moving, kind_of, raw, unraw
+from unicron.train.carry.by_value import Opaque
+from unicron.train.carry.kinds import ATTACHED, ATTRIBUTES, OPTIMIZER, Kind, NotCarriedError, is_of_script, own_hooks
+from unicron.train.carry.objects import INLINE, OPAQUE, POSITION, is_moving, kind_of, raw, unraw
 from unicron.train.carry.pickling import Key, Pickler, Unpickler
 from unicron.train.carry.randomness import generators, set_generators
 from unicron.train.carry.unchanged import Numbered, Unchanged, number_object
+from unicron.train.carry.values import is_same
 from unicron.train.carry.variables import Variables
 from unicron.train.snapshots.shards import as_shard_of, local
 from unicron.train.worker.injected import InjectedFault
@@ -158,7 +160,7 @@ class Heap:
                 continue
             seen.add(id(thing))
             if id(thing) in self._carried_ids:
-                kind = OPTIMIZER if kind is OPTIMIZER else OPAQUE
+                kind = OPTIMIZER if kind is OPTIMIZER else ATTACHED if isinstance(thing, torch.Tensor) else OPAQUE
             elif kind is OPTIMIZER:  # one that was made later, whose moments go with nothing else
                 kind = ATTRIBUTES
             if kind is INLINE:
@@ -241,10 +243,12 @@ class Heap:
                 each: value
                 for each, value in live.items()
                 if (name, each) not in self._unbound
-                and (each not in first or value is not first[each] or is_moving(value))
+                and (each not in first or not is_same(value, first[each]) or is_moving(value))
             }
             names = [each for each in values if (name, each) not in self._unbound or each not in live]
-            variables.append((name, known, names))
+            # what is as it was first may have become something else on the other process's way to here
+            as_first = [each for each in names if each in live and each not in known]
+            variables.append((name, known, names, as_first))
         there = [each.grad for each in self._parameters]
         if gradients:
             summed: Any = [each if each is None else _raw_parts(local(each)) for each in there]
@@ -276,10 +280,10 @@ class Heap:
             return str(error) or type(error).__name__
         return ""
 
-    def _exclude_unpicklable(self, variables: Sequence[tuple[str, dict[str, Any], Any]]) -> bool:
+    def _exclude_unpicklable(self, variables: Sequence[tuple[str, dict[str, Any], Any, Any]]) -> bool:
         """Leave out variables that can't be carried: a script that reads one before it sets it gets a NameError."""
         before = len(self._unbound)
-        for name, values, _ in variables:
+        for name, values, *_ in variables:
             self._unbound |= {(name, each) for each, value in values.items() if self._packing_error(value)}
         return len(self._unbound) > before
 
@@ -328,15 +332,22 @@ class Heap:
         if missing := [key for key, _ in entries if key not in self._numbered]:
             raise NotCarriedError(f"{_describe_key(missing[0])} is not here")
         self._restore_objects(entries)
-        for name, values, names in variables:
+        for name, values, names, as_first in variables:
             if name not in spaces:
                 raise NotCarriedError(f"the variables of {name} are not here")
-            spaces[name].assign(values, names)
+            spaces[name].assign(self._moved_on(name, spaces[name], as_first) | values, names)
         set_generators(states)
         if hooks:  # those that are registered from now on get other numbers
             self._hooks, RemovableHandle.next_id = -1, max(hooks, RemovableHandle.next_id)
         self._restore_gradients(summed, whole=gradients)
         return bool(gradients)
+
+    def _moved_on(self, space: str, variables: Variables, as_first: Iterable[str]) -> dict[str, Any]:
+        """Return the first values of those variables that have other ones by now."""
+        first, now = self._first_values.get(space, {}), variables.values()
+        if missing := next((each for each in as_first if each not in first), ""):
+            raise NotCarriedError(f"`{missing}` of {space} is not here")
+        return {each: first[each] for each in as_first if now.get(each, self) is not first[each]}
 
     def _restore_gradients(self, summed: Iterable[Any], *, whole: bool) -> None:
         self.missing_gradients = []
@@ -359,7 +370,8 @@ class Heap:
                     self._kept_states[key] = kind.state(thing)
                 kind.set_state(thing, state)
             except Exception as error:
-                raise NotCarriedError(f"{_describe_key(key)} can't be made what it was: {error!r}") from error
+                why = str(error) if isinstance(error, NotCarriedError) else repr(error)
+                raise NotCarriedError(f"{_describe_key(key)} can't be made what it was: {why}") from error
 
 
 def _raw_parts(tensor: torch.Tensor) -> tuple[bytes, torch.dtype, tuple[int, ...]]:

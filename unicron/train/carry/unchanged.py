@@ -1,17 +1,19 @@
 """Objects of a script as they were when they were numbered, and whether they have changed since.
 
 Most never do. What those hold is compared in one go, with no line of Python for each, by the identity of all that shows
-where each is looked at by itself. So nothing is missed; whichever has changed is looked at by itself from then on.
+where each is looked at by itself. Where that differs each is looked at once more, plain values by type and value.
 """
 
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+from unicron.train.carry.by_value import Opaque
 from unicron.train.carry.kinds import Kind, NotCarriedError
-from unicron.train.carry.objects import OPAQUE, Opaque, is_moving
+from unicron.train.carry.objects import OPAQUE, is_moving
 from unicron.train.carry.pickling import Key
+from unicron.train.carry.values import is_same
 
 _attributes = operator.attrgetter("__dict__")
 
@@ -33,19 +35,23 @@ class Numbered(NamedTuple):
     def is_same(self) -> bool:
         """Return whether it has not changed."""
         look, before = self.kind.fingerprint(self.thing), self.fingerprint
-        if before is None or not self.kind.exact:
-            return look == before
-        return len(look) == len(before) and all(map(operator.is_, look, before))
+        if before is None:
+            return False
+        if not self.kind.exact:
+            return bool(look[:1] == before[:1]) and _hold_same(look[1:], before[1:])
+        return _hold_same(look, before)
 
     def views(self) -> tuple[Collection[Any], ...]:
         """Return what shows whether it changes from now on; nothing where it has, or is to be looked at by itself."""
         if self.fingerprint is None or self.is_moving or not self.kind.exact:
             return ()
         found = self.kind.views(self.thing)
-        same = sum(map(len, found)) == len(self.fingerprint) and all(
-            map(operator.is_, chain.from_iterable(found), self.fingerprint)
-        )
-        return found if same else ()
+        return found if _hold_same([*chain.from_iterable(found)], self.fingerprint) else ()
+
+
+def _hold_same(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    """Return whether two objects hold the same: by identity, which is fast, or else by the values of what is plain."""
+    return len(ours) == len(theirs) and (all(map(operator.is_, ours, theirs)) or all(map(is_same, ours, theirs)))
 
 
 def number_object(number: int, thing: Any, kind: Kind) -> Numbered:
@@ -83,7 +89,7 @@ class Unchanged:
             self._sizes.append(len(views[0]))
             if each.fingerprint:  # of an empty one the size says all
                 self._views += views
-                self._held += each.fingerprint
+                self._held += chain.from_iterable(views)
             if views[0] is not each.thing:
                 self._owners.append(each.thing)
                 self._attributes.append(views[0])
