@@ -31,7 +31,6 @@ from unicron.train.carry.own_snapshot import Heap
 from unicron.train.carry.randomness import generators, set_generators
 from unicron.train.carry.variables import Variables
 
-
 MANY = int(os.environ.get("UNICRON_TEST_EXAMPLES", "150"))
 
 
@@ -351,3 +350,51 @@ def test_what_is_set_to_an_equal_value_has_not_changed(value):
     for other in (True, 1, 1.0, "1", -0.0, 0.0, np.float32(1), np.float64(1), uuid.UUID(int=1), float("nan")):
         thing.x = other
         assert len(heap._find_changed()) == 1
+
+
+MIB = 1 << 17  # numbers
+LARGE = {
+    "an array": (lambda: np.zeros(2 * MIB), ""),
+    "a large array": (lambda: np.zeros(9 * MIB), "`x` of x, an array of 9 MiB, was written"),
+    "a large array that is turned": (lambda: np.zeros((9, MIB)).T, "`x` of x, an array of 9 MiB, was written"),
+    "bytes of an array": (lambda: np.zeros(9 * MIB * 8 + 3, np.uint8), "`x` of x, an array of 9 MiB, was written"),
+    "a tensor": (lambda: torch.zeros(2 * MIB), ""),
+    "a large tensor": (lambda: torch.zeros(9 * MIB), "`x` of x: a tensor of 4718592 bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+@pytest.mark.parametrize("level", ["", "0.0"])
+def test_what_is_written_to_large_memory_is_carried_or_refused(kind, level):
+    make, refused = LARGE[kind]
+    for write_all in (True, False):
+        ours, theirs = {"x": make()}, {"x": make()}
+        heaps = [numbered({} if level else each) for each in (ours, theirs)]
+        for (heap, spaces), each in zip(heaps, (ours, theirs), strict=True):
+            spaces["x"] = Variables(each)
+            heap.number_objects(spaces, level or "again.")
+        memory = ours["x"].numpy() if isinstance(ours["x"], torch.Tensor) else ours["x"]
+        memory[...] = 1 if write_all else 0
+        memory[-1] = 1
+        (heap, spaces), (other, others) = heaps
+        refusal = ""
+        try:
+            heap.find_written()
+            other.restore(others, heap.snapshot(spaces, {}))
+        except NotCarriedError as error:
+            refusal = str(error)
+        assert refusal.startswith(refused)
+        assert bool(refusal) is bool(refused)
+        assert refusal or first_difference(ours, theirs) == ""
+        if write_all and refused.endswith("was written"):
+            with pytest.raises(NotCarriedError, match=refused):
+                heap.snapshot(spaces, {})
+
+
+def test_arrays_that_together_are_too_much_are_looked_at_in_turn():
+    ours = {f"x{number}": np.zeros(7 * MIB) for number in range(3)}
+    heap, spaces = numbered(ours)
+    ours["x2"][77] = 1
+    with pytest.raises(NotCarriedError, match="`x2` of x, an array of 7 MiB, was written"):
+        for _ in iter(lambda: heap.snapshot(spaces, {}), 0):  # sooner or later
+            pass

@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from unicron.train.carry.own_snapshot import TOGETHER, Heap
+from unicron.train.carry.own_snapshot import Heap
+from unicron.train.carry.unchanged import TOGETHER
 from unicron.train.carry.variables import Variables
 
 

@@ -81,12 +81,6 @@ class Hidden(Opaque):
         return (self._look(thing),)
 
 
-class Data(Hidden):
-    """Large arrays, which a script may write to."""
-
-    slow = True
-
-
 class Inline(Kind):
     """An object that is pickled in place, as it can't be changed or is made anew."""
 

@@ -37,10 +37,9 @@ class Kind:
     Attributes:
         exact: what `fingerprint` returns is compared by identity, and what is plain by type and value; else its first
             item is compared by what it says itself.
-        slow: that takes long, so it is looked at less and less often.
     """
 
-    exact, slow = True, False
+    exact = True
 
     def parts(self, thing: Any) -> Parts:
         """Return what the object leads to, in an order that is the same in a process that did the same."""

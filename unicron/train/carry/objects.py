@@ -11,16 +11,16 @@ import sys
 import threading
 import types
 import weakref
-import zlib
 from collections.abc import Iterator
 from inspect import GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
 from typing import Any
 
 import torch
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+from xxhash import xxh3_128_digest
 
 from unicron.train.carry.bars import BAR, library_of
-from unicron.train.carry.by_value import ByValue, Data, Hidden, Inline, Opaque, Position
+from unicron.train.carry.by_value import ByValue, Hidden, Inline, Opaque, Position
 from unicron.train.carry.files import FILE, is_file
 from unicron.train.carry.kinds import (
     ATTACHED,
@@ -66,10 +66,10 @@ BOUND_MODULES = (
 
 SMALL_BYTES = 64 << 10
 COMPARED_BYTES = 256 << 10
-"""Of a tensor of more the version shows whether it has changed."""
+"""Of a tensor of more its version and some of its numbers show whether it has changed."""
 
-ARRAY_BYTES, MOST_DATA_BYTES = 1 << 20, 1 << 30
-"""An array of more is data: whether it changes is seen late, and of one that is larger still, not at all."""
+ARRAY_BYTES, ARRAYS_BYTES = 8 << 20, 16 << 20
+"""An array of more, and arrays that together have more, are data that may not change: `large` looks at them."""
 
 LARGE_BYTES = 4 << 20
 """A tensor of more is not carried."""
@@ -114,7 +114,7 @@ class _Tensor(Kind):
 
     def fingerprint(self, thing: torch.Tensor) -> tuple[Any, ...]:
         # a fused optimizer, or BatchNorm, leaves the version as it is
-        is_large = thing.layout == torch.strided and thing.nbytes > COMPARED_BYTES
+        is_large = is_large_tensor(thing, TENSOR)
         value = (thing._version, thing.data_ptr()) if is_large else raw(thing)  # noqa: SLF001
         own = itertools.chain.from_iterable(ATTACHED.parts(thing))
         return value, thing.requires_grad, thing.grad if thing.is_leaf else None, thing.shape, thing.dtype, *own
@@ -222,7 +222,9 @@ def _put_array(thing: Any, state: Any) -> None:
 def _look_array(thing: Any) -> Any:
     if thing.dtype.hasobject:
         raise NotCarriedError("an array of objects")
-    return thing.tobytes(), thing.shape, str(thing.dtype)
+    if thing.nbytes <= SMALL_BYTES:
+        return thing.tobytes(), thing.shape, str(thing.dtype)
+    return xxh3_128_digest(thing if thing.flags.c_contiguous else thing.copy()), thing.shape, str(thing.dtype)
 
 
 def _numpy_state(thing: Any) -> Any:
@@ -240,7 +242,7 @@ def _put_numpy_state(thing: Any, state: Any) -> None:
         thing.state = state
 
 
-DATA = Data(lambda thing: zlib.crc32(thing.tobytes()))
+DATA = Opaque()
 ARRAY = ByValue(lambda thing: thing.copy(), _put_array, _look_array)
 NUMPY_GENERATOR = ByValue(_numpy_state, _put_numpy_state, lambda thing: repr(_numpy_state(thing)))
 
@@ -308,7 +310,7 @@ def kind_of(thing: Any) -> Kind | None:
     if kind is OPAQUE and isinstance(thing, io.IOBase) and is_file(thing):
         return FILE
     if kind is ARRAY and thing.nbytes > ARRAY_BYTES:
-        return DATA if thing.flags.writeable and thing.nbytes < MOST_DATA_BYTES else OPAQUE
+        return DATA if thing.flags.writeable else OPAQUE
     return kind
 
 
@@ -334,6 +336,11 @@ def _kind_of_display(cls: Any, library: str) -> Kind:
     if library == "rich":
         return ATTRIBUTES if cls.__module__ == "rich.progress" else OPAQUE
     return BAR if hasattr(cls, "update") and hasattr(cls, "close") else OPAQUE
+
+
+def is_large_tensor(thing: Any, kind: Kind) -> bool:
+    """Return whether too much is in a tensor for all of it to be looked at in each iteration."""
+    return kind is TENSOR and thing.layout == torch.strided and thing.nbytes > COMPARED_BYTES
 
 
 def is_moving(thing: Any) -> bool:
