@@ -14,6 +14,7 @@ import pathlib
 import pickle
 import random
 import re
+import threading
 import uuid
 import zoneinfo
 from typing import NamedTuple
@@ -398,3 +399,33 @@ def test_arrays_that_together_are_too_much_are_looked_at_in_turn():
     with pytest.raises(NotCarriedError, match="`x2` of x, an array of 7 MiB, was written"):
         for _ in iter(lambda: heap.snapshot(spaces, {}), 0):  # sooner or later
             pass
+
+
+@pytest.mark.parametrize("draws", [True, False])
+@pytest.mark.parametrize("alone", [True, False])
+def test_numbers_that_a_thread_may_have_drawn_are_refused_by_the_name_of_the_thread(draws, alone):
+    heap, spaces = numbered({"x": [1]})
+    go, done = threading.Event(), threading.Event()
+
+    def loads_ahead():
+        if draws:
+            np.random.rand()  # noqa: NPY002 the generator that all share
+        go.set()
+        done.wait()
+
+    thread = threading.Thread(target=loads_ahead, name="ahead", daemon=True)
+    thread.start()
+    go.wait()
+    try:
+        if alone:
+            done.set()
+            thread.join()
+        for _ in range(2):
+            with (
+                contextlib.nullcontext() if alone or not draws else pytest.raises(NotCarriedError, match="thread ahead")
+            ):
+                heap.snapshot(spaces, {})
+    finally:
+        done.set()
+        thread.join()
+    heap.snapshot(spaces, {})

@@ -18,7 +18,7 @@ from unicron.train.carry.by_value import Opaque
 from unicron.train.carry.kinds import ATTACHED, ATTRIBUTES, OPTIMIZER, Kind, NotCarriedError, is_of_script, own_hooks
 from unicron.train.carry.objects import INLINE, OPAQUE, POSITION, is_moving, kind_of, raw, unraw
 from unicron.train.carry.pickling import Key, Pickler, Unpickler
-from unicron.train.carry.randomness import generators, set_generators
+from unicron.train.carry.randomness import generators, set_generators, thread_that_may_draw
 from unicron.train.carry.unchanged import Changes, Numbered, describe, number_object
 from unicron.train.carry.values import is_same
 from unicron.train.carry.variables import Variables
@@ -74,6 +74,7 @@ class Heap:
         self._present: dict[int, Any] = {}
         self._unbound: set[tuple[str, str]] = set()
         self._kept_states = dict[Key, Any]()
+        self._last_states, self._drawn_beside = generators(), False
         self._hooks, self._hooked = 0, set[int]()
         self._modules, self._tensors = list[tuple[Key, Any]](), list[tuple[Key, Any]]()
         self.missing_gradients = list[torch.nn.Parameter]()
@@ -238,7 +239,7 @@ class Heap:
         else:
             summed = bytes(each is not None and (not zeroed or bool(local(each).any())) for each in there)
         hooks = RemovableHandle.next_id if self._hooks != RemovableHandle.next_id else 0
-        whole = variables, entries, generators(), gradients, summed, hooks
+        whole = variables, entries, self._certain_generators(), gradients, summed, hooks
         try:
             return self.pack(whole)
         except InjectedFault:
@@ -249,6 +250,26 @@ class Heap:
             if self._exclude_unpicklable(variables):
                 return self.snapshot(spaces, dead, gradients=gradients, zeroed=zeroed)
             raise NotCarriedError(self._blame(entries) or str(error)) from error
+
+    def _certain_generators(self) -> bytes:
+        """Return the states of all generators of random numbers.
+
+        Raises:
+            NotCarriedError: numbers are drawn while another thread runs, that may be the one that draws: at no certain
+                time, so that no other process would draw the same.
+        """
+        states = generators()
+        if not (thread := thread_that_may_draw()):
+            self._drawn_beside = False
+        elif states != self._last_states:
+            self._drawn_beside = True
+        self._last_states = states
+        if self._drawn_beside:
+            raise NotCarriedError(
+                f"{thread} runs beside the loop while random numbers are drawn, and which of them it draws depends on "
+                "time: draw in the loop, or have a DataLoader's workers do so"
+            )
+        return states
 
     def _state_of(self, key: Key) -> Any:
         one = self._numbered[key]
@@ -327,6 +348,7 @@ class Heap:
                 raise NotCarriedError(f"the variables of {name} are not here")
             spaces[name].assign(self._moved_on(name, spaces[name], as_first) | values, names)
         set_generators(states)
+        self._last_states = states
         if hooks:  # those that are registered from now on get other numbers
             self._hooks, RemovableHandle.next_id = -1, max(hooks, RemovableHandle.next_id)
         self._restore_gradients(summed, whole=gradients)
