@@ -96,3 +96,35 @@ def test_where_nobody_is_in_a_loop_all_is_as_the_script_has_it(tmp_path):
     assert (tmp_path / "config").read_text() == "second"
     assert not (tmp_path / "gone").exists()
     assert not (tmp_path / "old").exists()
+
+
+OWN = """
+import os, shutil, tempfile
+from pathlib import Path
+
+os.mkdir(folder / f"cache-{number}")
+for path in (folder / f"cache-{number}" / "part", folder / f"part-{number}"):
+    with path.open("w") as file:
+        file.write("some")
+    with path.open("a") as file:
+        file.write(" and more")
+os.close(os.open(folder / f"lock-{number}", os.O_CREAT))
+found = (folder / f"part-{number}").read_text(), (folder / f"cache-{number}" / "part").read_text()
+os.replace(folder / f"part-{number}", folder / f"whole-{number}")
+shutil.move(folder / f"cache-{number}" / "part", folder / "all")
+os.unlink(folder / f"lock-{number}")
+os.rename(folder / f"whole-{number}", folder / "latest")
+shutil.rmtree(folder / f"cache-{number}")
+"""
+
+
+def test_what_a_new_rank_has_made_itself_is_its_own_and_takes_no_place_of_the_others(tmp_path):
+    for number in (1, 2):
+        files = Files(first=number == 1)
+        if files.diverts_writes:
+            files.install()
+            files.set_joins_late(late=True)
+        variables = {"folder": tmp_path, "number": number, NAME: None, "__name__": "__main__"}
+        exec(OWN, variables)
+        assert variables["found"] == ("some and more", "some and more")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["all", "latest", "whole-2"]

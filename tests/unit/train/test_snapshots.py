@@ -221,7 +221,11 @@ def last(before, body):
         ),
         ("mine = threading.local()", "mine.step = step", f"`mine` of {MODULE} (_local) has changed"),
         ("", "os.environ['UNICRON_TEST_STEP'] = str(step)", "`environ` of os (_Environ) has changed"),
-        ("import numpy; big = numpy.zeros(1 << 18)", "big[step] = 1", f"`big` of {MODULE} (ndarray) has changed"),
+        (
+            "import numpy; big = numpy.zeros(2 << 20)",
+            "big[:] = 1",
+            f"`big` of {MODULE}, an array of 16 MiB, was written",
+        ),
         ("box = {}", "box['f'] = lambda: step", f"`box.f` of {MODULE}: the function <lambda>"),
         ("import socket; box = []", "box.append(socket.socket())", f"`box.0` of {MODULE}: socket.socket, which"),
         (

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 
+from unicron.train.carry.bars import BAR, library_of
 from unicron.train.carry.kinds import NotCarriedError, slots
 from unicron.train.carry.values import bits_of, value_of
 
@@ -23,11 +24,12 @@ Pairs = list[tuple[str, Any, Any]]
 SHOWN = 60
 """Characters of a value in a text."""
 
-_IDENTICAL = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.dtype)
+_IDENTICAL = (type, types.ModuleType, types.CodeType, torch.dtype)
 _SHARED = (list, dict, set, bytearray, collections.deque, torch.Tensor)
 """Containers that can be changed: whoever shares one sees what another does to it."""
 
 
+_MADE_ANEW = (tuple, frozenset, types.MethodType, types.BuiltinFunctionType, weakref.ref)
 _MADE_SHARED, _NEVER_CHANGED = {"_tensor", "_frombuffer", "_reconstruct"}, {"dtype"}
 
 
@@ -121,8 +123,8 @@ def snapshot_differences(ours: bytes, theirs: bytes) -> dict[str, str]:
 
 def _named_parts(snapshot: Any) -> dict[str, Any]:
     variables, entries, states, gradients, summed, _ = snapshot
-    found = {f"`{name}` of {space}": value for space, values, _ in variables for name, value in values.items()}
-    found |= {f"the variables of {space}": {*names} for space, _, names in variables}
+    found = {f"`{name}` of {space}": value for space, values, *_ in variables for name, value in values.items()}
+    found |= {f"the variables of {space}": {*names} for space, _, names, _ in variables}
     for (_, space, *way), state in entries:
         path = f"`{'.'.join(map(str, way))}` of {space}"
         found[path if path not in found else f"{path} ({len(found)})"] = state
@@ -183,7 +185,7 @@ def _is_shared(thing: Any) -> bool:
     if isinstance(thing, _Made):
         name = type(thing).__name__
         return name not in _NEVER_CHANGED and (bool(thing.items) or hasattr(thing, "state") or name in _MADE_SHARED)
-    return isinstance(thing, _SHARED) or hasattr(thing, "__dict__")
+    return isinstance(thing, _SHARED) or (hasattr(thing, "__dict__") and not isinstance(thing, _MADE_ANEW))
 
 
 def _compare(path: str, ours: Any, theirs: Any, partners: _Partners) -> str | Pairs:
@@ -236,12 +238,17 @@ def _parts(path: str, ours: Any, theirs: Any) -> Pairs:
 _BUILT_IN = (*_SHARED, tuple, frozenset, collections.OrderedDict, collections.defaultdict, collections.Counter)
 
 
+_UNLIKE_OTHERS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, weakref.ref, functools.partial)
+
+
 def _attributes(thing: Any) -> dict[str, Any] | None:
     cls: Any = type(thing)
-    if isinstance(thing, types.FunctionType | types.MethodType | weakref.ref) or cls.__module__ == "numpy":
+    if isinstance(thing, _UNLIKE_OTHERS) or cls.__module__ == "numpy":
         return None
     if not cls.__dictoffset__ and not slots(cls):
         return None
+    if library_of(cls) and not isinstance(thing, _Made):
+        return dict(BAR.parts(thing))
     own = {name: getattr(thing, name) for name in slots(cls) if hasattr(thing, name)}
     if isinstance(thing, random.Random):
         own["state"] = thing.getstate()
@@ -274,7 +281,8 @@ _ASKED = {"__call__", "get_state"}
 _MADE_FROM: dict[Any, tuple[str, ...]] = {
     weakref.ref: ("__call__",),
     types.MethodType: ("__self__", "__func__"),
-    functools.partial: ("func", "args", "keywords"),
+    functools.partial: ("func", "args", "keywords", "__dict__"),
+    types.BuiltinFunctionType: ("__self__", "__qualname__"),
     types.FunctionType: ("__code__", "__defaults__", "__kwdefaults__", "__closure__"),
     types.CellType: ("cell_contents",),
     torch.Generator: ("get_state",),

@@ -43,7 +43,7 @@ class Files:
     def __init__(self, *, first: bool) -> None:
         self.diverts_writes, self._joins_late = not first, False
         self._opened: list[tuple[Any, int | None]] = []
-        self._reported = set[str]()
+        self._reported, self._made = set[str](), set[str]()
 
     def install(self) -> None:
         """Have scripts open files, and make and remove folders, by way of this."""
@@ -54,6 +54,25 @@ class Files:
         ):
             setattr(module, name, self._skipped_if_late(name, getattr(module, name)))
         os.mkdir = self._mkdir_if_late(os.mkdir)
+        sys.addaudithook(self._record_made)
+
+    def _record_made(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Record files and folders that this process is about to make, by whatever it calls: they are its own."""
+        if not self.diverts_writes or event not in {"open", "os.mkdir"} or isinstance(arguments[0], int | None):
+            return
+        if event == "os.mkdir" or arguments[2] & os.O_CREAT:
+            path = os.fsdecode(arguments[0])
+            if not os.path.lexists(path):
+                self._made.add(os.path.realpath(path))
+
+    def _is_own(self, path: Any) -> bool:
+        """Return whether only this process is likely to use a path: as it has made it, or as it is a temporary one."""
+        if not isinstance(path, str | bytes | os.PathLike):
+            return True
+        real, folder = Path(os.path.realpath(os.fsdecode(path))), Path(tempfile.gettempdir()).resolve()
+        if not self._made.isdisjoint(map(str, (real, *real.parents))):
+            return True
+        return real != folder and real.is_relative_to(folder) and real.relative_to(folder).parts[0].startswith("tmp")
 
     def open(self, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
         """Open a file as Python does, or another in its place."""
@@ -64,7 +83,8 @@ class Files:
         writes = self.diverts_writes and path is not None and set(mode) & how
         if path is None or not writes or _caller().get("__name__", "").startswith("unicron"):
             return _open(file, mode, *arguments, **named)
-        if not Path(os.fsdecode(path)).is_file():  # such as one with this process's number in its name
+        real = os.path.realpath(os.fsdecode(path))
+        if not Path(real).is_file() or real in self._made:  # such as one with this process's number in its name
             opened = _open(file, mode, *arguments, **named)
             self._opened.append((opened, None))
             return opened
@@ -96,7 +116,7 @@ class Files:
     def _skipped_if_late(self, name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
         def unless_late(*arguments: Any, **named: Any) -> Any:
             path = arguments[0] if arguments else None
-            if not self._joins_late or not _is_called_by_script() or _is_own(path):
+            if not self._joins_late or not _is_called_by_script() or self._can_do(name, arguments):
                 return usual(*arguments, **named)
             words = f"{name}({os.fspath(path)!r}) is left out, as the other ranks have it behind them"  # type: ignore[arg-type]
             if words not in self._reported:
@@ -105,6 +125,11 @@ class Files:
             return None
 
         return unless_late
+
+    def _can_do(self, name: str, arguments: tuple[Any, ...]) -> bool:
+        """Return whether removing or renaming something can't take anything from the others."""
+        paths = arguments[: 2 if name in {"rename", "replace", "move"} else 1]
+        return all(not _exists(path) or self._is_own(path) for path in paths)
 
     def _mkdir_if_late(self, usual: Callable[..., None]) -> Callable[..., None]:
         def unless_late(path: Any, *arguments: Any, **named: Any) -> None:
@@ -126,12 +151,8 @@ def _is_called_by_script() -> bool:
     return NAME in _caller()
 
 
-def _is_own(path: Any) -> bool:
-    """Return whether only this process is likely to use a path."""
-    if not isinstance(path, str | os.PathLike):
-        return True
-    real, folder = Path(path).resolve(), Path(tempfile.gettempdir()).resolve()
-    return not real.exists() or (real.is_relative_to(folder) and real.relative_to(folder).parts[0].startswith("tmp"))
+def _exists(path: Any) -> bool:
+    return isinstance(path, str | bytes | os.PathLike) and os.path.lexists(path)
 
 
 def _write_out(opened: Any, number: int | None) -> None:

@@ -13,10 +13,14 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from unicron.errors import InvalidInputError
+from unicron.train.carry.values import NUMBERS, is_same
 from unicron.train.carry.variables import NAME
 
 Parts = list[tuple[Any, Any]]
 """An object's parts, with their names: attributes, keys, places."""
+
+
+_ABSENT = object()
 
 
 class NotCarriedError(InvalidInputError):
@@ -31,11 +35,11 @@ class Kind:
     """Objects of a kind, whose state can be looked at, taken, and put into another one of the kind.
 
     Attributes:
-        exact: what `look` returns is compared by identity; else by value.
-        slow: that takes long, so it is looked at less and less often.
+        exact: what `fingerprint` returns is compared by identity, and what is plain by type and value; else its first
+            item is compared by what it says itself.
     """
 
-    exact, slow = True, False
+    exact = True
 
     def parts(self, thing: Any) -> Parts:
         """Return what the object leads to, in an order that is the same in a process that did the same."""
@@ -67,7 +71,7 @@ class _Attributes(Kind):
 
     def fingerprint(self, thing: Any) -> tuple[Any, ...]:
         attributes = getattr(thing, "__dict__", {})  # the many that there are of these are looked at in each iteration
-        return *attributes, *attributes.values(), *(getattr(thing, name, None) for name in slots_of(thing))
+        return *attributes, *attributes.values(), *(getattr(thing, name, _ABSENT) for name in slots_of(thing))
 
     def views(self, thing: Any) -> tuple[Collection[Any], ...]:
         attributes = getattr(thing, "__dict__", None)
@@ -83,9 +87,23 @@ class _Attributes(Kind):
             if list(vars(thing)) != list(attributes):
                 vars(thing).clear()
             vars(thing).update(attributes)
-        for name, value in state:
-            if name in own:
-                object.__setattr__(thing, name, value)
+        given = dict(state)
+        for name in own:
+            if name in given:
+                object.__setattr__(thing, name, given[name])
+            elif hasattr(thing, name):
+                object.__delattr__(thing, name)
+
+
+class _Attached(_Attributes):
+    """What a script has attached to an object whose own state goes another way."""
+
+    def parts(self, thing: Any) -> Parts:
+        return [*vars(thing).items()] if hasattr(thing, "__dict__") else []
+
+    def set_state(self, thing: Any, state: Any) -> None:
+        vars(thing).clear()
+        vars(thing).update(state)
 
 
 class _Module(_Attributes):
@@ -153,7 +171,7 @@ class _Optimizer(_Attributes):
 
 _CARRIED = frozenset({"state", "param_groups", "defaults"})
 
-ATTRIBUTES, MODULE, OPTIMIZER = _Attributes(), _Module(), _Optimizer()
+ATTRIBUTES, ATTACHED, MODULE, OPTIMIZER = _Attributes(), _Attached(), _Module(), _Optimizer()
 
 
 class _Holding(Kind):
@@ -188,7 +206,7 @@ class _Holding(Kind):
             ATTRIBUTES.set_state(thing, state[1])
 
 
-_BUILT_IN = {dict, list, set, collections.deque, collections.defaultdict, collections.OrderedDict, collections.Counter}
+_BUILT_IN = {dict, list, set, collections.deque, collections.defaultdict, collections.OrderedDict}
 
 
 def _refill_list(thing: Any, items: list[Any]) -> None:
@@ -204,9 +222,27 @@ def _refill_dict(thing: Any, items: list[Any]) -> None:
         set_item(thing, key, value)
 
 
-def _refill_set(thing: Any, items: list[Any]) -> None:
+def refill_set(thing: Any, items: list[Any]) -> None:
+    """Have a set hold these items, in their order if it is the same in all processes."""
     thing.clear()
-    thing.update(value for _, value in items)
+    thing.update(value for name, value in items if name == "?")
+    check_order(thing, items)
+
+
+def items_of_set(thing: Any) -> Parts:
+    """Return the items of a set; with its size in memory if its order is the same in all processes, as of numbers."""
+    found = [("?", each) for each in thing]
+    return [*found, ("size", sys.getsizeof(thing))] if all(type(each) in NUMBERS for each in thing) else found
+
+
+def check_order(thing: Any, items: list[Any]) -> None:
+    """Check whether a set has the order that another has, and will have as more is added.
+
+    Raises:
+        NotCarriedError: it has another, as items were taken from the other one.
+    """
+    if items and items[-1][0] == "size" and not is_same((*items_of_set(thing),), (*items,)):
+        raise NotCarriedError("a set of numbers from which some were taken, so that its order is no other's: sort it")
 
 
 class _Cell(Kind):
@@ -245,6 +281,22 @@ class _Function(Kind):
         vars(thing).update(state[2])
 
 
+class _Partial(Kind):
+    """What functools.partial makes."""
+
+    def parts(self, thing: Any) -> Parts:
+        return [("func", thing.func), ("args", thing.args), ("keywords", thing.keywords), *vars(thing).items()]
+
+    def fingerprint(self, thing: Any) -> tuple[Any, ...]:
+        return thing.func, thing.args, thing.keywords, *itertools.chain.from_iterable(vars(thing).items())
+
+    def state(self, thing: Any) -> Any:
+        return thing.func, thing.args, thing.keywords, dict(vars(thing))
+
+    def set_state(self, thing: Any, state: Any) -> None:
+        thing.__setstate__(state)
+
+
 class _Class(Kind):
     """Classes of the script, by attributes that are no methods."""
 
@@ -270,8 +322,8 @@ class _Class(Kind):
 
 LIST = _Holding(tuple, lambda thing: [*enumerate(thing)], _refill_list)
 DICT = _Holding(lambda thing: (*thing, *thing.values()), lambda thing: [*thing.items()], _refill_dict)
-SET = _Holding(tuple, lambda thing: [("?", each) for each in thing], _refill_set)
-CELL, FUNCTION, CLASS = _Cell(), _Function(), _Class()
+SET = _Holding(tuple, items_of_set, refill_set)
+CELL, FUNCTION, PARTIAL, CLASS = _Cell(), _Function(), _Partial(), _Class()
 
 
 def slots_of(thing: Any) -> tuple[str, ...]:

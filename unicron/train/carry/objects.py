@@ -11,16 +11,19 @@ import sys
 import threading
 import types
 import weakref
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from inspect import GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
 from typing import Any
 
 import torch
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+from xxhash import xxh3_128_digest
 
+from unicron.train.carry.bars import BAR, library_of
+from unicron.train.carry.by_value import ByValue, Hidden, Inline, Opaque, Position
 from unicron.train.carry.files import FILE, is_file
 from unicron.train.carry.kinds import (
+    ATTACHED,
     ATTRIBUTES,
     CELL,
     CLASS,
@@ -29,6 +32,7 @@ from unicron.train.carry.kinds import (
     LIST,
     MODULE,
     OPTIMIZER,
+    PARTIAL,
     SET,
     Kind,
     NotCarriedError,
@@ -62,37 +66,13 @@ BOUND_MODULES = (
 
 SMALL_BYTES = 64 << 10
 COMPARED_BYTES = 256 << 10
-"""Of a tensor of more the version shows whether it has changed."""
+"""Of a tensor of more its version and some of its numbers show whether it has changed."""
 
-ARRAY_BYTES, MOST_DATA_BYTES = 1 << 20, 1 << 30
-"""An array of more is data: whether it changes is seen late, and of one that is larger still, not at all."""
+ARRAY_BYTES, ARRAYS_BYTES = 8 << 20, 16 << 20
+"""An array of more, and arrays that together have more, are data that may not change: `large` looks at them."""
 
 LARGE_BYTES = 4 << 20
 """A tensor of more is not carried."""
-
-
-class _ByValue(Kind):
-    """An object without parts, which is compared by its value."""
-
-    exact = False
-
-    def __init__(self, state: Callable[[Any], Any], put: Callable[[Any, Any], None], look: Any = None) -> None:
-        self._state, self._put, self._look = state, put, look
-
-    def parts(self, thing: Any) -> Parts:  # noqa: ARG002
-        return []
-
-    def fingerprint(self, thing: Any) -> tuple[Any, ...]:
-        """Return its value, or something that differs when it does."""
-        return ((self._look or self._state)(thing),)
-
-    def state(self, thing: Any) -> Any:
-        """Return its value."""
-        return self._state(thing)
-
-    def set_state(self, thing: Any, state: Any) -> None:
-        """Set its value."""
-        self._put(thing, state)
 
 
 class Resumable:
@@ -145,16 +125,19 @@ class _Tensor(Kind):
     exact = False
 
     def parts(self, thing: torch.Tensor) -> Parts:
-        return [("grad", thing.grad)] if thing.is_leaf and thing.grad is not None else []
+        own = ATTACHED.parts(thing)
+        return [("grad", thing.grad), *own] if thing.is_leaf and thing.grad is not None else own
 
     def fingerprint(self, thing: torch.Tensor) -> tuple[Any, ...]:
         # a fused optimizer, or BatchNorm, leaves the version as it is
-        is_large = thing.layout == torch.strided and thing.nbytes > COMPARED_BYTES
+        is_large = is_large_tensor(thing, TENSOR)
         value = (thing._version, thing.data_ptr()) if is_large else raw(thing)  # noqa: SLF001
-        return value, thing.requires_grad, id(thing.grad) if thing.is_leaf else 0, thing.shape, thing.dtype
+        own = itertools.chain.from_iterable(ATTACHED.parts(thing))
+        return value, thing.requires_grad, thing.grad if thing.is_leaf else None, thing.shape, thing.dtype, *own
 
     def state(self, thing: torch.Tensor) -> Any:
-        return raw(thing), thing.dtype, tuple(thing.shape), thing.requires_grad, thing.grad if thing.is_leaf else None
+        grad = thing.grad if thing.is_leaf else None
+        return raw(thing), thing.dtype, tuple(thing.shape), thing.requires_grad, grad, ATTACHED.parts(thing)
 
     @torch.no_grad()
     def set_state(self, thing: torch.Tensor, state: Any) -> None:
@@ -167,6 +150,7 @@ class _Tensor(Kind):
         if thing.is_leaf:
             thing.requires_grad_(state[3])
             thing.grad = state[4]
+        ATTACHED.set_state(thing, state[5])
 
 
 def raw(tensor: torch.Tensor) -> Any:
@@ -213,54 +197,6 @@ _SPARSE: dict[torch.layout, tuple[str, ...]] = {
 """Layouts of sparse tensors, with the methods that return what they are made of."""
 
 
-class Opaque(Kind):
-    """An object that is left alone: of this process, or carried by other means."""
-
-    def parts(self, thing: Any) -> Parts:  # noqa: ARG002
-        """Return none."""
-        return []
-
-    def fingerprint(self, thing: Any) -> tuple[Any, ...]:  # noqa: ARG002
-        """Return nothing."""
-        return ()
-
-    exact = False
-
-
-class Hidden(Opaque):
-    """An object whose change can be detected, though it can't be restored elsewhere."""
-
-    def __init__(self, look: Callable[[Any], Any]) -> None:
-        self._look = look
-
-    def fingerprint(self, thing: Any) -> tuple[Any, ...]:
-        """Return what shows a change."""
-        return (self._look(thing),)
-
-
-class _Data(Hidden):
-    """Large arrays, which a script may write to."""
-
-    slow = True
-
-
-class Inline(Kind):
-    """An object that is pickled in place, as it can't be changed or is made anew."""
-
-    def parts(self, thing: Any) -> Parts:
-        """Return what it is made of."""
-        if isinstance(thing, types.MethodType):
-            return [("__self__", thing.__self__), ("__func__", thing.__func__)]
-        if isinstance(thing, functools.partial):
-            return [("func", thing.func), ("args", thing.args), ("keywords", thing.keywords)]
-        if isinstance(thing, weakref.ref):
-            return [("()", thing())]
-        if isinstance(thing, tuple | frozenset):
-            return [*enumerate(thing)]
-        reduced = thing.__reduce__()
-        return [] if isinstance(reduced, str) else [*enumerate(reduced[1])]
-
-
 def _advance_loader(thing: Any, count: int) -> None:
     """Have a loader's iterator be so far, unless what goes over it has brought it there."""
     while thing._num_yielded < count:  # noqa: SLF001
@@ -288,9 +224,9 @@ def _pickle_small(thing: Any) -> bytes:
 UNKNOWN = Hidden(_pickle_small)
 OPAQUE, INLINE = Opaque(), Inline()
 TENSOR = _Tensor()
-TORCH_GENERATOR = _ByValue(lambda thing: thing.get_state(), _set_state, lambda thing: bytes(thing.get_state().numpy()))
-PYTHON_GENERATOR = _ByValue(random.Random.getstate, random.Random.setstate)
-BYTES = _ByValue(bytes, lambda thing, state: thing.__setitem__(slice(None), state))
+TORCH_GENERATOR = ByValue(lambda thing: thing.get_state(), _set_state, lambda thing: bytes(thing.get_state().numpy()))
+PYTHON_GENERATOR = ByValue(random.Random.getstate, random.Random.setstate)
+BYTES = ByValue(bytes, lambda thing, state: thing.__setitem__(slice(None), state))
 
 
 def _put_array(thing: Any, state: Any) -> None:
@@ -302,7 +238,9 @@ def _put_array(thing: Any, state: Any) -> None:
 def _look_array(thing: Any) -> Any:
     if thing.dtype.hasobject:
         raise NotCarriedError("an array of objects")
-    return thing.tobytes(), thing.shape, str(thing.dtype)
+    if thing.nbytes <= SMALL_BYTES:
+        return thing.tobytes(), thing.shape, str(thing.dtype)
+    return xxh3_128_digest(thing if thing.flags.c_contiguous else thing.copy()), thing.shape, str(thing.dtype)
 
 
 def _numpy_state(thing: Any) -> Any:
@@ -320,9 +258,9 @@ def _put_numpy_state(thing: Any, state: Any) -> None:
         thing.state = state
 
 
-DATA = _Data(lambda thing: zlib.crc32(thing.tobytes()))
-ARRAY = _ByValue(lambda thing: thing.copy(), _put_array, _look_array)
-NUMPY_GENERATOR = _ByValue(_numpy_state, _put_numpy_state, lambda thing: repr(_numpy_state(thing)))
+DATA = Opaque()
+ARRAY = ByValue(lambda thing: thing.copy(), _put_array, _look_array)
+NUMPY_GENERATOR = ByValue(_numpy_state, _put_numpy_state, lambda thing: repr(_numpy_state(thing)))
 
 
 def _set_stream(thing: Any, state: Any) -> None:
@@ -335,15 +273,13 @@ def _set_stream(thing: Any, state: Any) -> None:
     thing.seek(state[1])
 
 
-IN_MEMORY = _ByValue(lambda thing: None if thing.closed else (thing.getvalue(), thing.tell()), _set_stream)
-POSITION = _ByValue(
+IN_MEMORY = ByValue(lambda thing: None if thing.closed else (thing.getvalue(), thing.tell()), _set_stream)
+POSITION = Position(
     lambda thing: thing.position(), lambda thing, position: thing.advance_to(position), lambda thing: thing.count
 )
-LOADING = _ByValue(lambda thing: thing._num_yielded, _advance_loader)  # noqa: SLF001
+LOADING = Position(lambda thing: thing._num_yielded, _advance_loader)  # noqa: SLF001
 
-STATEFUL = _ByValue(
-    lambda thing: thing.state(), lambda thing, state: thing.set_state(state), lambda thing: thing.look()
-)
+STATEFUL = ByValue(lambda thing: thing.state(), lambda thing, state: thing.set_state(state), lambda thing: thing.look())
 
 _BY_CLASS: dict[Any, Kind] = {
     Resumable: POSITION,
@@ -365,8 +301,9 @@ _BY_CLASS: dict[Any, Kind] = {
     tuple: INLINE,
     frozenset: INLINE,
     weakref.ref: INLINE,
-    functools.partial: INLINE,
+    functools.partial: PARTIAL,
     types.MethodType: INLINE,
+    types.BuiltinFunctionType: INLINE,
     dict: DICT,
     list: LIST,
     collections.deque: LIST,
@@ -392,7 +329,7 @@ def kind_of(thing: Any) -> Kind | None:
     if kind is OPAQUE and isinstance(thing, io.IOBase) and is_file(thing):
         return FILE
     if kind is ARRAY and thing.nbytes > ARRAY_BYTES:
-        return DATA if thing.flags.writeable and thing.nbytes < MOST_DATA_BYTES else OPAQUE
+        return DATA if thing.flags.writeable else OPAQUE
     return kind
 
 
@@ -406,9 +343,23 @@ def _kind(cls: Any) -> Kind | None:
     for each, kind in itertools.chain.from_iterable(table.items() for table in tables):
         if issubclass(cls, each):
             return kind
+    if library := library_of(cls):
+        return _kind_of_display(cls, library)
     if issubclass(cls, BOUND) or (cls.__module__ or "").startswith(BOUND_MODULES):
         return OPAQUE
     return ATTRIBUTES if cls.__dictoffset__ or slots(cls) else UNKNOWN
+
+
+def _kind_of_display(cls: Any, library: str) -> Kind:
+    """Return the kind of a class of a library of progress bars: what shows them is left with the process."""
+    if library == "rich":
+        return ATTRIBUTES if cls.__module__ == "rich.progress" else OPAQUE
+    return BAR if hasattr(cls, "update") and hasattr(cls, "close") else OPAQUE
+
+
+def is_large_tensor(thing: Any, kind: Kind) -> bool:
+    """Return whether too much is in a tensor for all of it to be looked at in each iteration."""
+    return kind is TENSOR and thing.layout == torch.strided and thing.nbytes > COMPARED_BYTES
 
 
 def is_moving(thing: Any) -> bool:

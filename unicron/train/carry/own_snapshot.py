@@ -9,26 +9,24 @@ closures, aliases, and what libraries hold stay what they are.
 import io
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from unicron.train.carry.kinds import ATTRIBUTES, OPTIMIZER, Kind, NotCarriedError, is_of_script, own_hooks
-from unicron.train.carry.objects import INLINE, OPAQUE, POSITION, Opaque, is_moving, kind_of, raw, unraw
+from unicron.train.carry.by_value import Opaque
+from unicron.train.carry.kinds import ATTACHED, ATTRIBUTES, OPTIMIZER, Kind, NotCarriedError, is_of_script, own_hooks
+from unicron.train.carry.objects import INLINE, OPAQUE, POSITION, is_moving, kind_of, raw, unraw
 from unicron.train.carry.pickling import Key, Pickler, Unpickler
-from unicron.train.carry.randomness import generators, set_generators
-from unicron.train.carry.unchanged import Numbered, Unchanged, number_object
+from unicron.train.carry.randomness import generators, set_generators, thread_that_may_draw
+from unicron.train.carry.unchanged import Changes, Numbered, describe, number_object
+from unicron.train.carry.values import is_same
 from unicron.train.carry.variables import Variables
 from unicron.train.snapshots.shards import as_shard_of, local
 from unicron.train.worker.injected import InjectedFault
 
 MOST_OBJECTS = 200_000
 """Numbered; a script with more holds data in many small objects, and looking at each in each iteration takes long."""
-
-TOGETHER = 256
-"""Objects that are compared in one go: if one of them has changed, each of these is looked at once more."""
 
 LARGEST_BYTES = 32 << 20
 """Of a snapshot."""
@@ -47,7 +45,7 @@ class _Stream(io.BytesIO):
         Raises:
             TooLargeError: it is too much.
         """
-        if self.tell() + len(data) > LARGEST_BYTES:
+        if self.tell() + memoryview(data).nbytes > LARGEST_BYTES:
             raise TooLargeError(f"what has changed since the loop began takes more than {LARGEST_BYTES >> 20} MiB")
         return super().write(data)
 
@@ -70,13 +68,13 @@ class Heap:
         self._updated = {id(each) for one in optimizers for group in one.param_groups for each in group["params"]}
         self._parameters = [each for each in self._carried if isinstance(each, torch.nn.Parameter)]
         self._numbered, self._last_number = dict[Key, Numbered](), 0
-        self._watched, self._unchanged = dict[Key, Numbered](), list[Unchanged]()
+        self._changes = Changes()
         self._keys: dict[int, Key] = {}
         self._first_values: dict[str, dict[str, Any]] = {}
         self._present: dict[int, Any] = {}
         self._unbound: set[tuple[str, str]] = set()
-        self._snapshots, self._written = 0, set[Key]()
         self._kept_states = dict[Key, Any]()
+        self._last_states, self._drawn_beside = generators(), False
         self._hooks, self._hooked = 0, set[int]()
         self._modules, self._tensors = list[tuple[Key, Any]](), list[tuple[Key, Any]]()
         self.missing_gradients = list[torch.nn.Parameter]()
@@ -91,7 +89,8 @@ class Heap:
     @property
     def gradient_bytes(self) -> int:
         """Bytes of the gradients that there are."""
-        return sum(local(each.grad).nbytes for each in self._parameters if each.grad is not None)
+        there = (local(each.grad) for each in self._parameters if each.grad is not None)
+        return sum(each.numel() * each.element_size() for each in there)  # of a sparse one, too
 
     def number_objects(self, spaces: Mapping[str, Variables], level: str = "") -> None:
         """Give a key to each object that is reachable and has none: what the script has made before a loop begins.
@@ -102,28 +101,24 @@ class Heap:
         """
         if not level:
             self._first_values = {name: each.values() for name, each in spaces.items()}
+        new = dict[Key, Numbered]()
         for path, thing, kind in self._walk(spaces):
             if id(thing) in self._keys or (level and id(thing) in self._present and not isinstance(kind, Opaque)):
                 continue
             key = (level, *path)
-            if key in self._numbered:  # keys that look alike, in a dictionary
-                key = (*key, len(self._numbered))
+            if key in self._numbered or key in new:  # keys that look alike, in a dictionary
+                key = (*key, self._last_number)
             always = level or kind is OPTIMIZER or id(thing) in self._updated
             self._last_number += 1
-            one = (Numbered if always else number_object)(self._last_number, thing, kind)
-            if not one.is_hidden:
-                self._watched[key] = one
-            self._numbered[key], self._keys[id(thing)] = one, key
+            new[key] = (Numbered if always else number_object)(self._last_number, thing, kind)
+            self._keys[id(thing)] = key
+        self._changes.add(level, new)
+        self._numbered |= new
         if not level:
             things = [(key, one.thing) for key, one in self._numbered.items()]
             self._modules = [(key, thing) for key, thing in things if isinstance(thing, torch.nn.Module)]
             self._tensors = [(key, thing) for key, thing in things if isinstance(thing, torch.Tensor)]
             self._hooks, self._hooked = RemovableHandle.next_id, {number for _, number in self._tensor_hooks()}
-            those = iter([*self._watched.items()])
-            while some := dict(islice(those, TOGETHER)):
-                self._unchanged.append(group := Unchanged(some))
-                for key in group.objects:
-                    del self._watched[key]
 
     def keep_states(self, things: Iterable[Any]) -> None:
         """Keep the states that objects have now; `restore` gives them back to those that the snapshot says nothing of.
@@ -142,9 +137,10 @@ class Heap:
     def forget_levels(self, levels: Iterable[str]) -> None:
         """Forget the keys of objects made before loops that have ended, by the beginnings of their levels."""
         over = tuple(levels)
-        for key in [key for key in self._numbered if key[0].startswith(over)]:
+        keys = [key for key in self._numbered if key[0].startswith(over)]
+        for key in keys:
             del self._keys[id(self._numbered.pop(key).thing)]
-            self._watched.pop(key, None)
+        self._changes.forget(keys)
 
     def _walk(self, spaces: Mapping[str, Variables]) -> Iterator[tuple[Key, Any, Kind]]:
         seen, inline = set[int](), list[Any]()
@@ -158,7 +154,7 @@ class Heap:
                 continue
             seen.add(id(thing))
             if id(thing) in self._carried_ids:
-                kind = OPTIMIZER if kind is OPTIMIZER else OPAQUE
+                kind = OPTIMIZER if kind is OPTIMIZER else ATTACHED if isinstance(thing, torch.Tensor) else OPAQUE
             elif kind is OPTIMIZER:  # one that was made later, whose moments go with nothing else
                 kind = ATTRIBUTES
             if kind is INLINE:
@@ -169,25 +165,18 @@ class Heap:
                 raise NotCarriedError(f"the script's variables lead to more than {MOST_OBJECTS} objects")
             todo.extend(((*path, name), each) for name, each in kind.parts(thing))
 
+    def find_written(self) -> None:
+        """Look at all large arrays and tensors, which takes long, so that no change of one goes unseen.
+
+        Raises:
+            NotCarriedError: one was written to.
+        """
+        self._changes.find_written()
+
     # --- a snapshot --------------------------------------------------------------------------------------------------
 
     def _find_changed(self) -> list[Key]:
-        found, thorough = [], self._snapshots & (self._snapshots - 1) == 0
-        for place, group in enumerate(self._unchanged):
-            if not group.are_same():
-                left = Unchanged(group.objects)
-                self._watched |= left.others  # from now on; whatever is raised in between, none is lost
-                self._unchanged[place] = left
-        for key, one in self._watched.items():
-            if one.kind.slow and not (thorough or key in self._written):
-                continue
-            if one.fingerprint is None or one.is_moving or not one.is_same():
-                if isinstance(one.kind, Opaque):
-                    self._written.add(key)
-                    raise NotCarriedError(
-                        f"{_describe_key(key)} ({type(one.thing).__qualname__}) has changed, which nobody sees into"
-                    )
-                found.append(key)
+        found = self._changes.find()
         if self._hooks != RemovableHandle.next_id:
             found = [*{*found, *self._find_hooked()}]
         return sorted(found, key=lambda key: self._numbered[key].number)
@@ -200,7 +189,7 @@ class Heap:
         """
         for key, number in self._tensor_hooks():
             if number not in self._hooked:
-                raise NotCarriedError(f"{_describe_key(key)} has got a hook, which no other process would have")
+                raise NotCarriedError(f"{describe(key)} has got a hook, which no other process would have")
         for key, module in self._modules:
             if any(id(hooks) not in self._keys for hooks in own_hooks(module).values()):
                 yield key
@@ -230,9 +219,7 @@ class Heap:
         Raises:
             NotCarriedError: it can't be had by another process; the text names it.
         """
-        self._snapshots += 1
-        changed = [(key, self._numbered[key]) for key in self._find_changed()]
-        entries = [(key, one.kind.state(one.thing)) for key, one in changed]
+        entries = [(key, self._state_of(key)) for key in self._find_changed()]
         variables = []
         for name, space in spaces.items():
             values, first = space.values(), self._first_values.get(name, {})
@@ -241,17 +228,19 @@ class Heap:
                 each: value
                 for each, value in live.items()
                 if (name, each) not in self._unbound
-                and (each not in first or value is not first[each] or is_moving(value))
+                and (each not in first or not is_same(value, first[each]) or is_moving(value))
             }
             names = [each for each in values if (name, each) not in self._unbound or each not in live]
-            variables.append((name, known, names))
+            # what is as it was first may have become something else on the other process's way to here
+            as_first = [each for each in names if each in live and each not in known]
+            variables.append((name, known, names, as_first))
         there = [each.grad for each in self._parameters]
         if gradients:
             summed: Any = [each if each is None else _raw_parts(local(each)) for each in there]
         else:
             summed = bytes(each is not None and (not zeroed or bool(local(each).any())) for each in there)
         hooks = RemovableHandle.next_id if self._hooks != RemovableHandle.next_id else 0
-        whole = variables, entries, generators(), gradients, summed, hooks
+        whole = variables, entries, self._certain_generators(), gradients, summed, hooks
         try:
             return self.pack(whole)
         except InjectedFault:
@@ -262,6 +251,33 @@ class Heap:
             if self._exclude_unpicklable(variables):
                 return self.snapshot(spaces, dead, gradients=gradients, zeroed=zeroed)
             raise NotCarriedError(self._blame(entries) or str(error)) from error
+
+    def _certain_generators(self) -> bytes:
+        """Return the states of all generators of random numbers.
+
+        Raises:
+            NotCarriedError: numbers are drawn while another thread runs, that may be the one that draws: at no certain
+                time, so that no other process would draw the same.
+        """
+        states = generators()
+        if not (thread := thread_that_may_draw()):
+            self._drawn_beside = False
+        elif states != self._last_states:
+            self._drawn_beside = True
+        self._last_states = states
+        if self._drawn_beside:
+            raise NotCarriedError(
+                f"{thread} runs beside the loop while random numbers are drawn, and which of them it draws depends on "
+                "time: draw in the loop, or have a DataLoader's workers do so"
+            )
+        return states
+
+    def _state_of(self, key: Key) -> Any:
+        one = self._numbered[key]
+        try:
+            return one.kind.state(one.thing)
+        except NotCarriedError as error:
+            raise NotCarriedError(f"{describe(key)}: {error}") from error
 
     def pack(self, value: Any) -> bytes:
         """Return a value as another process can have it, with references to what is numbered."""
@@ -276,10 +292,10 @@ class Heap:
             return str(error) or type(error).__name__
         return ""
 
-    def _exclude_unpicklable(self, variables: Sequence[tuple[str, dict[str, Any], Any]]) -> bool:
+    def _exclude_unpicklable(self, variables: Sequence[tuple[str, dict[str, Any], Any, Any]]) -> bool:
         """Leave out variables that can't be carried: a script that reads one before it sets it gets a NameError."""
         before = len(self._unbound)
-        for name, values, _ in variables:
+        for name, values, *_ in variables:
             self._unbound |= {(name, each) for each, value in values.items() if self._packing_error(value)}
         return len(self._unbound) > before
 
@@ -288,7 +304,7 @@ class Heap:
             if why := self._packing_error(state):
                 parts = self._numbered[key].kind.parts(self._numbered[key].thing)
                 worst = next(((name,) for name, each in parts if self._packing_error(each)), ())
-                return f"{_describe_key((*key, *worst))}: {why}"
+                return f"{describe((*key, *worst))}: {why}"
         return ""
 
     # --- becoming another rank ---------------------------------------------------------------------------------------
@@ -299,7 +315,7 @@ class Heap:
 
     def _object_of(self, key: Key) -> Any:
         if key not in self._numbered:
-            raise NotCarriedError(f"{_describe_key(key)} is not here")
+            raise NotCarriedError(f"{describe(key)} is not here")
         return self._numbered[key].thing
 
     def restore(self, spaces: Mapping[str, Variables], data: bytes) -> bool:
@@ -323,20 +339,28 @@ class Heap:
         made_before = [key for key in self._find_changed() if not (key[0] or self._numbered[key].is_moving)]
         if more := [key for key in made_before if key not in known]:
             raise NotCarriedError(
-                f"{_describe_key(more[0])} has changed here on the way to the loop, and not on the other rank"
+                f"{describe(more[0])} has changed here on the way to the loop, and not on the other rank"
             )
         if missing := [key for key, _ in entries if key not in self._numbered]:
-            raise NotCarriedError(f"{_describe_key(missing[0])} is not here")
+            raise NotCarriedError(f"{describe(missing[0])} is not here")
         self._restore_objects(entries)
-        for name, values, names in variables:
+        for name, values, names, as_first in variables:
             if name not in spaces:
                 raise NotCarriedError(f"the variables of {name} are not here")
-            spaces[name].assign(values, names)
+            spaces[name].assign(self._moved_on(name, spaces[name], as_first) | values, names)
         set_generators(states)
+        self._last_states = states
         if hooks:  # those that are registered from now on get other numbers
             self._hooks, RemovableHandle.next_id = -1, max(hooks, RemovableHandle.next_id)
         self._restore_gradients(summed, whole=gradients)
         return bool(gradients)
+
+    def _moved_on(self, space: str, variables: Variables, as_first: Iterable[str]) -> dict[str, Any]:
+        """Return the first values of those variables that have other ones by now."""
+        first, now = self._first_values.get(space, {}), variables.values()
+        if missing := next((each for each in as_first if each not in first), ""):
+            raise NotCarriedError(f"`{missing}` of {space} is not here")
+        return {each: first[each] for each in as_first if now.get(each, self) is not first[each]}
 
     def _restore_gradients(self, summed: Iterable[Any], *, whole: bool) -> None:
         self.missing_gradients = []
@@ -359,13 +383,9 @@ class Heap:
                     self._kept_states[key] = kind.state(thing)
                 kind.set_state(thing, state)
             except Exception as error:
-                raise NotCarriedError(f"{_describe_key(key)} can't be made what it was: {error!r}") from error
+                why = str(error) if isinstance(error, NotCarriedError) else repr(error)
+                raise NotCarriedError(f"{describe(key)} can't be made what it was: {why}") from error
 
 
 def _raw_parts(tensor: torch.Tensor) -> tuple[bytes, torch.dtype, tuple[int, ...]]:
     return raw(tensor), tensor.dtype, tuple(tensor.shape)
-
-
-def _describe_key(key: Key) -> str:
-    _, space, *way = key
-    return f"`{'.'.join(map(str, way))}` of {space}"

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from unicron.train.carry.kinds import NotCarriedError
-from unicron.train.carry.objects import Opaque, kind_of, raw, unraw
+from unicron.train.carry.bars import BAR, remade
+from unicron.train.carry.by_value import Opaque
+from unicron.train.carry.kinds import NotCarriedError, check_order, items_of_set, refill_set
+from unicron.train.carry.objects import kind_of, raw, unraw
 
 Key = tuple[Any, ...]
 """Of an object: the loop before which it was made, whose variable leads to it, and the way from there."""
@@ -27,6 +29,12 @@ def _tensor(cls: type, data: bytes, dtype: torch.dtype, shape: tuple[int, ...], 
     elif trained:
         made.requires_grad_()
     made.grad = grad
+    return made
+
+
+def _frozenset(items: list[Any]) -> Any:
+    made = frozenset(value for name, value in items if name == "?")
+    check_order(made, items)
     return made
 
 
@@ -86,23 +94,45 @@ class Pickler(pickle.Pickler):
         Raises:
             NotCarriedError: another process can't have it.
         """
-        if isinstance(thing, torch.Tensor):  # of one that was computed the value is kept, and not from what
-            trained = thing.requires_grad and thing.is_leaf
-            grad = thing.grad if thing.is_leaf else None
-            return _tensor, (type(thing), raw(thing), thing.dtype, tuple(thing.shape), trained, grad)
-        if isinstance(thing, torch.Generator):
-            return _generator, (thing.get_state(),)
-        if isinstance(thing, weakref.ref):
-            return _reference, (thing(),)
-        if isinstance(thing, _SingleProcessDataLoaderIter):
-            return _exhausted, (type(thing), _remaining_of(thing))
-        if isinstance(thing, ModuleType):
-            return _module, (thing.__name__,)
-        if isinstance(kind_of(thing), Opaque):
+        for cls, reduce in _REDUCED.items():
+            if isinstance(thing, cls):
+                return reduce(thing)
+        kind = kind_of(thing)
+        if kind is BAR:
+            return remade(thing)
+        if isinstance(kind, Opaque):
             raise NotCarriedError(f"{type(thing).__module__}.{type(thing).__qualname__}, which only this process has")
         if isinstance(thing, FunctionType) and "<" in thing.__qualname__:
             raise NotCarriedError(f"the function {thing.__qualname__}, which was made since the loop began")
         return NotImplemented
+
+
+def _reduce_tensor(thing: torch.Tensor) -> Any:
+    """Return the parts of a tensor; of one that was computed the value is kept, and not from what."""
+    trained = thing.requires_grad and thing.is_leaf
+    grad = thing.grad if thing.is_leaf else None
+    made = type(thing), raw(thing), thing.dtype, tuple(thing.shape), trained, grad
+    return (_tensor, made, dict(vars(thing)), None, None, _attach) if vars(thing) else (_tensor, made)
+
+
+def _attach(thing: Any, attributes: dict[str, Any]) -> None:
+    vars(thing).update(attributes)
+
+
+def _reduce_set(thing: Any) -> Any:
+    if type(thing) is set:
+        return set, (), items_of_set(thing), None, None, refill_set
+    return (_frozenset, (items_of_set(thing),)) if type(thing) is frozenset else NotImplemented
+
+
+_REDUCED: dict[Any, Callable[[Any], Any]] = {
+    torch.Tensor: _reduce_tensor,
+    torch.Generator: lambda thing: (_generator, (thing.get_state(),)),
+    weakref.ref: lambda thing: (_reference, (thing(),)),
+    _SingleProcessDataLoaderIter: lambda thing: (_exhausted, (type(thing), _remaining_of(thing))),
+    (set, frozenset): _reduce_set,
+    ModuleType: lambda thing: (_module, (thing.__name__,)),
+}
 
 
 class Unpickler(pickle.Unpickler):

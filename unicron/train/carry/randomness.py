@@ -4,7 +4,10 @@ import os
 import pickle
 import random
 import sys
+import threading
 from hashlib import blake2b
+from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -43,3 +46,36 @@ def seed(rank: int) -> None:
     random.seed(number)
     if numpy := sys.modules.get("numpy"):  # it takes none so large
         numpy.random.seed(number % 2**32)
+
+
+LIBRARY = frozenset(sys.stdlib_module_names) - {"__main__"}
+HARMLESS = frozenset(
+    {
+        *("unicron", "torch", "tqdm", "rich", "filelock", "psutil", "zmq", "execnet", "pynvml", "prometheus_client"),
+        *("wandb", "tensorboard", "tensorboardX", "mlflow", "comet_ml", "neptune", "clearml", "sentry_sdk", "google"),
+        *("grpc", "requests", "urllib3", "aiohttp", "fsspec", "boto3", "botocore", "s3transfer", "tornado"),
+        *("watchdog", "pydevd", "debugpy", "ipykernel", "IPython", "ray"),
+    }
+)
+"""Packages whose threads write logs, or wait: they draw nothing that a script depends on."""
+
+
+def thread_that_may_draw() -> str:
+    """Return which thread runs a script's code, or a library's that is not known, beside it; empty where none does."""
+    if threading.active_count() == 1:
+        return ""
+    frames = sys._current_frames()  # noqa: SLF001 there is no other way to what threads run
+    own = {threading.get_ident(), threading.main_thread().ident}
+    for thread in threading.enumerate():
+        frame, first = None if thread.ident is None or thread.ident in own else frames.get(thread.ident), None
+        while frame is not None:
+            if _package_of(frame) not in LIBRARY:
+                first = frame  # the outermost, at last: whose thread it is
+            frame = frame.f_back
+        if first is not None and _package_of(first) not in HARMLESS:
+            return f"thread {thread.name} ({Path(first.f_code.co_filename).name}:{first.f_lineno})"
+    return ""
+
+
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -1,19 +1,34 @@
 """Objects of a script as they were when they were numbered, and whether they have changed since.
 
 Most never do. What those hold is compared in one go, with no line of Python for each, by the identity of all that shows
-where each is looked at by itself. So nothing is missed; whichever has changed is looked at by itself from then on.
+where each is looked at by itself. Where that differs each is looked at once more, plain values by type and value.
 """
 
 import operator
-from collections.abc import Collection, Mapping
-from itertools import chain
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
+from unicron.train.carry.by_value import Opaque
 from unicron.train.carry.kinds import Kind, NotCarriedError
-from unicron.train.carry.objects import OPAQUE, Opaque, is_moving
+from unicron.train.carry.large import Large
+from unicron.train.carry.objects import (
+    ARRAY,
+    ARRAY_BYTES,
+    ARRAYS_BYTES,
+    DATA,
+    OPAQUE,
+    SMALL_BYTES,
+    is_large_tensor,
+    is_moving,
+)
 from unicron.train.carry.pickling import Key
+from unicron.train.carry.values import is_same
 
 _attributes = operator.attrgetter("__dict__")
+
+TOGETHER = 256
+"""Objects that are compared in one go: if one of them has changed, each of these is looked at once more."""
 
 
 class Numbered(NamedTuple):
@@ -28,24 +43,28 @@ class Numbered(NamedTuple):
     @property
     def is_hidden(self) -> bool:
         """Whether nobody would see that it has changed."""
-        return self.kind is OPAQUE or (self.fingerprint is None and isinstance(self.kind, Opaque))
+        return self.kind in {OPAQUE, DATA} or (self.fingerprint is None and isinstance(self.kind, Opaque))
 
     def is_same(self) -> bool:
         """Return whether it has not changed."""
         look, before = self.kind.fingerprint(self.thing), self.fingerprint
-        if before is None or not self.kind.exact:
-            return look == before
-        return len(look) == len(before) and all(map(operator.is_, look, before))
+        if before is None:
+            return False
+        if not self.kind.exact:
+            return bool(look[:1] == before[:1]) and _hold_same(look[1:], before[1:])
+        return _hold_same(look, before)
 
     def views(self) -> tuple[Collection[Any], ...]:
         """Return what shows whether it changes from now on; nothing where it has, or is to be looked at by itself."""
         if self.fingerprint is None or self.is_moving or not self.kind.exact:
             return ()
         found = self.kind.views(self.thing)
-        same = sum(map(len, found)) == len(self.fingerprint) and all(
-            map(operator.is_, chain.from_iterable(found), self.fingerprint)
-        )
-        return found if same else ()
+        return found if _hold_same([*chain.from_iterable(found)], self.fingerprint) else ()
+
+
+def _hold_same(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    """Return whether two objects hold the same: by identity, which is fast, or else by the values of what is plain."""
+    return len(ours) == len(theirs) and (all(map(operator.is_, ours, theirs)) or all(map(is_same, ours, theirs)))
 
 
 def number_object(number: int, thing: Any, kind: Kind) -> Numbered:
@@ -56,6 +75,104 @@ def number_object(number: int, thing: Any, kind: Kind) -> Numbered:
         )
     except NotCarriedError:  # data
         return Numbered(number, thing, OPAQUE, (), False)
+
+
+class Changes:
+    """Finds those of the numbered objects that have changed since.
+
+    Attributes:
+        written: tensors of which that was seen in their memory alone: it need not show again.
+    """
+
+    def __init__(self) -> None:
+        self._watched, self._unchanged = dict[Key, Numbered](), list[Unchanged]()
+        self._large = dict[str, Large]()
+        self._objects, self._array_bytes = dict[Key, Numbered](), 0
+        self.written = set[Key]()
+
+    def add(self, level: str, objects: dict[Key, Numbered]) -> None:
+        """Watch objects from now on.
+
+        Args:
+            level: at which they were made; what was made before all loops rarely changes.
+            objects: by their keys.
+        """
+        watched = {key: each for key, each in objects.items() if not each.is_hidden}
+        for key in [key for key, each in watched.items() if self._is_too_much(each)]:
+            objects[key] = watched.pop(key)._replace(kind=DATA)
+        data = {
+            key: each.thing
+            for key, each in objects.items()
+            if each.kind is DATA or is_large_tensor(each.thing, each.kind)
+        }
+        if data:
+            self._large[level] = Large(data)
+            self._objects |= {key: objects[key] for key in data}
+        if level:
+            self._watched |= watched
+            return
+        those = iter([*watched.items()])
+        while some := dict(islice(those, TOGETHER)):
+            self._unchanged.append(group := Unchanged(some))
+            self._watched |= group.others
+
+    def _is_too_much(self, one: Numbered) -> bool:
+        """Return whether an array is one too many to be looked at whole in each iteration."""
+        size = one.thing.nbytes if one.kind is ARRAY else 0
+        if size <= SMALL_BYTES or self._array_bytes + size <= ARRAYS_BYTES:
+            self._array_bytes += size * (size > SMALL_BYTES)
+            return False
+        return True
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Watch objects no more: all that were made at their levels."""
+        for key in keys:
+            self._large.pop(key[0], None)
+            self._watched.pop(key, None)
+            self._objects.pop(key, None)
+
+    def find(self) -> list[Key]:
+        """Return the keys of those that have changed.
+
+        Raises:
+            NotCarriedError: one has that no other process can have.
+        """
+        for place, group in enumerate(self._unchanged):
+            if not group.are_same():
+                left = Unchanged(group.objects)
+                self._watched |= left.others  # from now on; whatever is raised in between, none is lost
+                self._unchanged[place] = left
+        found = [key for key, one in self._watched.items() if one.is_moving or not one.is_same()]
+        if hidden := next((key for key in found if isinstance(self._watched[key].kind, Opaque)), None):
+            kind = type(self._watched[hidden].thing).__qualname__
+            raise NotCarriedError(f"{describe(hidden)} ({kind}) has changed, which nobody sees into")
+        return [*{*found, *self._find_written(Large.written)}]
+
+    def find_written(self) -> list[Key]:
+        """Look at all of the memory of large arrays and tensors; return the keys of those that were written to.
+
+        Raises:
+            NotCarriedError: one was that no other process can have.
+        """
+        return [*self._find_written(Large.all_written)]
+
+    def _find_written(self, look: Callable[[Large], set[Key]]) -> set[Key]:
+        for large in self._large.values():
+            self.written |= look(large)
+        for key in self.written:
+            if key in self._objects and self._objects[key].kind is DATA:
+                size = self._objects[key].thing.nbytes / (1 << 20)
+                raise NotCarriedError(
+                    f"{describe(key)}, an array of {size:.0f} MiB, was written to: keep what changes in arrays of at "
+                    f"most {ARRAY_BYTES >> 20} MiB, and {ARRAYS_BYTES >> 20} MiB together"
+                )
+        return self.written & self._objects.keys()
+
+
+def describe(key: Key) -> str:
+    """Return the path to an object as a script would write it."""
+    _, space, *way = key
+    return f"`{'.'.join(map(str, way))}` of {space}"
 
 
 class Unchanged:
@@ -83,7 +200,7 @@ class Unchanged:
             self._sizes.append(len(views[0]))
             if each.fingerprint:  # of an empty one the size says all
                 self._views += views
-                self._held += each.fingerprint
+                self._held += chain.from_iterable(views)
             if views[0] is not each.thing:
                 self._owners.append(each.thing)
                 self._attributes.append(views[0])

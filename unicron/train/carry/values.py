@@ -28,7 +28,7 @@ LIBRARY: tuple[Any, ...] = (
 PLAIN: tuple[Any, ...] = (
     *(type(None), *NUMBERS, str, bytes, type(...), type(NotImplemented), range, slice, enum.Enum, *LIBRARY),
     *(re.Pattern, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
-    *(types.BuiltinFunctionType, types.CodeType),
+    types.CodeType,
 )
 """Types that never change."""
 
@@ -94,4 +94,6 @@ def is_same(ours: Any, theirs: Any) -> bool:
         return len(ours) == len(theirs) and all(map(is_same, ours, theirs))
     if isinstance(ours, types.MethodType):
         return ours.__self__ is theirs.__self__ and ours.__func__ is theirs.__func__
+    if isinstance(ours, types.BuiltinFunctionType):
+        return ours.__self__ is theirs.__self__ and ours.__qualname__ == theirs.__qualname__
     return (value := value_of(ours)) is not None and bool(value == value_of(theirs))

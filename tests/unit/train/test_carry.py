@@ -1,0 +1,431 @@
+"""Whatever a script has and does to it, another process that made the same has it as well, or it is refused by name."""
+
+import collections
+import contextlib
+import dataclasses
+import datetime as dt
+import enum
+import functools
+import io
+import ipaddress
+import itertools
+import os
+import pathlib
+import pickle
+import random
+import re
+import threading
+import uuid
+import zoneinfo
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from tqdm import tqdm
+
+from unicron.train.carry.compare import first_difference
+from unicron.train.carry.kinds import NotCarriedError
+from unicron.train.carry.own_snapshot import Heap
+from unicron.train.carry.randomness import generators, set_generators
+from unicron.train.carry.variables import Variables
+
+MANY = int(os.environ.get("UNICRON_TEST_EXAMPLES", "150"))
+
+
+class Colour(enum.Enum):
+    RED, GREEN = 1, 2
+
+
+class Level(enum.IntEnum):
+    LOW, HIGH = 1, 1000
+
+
+class Plain:
+    total = 0
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    @property
+    def both(self):
+        return self.x, self.y
+
+    @both.setter
+    def both(self, value):
+        self.x = self.y = value
+
+    def method(self, *_):
+        self.calls = getattr(self, "calls", 1000) + 1
+
+
+class Slotted:
+    __slots__ = ("x", "y")
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+
+@dataclasses.dataclass
+class Record:
+    x: object
+    y: object = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: object
+    y: object
+
+
+class Step(int):
+    """A number with attributes."""
+
+
+class Table(dict):
+    pass
+
+
+class Pair(NamedTuple):
+    x: object
+    y: object
+
+
+def counting(x, y):
+    calls, held = 1000, [x, y]
+
+    def count(*_):
+        nonlocal calls
+        calls += 1
+        held.append(calls)
+        return calls, held
+
+    return count
+
+
+def text(value):
+    return "".join(["a ", str(value), " text"])  # not interned
+
+
+PLAIN = st.one_of(
+    *(st.integers(-(2**70), 2**70), st.integers(250, 300), st.floats(), st.complex_numbers(), st.booleans(), st.none()),
+    *(st.text(max_size=5).map(text), st.binary(max_size=5), st.sampled_from([*Colour, *Level]), st.dates()),
+    *(st.datetimes(timezones=st.just(zoneinfo.ZoneInfo("UTC")) | st.none()), st.timedeltas(), st.times()),
+    *(
+        st.decimals(allow_nan=False),
+        st.fractions(),
+        st.uuids(),
+        st.just(pathlib.Path("a/b")),
+        st.integers(0, 999).map(range),
+    ),
+    *(st.floats().map(np.float64), st.integers(-(2**60), 2**60).map(np.int64), st.floats(width=16).map(np.float16)),
+    *(st.just(np.dtype("f4")), st.just(torch.bfloat16), st.just(re.compile("a+", re.IGNORECASE))),
+    *(st.just(np.datetime64("2001-01-01T00:00")), st.just(ipaddress.ip_address("10.0.0.1")), st.just(Step(1000))),
+    *(st.just(dt.timezone(dt.timedelta(hours=1))), st.just(torch.device("cpu")), st.just(torch.Size([300, 2]))),
+)
+
+
+def numbers(value):
+    return [float(len(repr(value))), 1.5, -0.0]
+
+
+def key_of(value):
+    return 0 if value != value else value  # noqa: PLR0124 no number is no key that one finds again
+
+
+MAKERS = {
+    "list": lambda a, _, x, y: [a, x, y],
+    "dict": lambda a, b, x, y: {"x": x, 1000: y, key_of(b): a},
+    "tuple key": lambda a, _, x, y: {(1000, text(1)): x, (1, key_of(a)): y},
+    "set": lambda a, b, *_: {a, b, 1000, text(2)},
+    "frozenset": lambda a, *_: frozenset({a, 1000}),
+    "deque": lambda a, _, x, y: collections.deque([a, x, y], 4),
+    "defaultdict": lambda _, __, x, y: collections.defaultdict(list, x=[x], y=y),
+    "counter": lambda *_: collections.Counter(text("word").split()),
+    "ordered": lambda a, _, x, y: collections.OrderedDict(x=x, y=y, a=a),
+    "chain": lambda a, _, x, __: collections.ChainMap({"a": a}, {"x": x}),
+    "table": lambda a, _, x, __: Table(a=a, x=x),
+    "tuple": lambda a, _, x, y: (a, x, (y,)),
+    "pair": lambda a, _, x, __: Pair(a, x),
+    "object": lambda a, _, x, __: Plain(a, x),
+    "slots": lambda a, _, x, __: Slotted(a, x),
+    "dataclass": lambda a, _, x, __: Record(a, [x]),
+    "frozen": lambda a, _, x, __: Frozen(a, x),
+    "slice": lambda a, *_: [slice(1, 300), slice(a, None)],
+    "step": lambda *_: Step(1000),
+    "array": lambda a, *_: np.array(numbers(a)),
+    "zero-dimensional array": lambda a, *_: np.array(float(len(repr(a)))),
+    "structured array": lambda *_: np.zeros(3, [("n", "i4"), ("x", "f8")]),
+    "array of objects": lambda a, _, x, __: np.array([a, x, None], dtype=object)[:1],
+    "tensor": lambda a, *_: torch.tensor(numbers(a)),
+    "trained tensor": lambda a, *_: torch.tensor(numbers(a), requires_grad=True),
+    "parameter": lambda a, *_: torch.nn.Parameter(torch.tensor(numbers(a))),
+    "number": lambda a, *_: torch.tensor(numbers(a)[0]),
+    "bfloat16": lambda a, *_: torch.tensor(numbers(a), dtype=torch.bfloat16),
+    "complex tensor": lambda a, *_: torch.complex(torch.tensor(numbers(a)), torch.tensor(numbers(a))),
+    "sparse": lambda a, *_: torch.tensor([numbers(a)]).to_sparse(),
+    "empty": lambda *_: torch.zeros(0, 3),
+    "view": lambda a, *_: torch.tensor(numbers(a))[::2],
+    "module": lambda *_: torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Dropout()),
+    "random": lambda *_: random.Random(5),
+    "generator": lambda *_: np.random.default_rng(5),
+    "random state": lambda *_: np.random.RandomState(5),
+    "torch generator": lambda *_: torch.Generator().manual_seed(5),
+    "partial": lambda a, _, x, __: functools.partial(max, x, a, default=1000),
+    "method": lambda a, _, x, __: Plain(a, x).method,
+    "closure": lambda a, _, x, __: counting(a, x),
+    "bytes": lambda *_: bytearray(text("bytes").encode()),
+    "stream": lambda *_: io.StringIO(text("stream")),
+    "byte stream": lambda *_: io.BytesIO(text("stream").encode()),
+    "iterator": lambda *_: iter([1000, 2000, 3000]),
+    "count": lambda *_: itertools.count(1000),
+    "cycle": lambda *_: itertools.cycle([1000, 2000]),
+    "bar": lambda *_: tqdm(total=1000, file=io.StringIO(), desc="steps"),
+    "bar of items": lambda _, __, x, ___: tqdm([x, 1, 2], file=io.StringIO()),
+    "disabled bar": lambda *_: tqdm(total=1000, disable=True),
+    "error": lambda a, *_: ValueError(a),
+}
+
+
+def made_again(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+def build(recipe):
+    """Return variables that lead to what is made, the same in each call, with no value shared between calls."""
+    nodes = [[1000]]
+    for name, a, b, x, y in recipe:
+        nodes.append(MAKERS[name](made_again(a), made_again(b), nodes[x % len(nodes)], nodes[y % len(nodes)]))
+    variables = {f"v{number}": node for number, node in enumerate(nodes)}
+    variables |= {f"p{number}": made_again(each[1]) for number, each in enumerate(recipe)}
+    for _, _, _, x, y in recipe[::2]:  # cycles
+        add_to(nodes[x % len(nodes)], nodes[y % len(nodes)])
+    return variables
+
+
+def add_to(thing, value):
+    if isinstance(thing, list):
+        thing.append(value)
+    elif isinstance(thing, Plain | Record | Table):
+        thing.more = value
+    elif isinstance(thing, dict) and not isinstance(thing, collections.Counter):
+        thing["more"] = value
+
+
+def set_item(v, i, _, value):
+    thing = v[i]
+    thing[next(iter(thing)) if isinstance(thing, dict) else 0] = value
+
+
+def to_end(v, i, *_):
+    thing = v[i]
+    thing[key] = thing.pop(key := next(iter(thing)))
+
+
+def write(v, i, *_):
+    v[i].write("more" if isinstance(v[i], io.StringIO) else b"more")
+
+
+def draw(v, i, *_):
+    thing = v[i]
+    if isinstance(thing, torch.Generator):
+        torch.rand(1, generator=thing)
+    else:
+        thing.random()
+
+
+CHANGES = {
+    "add": lambda v, i, j, _: add_to(v[i], v[j]),
+    "append": lambda v, i, _, value: v[i].append(value),
+    "append made": lambda v, i, j, value: v[i].append(Plain(value, [v[j]])),
+    "pop": lambda v, i, *_: v[i].pop(),
+    "clear": lambda v, i, *_: v[i].clear(),
+    "reverse": lambda v, i, *_: v[i].reverse(),
+    "set item": set_item,
+    "to end": to_end,
+    "update": lambda v, i, _, value: v[i].update({text("new"): value}),
+    "set of it": lambda v, i, *_: v[i].add(2000),
+    "attribute": lambda v, i, _, value: set_attribute(v[i], "x", value),
+    "attribute of another": lambda v, i, j, _: set_attribute(v[i], "x", v[j]),
+    "new attribute": lambda v, i, _, value: set_attribute(v[i], "z", value),
+    "property": lambda v, i, _, value: set_attribute(v[i], "both", value),
+    "no attribute": lambda v, i, *_: delattr(v[i], "x"),
+    "equal": lambda v, i, *_: set_attribute(v[i], "x", made_again(v[i].x)),
+    "tensor": lambda v, i, *_: v[i].detach().add_(1),
+    "no number": lambda v, i, *_: v[i].detach().fill_(torch.nan),
+    "gradient": lambda v, i, *_: set_attribute(v[i], "grad", torch.ones_like(v[i])),
+    "frozen": lambda v, i, *_: v[i].requires_grad_(False),
+    "another shape": lambda v, i, *_: set_attribute(v[i], "data", torch.ones(7)),
+    "array": lambda v, i, *_: np.add(v[i], 1000, out=v[i]),
+    "part of an array": lambda v, i, *_: v[i].__setitem__(..., 2),
+    "train": lambda v, i, *_: v[i](torch.randn(3, 2)).sum().item(),
+    "evaluate": lambda v, i, *_: v[i].eval(),
+    "call": lambda v, i, *_: v[i](),
+    "draw": draw,
+    "draw of all": lambda *_: (random.random(), np.random.rand(), torch.rand(1)),  # noqa: NPY002
+    "write": write,
+    "next": lambda v, i, *_: next(v[i]),
+    "bar": lambda v, i, *_: (v[i].update(3), v[i].set_postfix(loss=0.5)),
+    "bar's words": lambda v, i, *_: v[i].set_description("more"),
+    "rebind": lambda v, i, _, value: v.update({i: value}),
+    "rebind to another": lambda v, i, j, _: v.update({i: v[j]}),
+    "rebind to new": lambda v, i, j, value: v.update({i: [v[j], value]}),
+    "new variable": lambda v, i, j, value: v.update({f"n{i}": value, f"m{i}": v[j]}),
+    "no variable": lambda v, i, *_: v.pop(i),
+    "nothing": lambda *_: None,
+}
+
+RECIPES = st.lists(
+    st.tuples(st.sampled_from([*MAKERS]), PLAIN, PLAIN, st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=5
+)
+DONE = st.lists(st.tuples(st.sampled_from([*CHANGES]), st.integers(0, 5), st.integers(0, 5), PLAIN), max_size=6)
+
+
+def set_attribute(thing, name, value):
+    assert type(thing) is not collections.OrderedDict  # torch has thousands, and nobody gives them any
+    setattr(thing, name, value)
+
+
+def do(changes, variables):
+    for name, i, j, value in changes:
+        with contextlib.suppress(Exception):
+            CHANGES[name](variables, f"v{i}", f"v{j}", made_again(value))
+
+
+def by_name(variables):
+    return dict(sorted(variables.items()))
+
+
+def numbered(variables):
+    heap, spaces = Heap([]), {"x": Variables(variables)}
+    heap.number_objects(spaces)
+    return heap, spaces
+
+
+@settings(max_examples=MANY, deadline=None, report_multiple_bugs=False, phases=[Phase.generate, Phase.shrink])
+@given(RECIPES, DONE, DONE)
+def test_another_process_has_what_this_one_had(recipe, first, then):
+    torch.manual_seed(0)
+    (ours, theirs) = (build(recipe), build(recipe))
+    heap, spaces = numbered(ours)
+    other, others = numbered(theirs)
+    refused = ""
+    try:
+        heap.snapshot(spaces, {})
+        do(first, ours)
+        heap.snapshot(spaces, {})
+        do(then, ours)
+        other.restore(others, heap.snapshot(spaces, {}))
+    except NotCarriedError as error:
+        refused = str(error)
+    if refused:
+        assert re.match(r"`\w+(\..*)?` of x", refused)
+        return
+    assert first_difference(by_name(ours), by_name(theirs)) == ""
+    states = generators()
+    for variables in (ours, theirs):  # what is shared is shared there, too
+        set_generators(states)
+        do(then, variables)
+    assert first_difference(by_name(ours), by_name(theirs)) == ""
+
+
+@settings(max_examples=100, deadline=None)
+@given(RECIPES)
+def test_what_is_as_it_was_takes_nothing_and_is_never_refused(recipe):
+    ours = build(recipe)
+    heap, spaces = numbered(ours)
+    heap.snapshot(spaces, {})
+    assert heap._find_changed() == [] or any(heap._numbered[key].is_moving for key in heap._find_changed())
+
+
+@pytest.mark.parametrize(
+    "value", [1000, 1.5, text(1), b"of bytes", 2**80, np.float64(0.1), dt.date(2000, 1, 1), (1000, 1)]
+)
+def test_what_is_set_to_an_equal_value_has_not_changed(value):
+    thing = Plain(made_again(value), 0)
+    heap, _ = numbered({"thing": thing})
+    thing.x = made_again(value)
+    assert heap._find_changed() == []
+    for other in (True, 1, 1.0, "1", -0.0, 0.0, np.float32(1), np.float64(1), uuid.UUID(int=1), float("nan")):
+        thing.x = other
+        assert len(heap._find_changed()) == 1
+
+
+MIB = 1 << 17  # numbers
+LARGE = {
+    "an array": (lambda: np.zeros(2 * MIB), ""),
+    "a large array": (lambda: np.zeros(9 * MIB), "`x` of x, an array of 9 MiB, was written"),
+    "a large array that is turned": (lambda: np.zeros((9, MIB)).T, "`x` of x, an array of 9 MiB, was written"),
+    "bytes of an array": (lambda: np.zeros(9 * MIB * 8 + 3, np.uint8), "`x` of x, an array of 9 MiB, was written"),
+    "a tensor": (lambda: torch.zeros(2 * MIB), ""),
+    "a large tensor": (lambda: torch.zeros(9 * MIB), "`x` of x: a tensor of 4718592 bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+@pytest.mark.parametrize("level", ["", "0.0"])
+def test_what_is_written_to_large_memory_is_carried_or_refused(kind, level):
+    make, refused = LARGE[kind]
+    for write_all in (True, False):
+        ours, theirs = {"x": make()}, {"x": make()}
+        heaps = [numbered({} if level else each) for each in (ours, theirs)]
+        for (heap, spaces), each in zip(heaps, (ours, theirs), strict=True):
+            spaces["x"] = Variables(each)
+            heap.number_objects(spaces, level or "again.")
+        memory = ours["x"].numpy() if isinstance(ours["x"], torch.Tensor) else ours["x"]
+        memory[...] = 1 if write_all else 0
+        memory[-1] = 1
+        (heap, spaces), (other, others) = heaps
+        refusal = ""
+        try:
+            heap.find_written()
+            other.restore(others, heap.snapshot(spaces, {}))
+        except NotCarriedError as error:
+            refusal = str(error)
+        assert refusal.startswith(refused)
+        assert bool(refusal) is bool(refused)
+        assert refusal or first_difference(ours, theirs) == ""
+        if write_all and refused.endswith("was written"):
+            with pytest.raises(NotCarriedError, match=refused):
+                heap.snapshot(spaces, {})
+
+
+def test_arrays_that_together_are_too_much_are_looked_at_in_turn():
+    ours = {f"x{number}": np.zeros(7 * MIB) for number in range(3)}
+    heap, spaces = numbered(ours)
+    ours["x2"][77] = 1
+    with pytest.raises(NotCarriedError, match="`x2` of x, an array of 7 MiB, was written"):
+        for _ in iter(lambda: heap.snapshot(spaces, {}), 0):  # sooner or later
+            pass
+
+
+@pytest.mark.parametrize("draws", [True, False])
+@pytest.mark.parametrize("alone", [True, False])
+def test_numbers_that_a_thread_may_have_drawn_are_refused_by_the_name_of_the_thread(draws, alone):
+    heap, spaces = numbered({"x": [1]})
+    go, done = threading.Event(), threading.Event()
+
+    def loads_ahead():
+        if draws:
+            np.random.rand()  # noqa: NPY002 the generator that all share
+        go.set()
+        done.wait()
+
+    thread = threading.Thread(target=loads_ahead, name="ahead", daemon=True)
+    thread.start()
+    go.wait()
+    try:
+        if alone:
+            done.set()
+            thread.join()
+        for _ in range(2):
+            with (
+                contextlib.nullcontext() if alone or not draws else pytest.raises(NotCarriedError, match="thread ahead")
+            ):
+                heap.snapshot(spaces, {})
+    finally:
+        done.set()
+        thread.join()
+    heap.snapshot(spaces, {})

@@ -1,0 +1,98 @@
+"""Kinds of objects that are compared by value, left alone, or pickled with what holds them."""
+
+import itertools
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from unicron.train.carry.kinds import ATTACHED, Kind, Parts
+
+
+class ByValue(Kind):
+    """An object that is compared by its value; what it leads to are attributes that the script has given it."""
+
+    exact = False
+
+    def __init__(self, state: Callable[[Any], Any], put: Callable[[Any, Any], None], look: Any = None) -> None:
+        self._state, self._put, self._look = state, put, look
+
+    def parts(self, thing: Any) -> Parts:
+        """Return its attributes."""
+        return ATTACHED.parts(thing)
+
+    def fingerprint(self, thing: Any) -> tuple[Any, ...]:
+        """Return its value, or something that differs when it does."""
+        return (self._look or self._state)(thing), *itertools.chain.from_iterable(ATTACHED.parts(thing))
+
+    def state(self, thing: Any) -> Any:
+        """Return its value."""
+        return self._state(thing), ATTACHED.parts(thing)
+
+    def set_state(self, thing: Any, state: Any) -> None:
+        """Set its value."""
+        self._put(thing, state[0])
+        if hasattr(thing, "__dict__"):
+            ATTACHED.set_state(thing, state[1])
+
+
+class Position(ByValue):
+    """An iterator, whose attributes are its own."""
+
+    def parts(self, thing: Any) -> Parts:  # noqa: ARG002
+        """Return none."""
+        return []
+
+    def fingerprint(self, thing: Any) -> tuple[Any, ...]:
+        """Return how far it is."""
+        return ((self._look or self._state)(thing),)
+
+    def state(self, thing: Any) -> Any:
+        """Return where it is."""
+        return self._state(thing)
+
+    def set_state(self, thing: Any, state: Any) -> None:
+        """Have it be there."""
+        self._put(thing, state)
+
+
+class Opaque(Kind):
+    """An object that is left alone: of this process, or carried by other means."""
+
+    def parts(self, thing: Any) -> Parts:  # noqa: ARG002
+        """Return none."""
+        return []
+
+    def fingerprint(self, thing: Any) -> tuple[Any, ...]:  # noqa: ARG002
+        """Return nothing."""
+        return ()
+
+    exact = False
+
+
+class Hidden(Opaque):
+    """An object whose change can be detected, though it can't be restored elsewhere."""
+
+    def __init__(self, look: Callable[[Any], Any]) -> None:
+        self._look = look
+
+    def fingerprint(self, thing: Any) -> tuple[Any, ...]:
+        """Return what shows a change."""
+        return (self._look(thing),)
+
+
+class Inline(Kind):
+    """An object that is pickled in place, as it can't be changed or is made anew."""
+
+    def parts(self, thing: Any) -> Parts:
+        """Return what it is made of."""
+        if isinstance(thing, types.MethodType):
+            return [("__self__", thing.__self__), ("__func__", thing.__func__)]
+        if isinstance(thing, types.BuiltinFunctionType):
+            return [("__self__", thing.__self__)]
+        if isinstance(thing, weakref.ref):
+            return [("()", thing())]
+        if isinstance(thing, tuple | frozenset):
+            return [*enumerate(thing)]
+        reduced = thing.__reduce__()
+        return [] if isinstance(reduced, str) else [*enumerate(reduced[1])]
