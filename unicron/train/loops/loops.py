@@ -4,6 +4,7 @@ At the end of a loop's body that has made an update each rank takes a snapshot o
 outlives the rank. Its replacement goes to that position, by way of the heads of the loops around it.
 """
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +21,7 @@ from unicron.train.carry.randomness import seed
 from unicron.train.carry.variables import NAME, Variables, spaces_of
 from unicron.train.loops.active_loops import ActiveLoop, Chain, LoopSnapshot
 from unicron.train.loops.collective_results import KnownResults, Results
-from unicron.train.loops.positions import RUNNING, Counted
+from unicron.train.loops.positions import RUNNING, Counted, counts_up
 from unicron.train.loops.program import LIBRARIES
 from unicron.train.loops.snapshot_points import Point, SnapshotPoints, chain_at, is_reachable
 from unicron.train.worker.injected import InjectedFault
@@ -94,8 +95,14 @@ class Loops:
                 at.iterator_results = KnownResults(to[5])
             at.is_drawing = True
             position = at.iterator = Counted(iterable, [])  # what it is given is noted as `drawn`
+            counts = counts_up(iterable)
             if to is not None:
-                yield from self._resume_items(at, to, position, numbered, iterable)
+                with self._refusing():
+                    found = [*self._resume_items(at, to, position, iterable)]
+                at.is_drawing = False
+                for count, item in found:
+                    at.count, at.item = count, item if counts else None
+                    yield (count - 1, item) if numbered else item
             while True:
                 at.is_drawing = True
                 try:
@@ -105,15 +112,26 @@ class Loops:
                 finally:
                     at.is_drawing = False
                 at.count += 1
-                at.item = item if type(item) is int else None
+                at.item = item if counts else None
                 yield (at.count - 1, item) if numbered else item
         finally:
             self._exit_loops(depth)
 
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Publish why this rank can't take over the one that it replaces, if it can't: all are to begin again."""
+        try:
+            yield
+        except NotCarriedError as error:
+            self._publish_record(error)
+            raise
+
     def _resume_items(
-        self, at: ActiveLoop, to: list[Any], position: Counted, numbered: bool, iterable: Iterable[Any]
-    ) -> Iterator[Any]:
-        """Yield the item whose body the other ranks are in, and bring the iterator to where theirs is.
+        self, at: ActiveLoop, to: list[Any], position: Counted, iterable: Iterable[Any]
+    ) -> list[tuple[int, Any]]:
+        """Bring the iterator to where the other ranks' are, and return the item whose body they are in, with its count.
+
+        What this process's iterator has handed out beyond that follows it.
 
         Raises:
             NotCarriedError: this loop has no such item.
@@ -130,20 +148,15 @@ class Loops:
                 newer = isinstance(first, int) and first > number
                 text = f"the others are at {number} of the loop at {at.place}, which has no such here"
                 own = f"{text}, as this script has begun from a checkpoint of its own that is newer"
-                error = OwnCheckpointNewerError(own) if newer else NotCarriedError(text)
-                self._publish_record(error)
-                raise error
+                raise OwnCheckpointNewerError(own) if newer else NotCarriedError(text)
             item, later = number, (first,) * (item != number)  # its checkpoint is of the end of this one
-        elif self._record is not None:
-            item = position.advance_to(
-                self._heap.unpack(self._record.positions[self._target_depth]) if self._heap else {}
-            )
-        at.is_drawing = False
-        at.count, at.item = count, number
-        yield (count - 1, item) if numbered else item
-        for item in later:
-            at.count, at.item = at.count + 1, item
-            yield (at.count - 1, item) if numbered else item
+        elif self._record is not None and self._heap is not None:
+            try:
+                saved = self._heap.unpack(self._record.positions[self._target_depth], position.own)
+                item = position.advance_to(saved)
+            except NotCarriedError as error:
+                raise NotCarriedError(f"{error} (what the loop at {at.place} goes over)") from error
+        return [*enumerate((item, *later), count)]
 
     def should_test(self, place: str) -> bool:
         """Return whether a `while` loop's test is to be evaluated; not where the other ranks have left the loop."""
@@ -190,9 +203,8 @@ class Loops:
         if self._target and depth == self._target_depth:
             there, index, count, point, *_ = self._target[depth]
             if [there, index] != [place, at.index]:
-                error = NotCarriedError(f"the others are at {there}, and this process comes to {place} before that")
-                self._publish_record(error)
-                raise error
+                with self._refusing():
+                    raise NotCarriedError(f"the others are at {there}, and this process comes to {place} before that")
             at.count = count
             if point == 0:
                 self._restore_at(at, caller)
@@ -246,16 +258,11 @@ class Loops:
         """
         depth = self._target_depth
         _, _, at.count, point, at.item, _, heard = self._target[depth]
-        if self._record is None or self._heap is None:
-            error = NotCarriedError("there is no snapshot of the rank that is replaced, or none can be taken here")
-            self._publish_record(error)
-            raise error
-        try:
+        with self._refusing():
+            if self._record is None or self._heap is None:
+                raise NotCarriedError("there is no snapshot of the rank that is replaced, or none can be taken here")
             self.accumulates = self._heap.restore(self._spaces(caller), self._record.snapshots[depth])
             self._heap.record_present(self._spaces(caller))
-        except NotCarriedError as error:
-            self._publish_record(error)
-            raise
         at.record_point(point)
         at.snapshot, at.body_results = self._record.snapshots[depth], KnownResults(heard)
         self._target_depth = depth + 1
@@ -333,7 +340,7 @@ class Loops:
         if position is None or self._heap is None:
             return b""
         try:
-            return self._heap.pack(position.position())
+            return self._heap.pack(position.position(), position.own)
         except NotCarriedError:
             raise
         except Exception as error:
