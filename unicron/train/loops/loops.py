@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from unicron.errors import InvalidInputError
 from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.carry.objects import Call
 from unicron.train.carry.randomness import seed
@@ -563,13 +562,13 @@ class Loops:
         """Begin a replay to the newest of these points, unless this script is in a loop already.
 
         Raises:
-            InvalidInputError: it has just begun to train, and was not told where the others are.
+            NotCarriedError: it has just begun to train, and the others are elsewhere.
         """
         self._taker.keeps_gradients |= state["keeps"]
         self._stack.training |= set(state["trains"])
         points = [Point.from_dict(each) for each in state["points"]]
-        if self._confirming and points[0].loops:
-            raise InvalidInputError(f"this process has begun at {self.first}, and knew of no state that there is")
+        if self._confirming and points[0].chain != self.reachable_chains[0]:
+            raise NotCarriedError(f"this process has begun to train at {self.first}, and the others are elsewhere")
         if not self._stack.active and self._story.phase in {Phase.BETWEEN, Phase.SEEKING}:
             self._replay.points.candidates = points
             self._replay.begin_at(points[0])
