@@ -24,7 +24,9 @@ class Noting:
     def __init__(self):
         self.heads = []
 
-    def hand_out_items(self, place, iterable, numbered):
+    begun = True
+
+    def hand_out_items(self, place, iterable, numbered, certain):
         return iter(iterable)
 
     def at_head(self, place, *_):

@@ -1,9 +1,14 @@
 """A script that begins in the middle of its loops has what one has that came there."""
 
+import collections
+import random
 import types
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from unicron.rules import load
 from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
@@ -224,3 +229,98 @@ def test_a_rank_that_can_not_take_the_lost_ones_place_counts_against_no_node():
     rules = load()
     for kind in (NotCarriedError, *NotCarriedError.__subclasses__()):
         assert rules.classify(f"{kind.__module__}.{kind.__qualname__}", "why").echo
+
+
+KEEPING = """
+class Pair:
+    __slots__ = ("left", "right")
+
+def counter():
+    seen = [0]
+    def count(one):
+        seen[0] += 1
+        return one + seen[0]
+    return count
+
+class Data:
+    def __init__(self):
+        self.number, self.items, self.by_name, self.chosen = 0, [], {}, set()
+        self.recent, self.tensor, self.bits = collections.deque(maxlen=3), torch.zeros(2), bytearray(2)
+        self.array, self.pair, self.count, self.alias = numpy.zeros(2), Pair(), counter(), None
+        self.pair.left = 0
+        self.alias = self.items
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        CHANGES
+        return torch.tensor([index, self.number, len(self.alias), len(self.by_name), sum(self.chosen),
+                             sum(self.recent), int(self.tensor.sum()), sum(self.bits), int(self.array.sum()),
+                             self.pair.left, sum(self.items)])
+
+for batch in torch.utils.data.DataLoader(Data(), batch_size=2, shuffle=True):
+    note(batch.tolist())
+    backward()
+"""
+
+CHANGES = (
+    "self.number += index",
+    "self.items.append(index)",
+    "self.items = [*self.items, index]; self.alias = self.items",
+    "self.by_name[index] = self.number",
+    "self.chosen.add(index)",
+    "self.recent.append(index)",
+    "self.tensor += index",
+    "self.bits[index % 2] = index",
+    "self.array[index % 2] += index",
+    "self.pair.left += index",
+    "self.number = self.count(index)",
+    "self.number += random.randrange(9)",
+)
+
+
+@given(changes=st.lists(st.sampled_from(CHANGES), min_size=1, max_size=4), begin=st.integers(0, 5))
+@settings(max_examples=60)
+def test_what_a_data_set_changes_as_it_is_read_is_what_it_was(changes, begin):
+    text = KEEPING.replace("CHANGES", "; ".join(changes))
+    modules = {"collections": collections, "numpy": np, "random": random}
+    whole, there = noted(text, **modules)
+    again, _ = noted(text, there[begin], **modules)
+    assert again == whole[begin:]
+
+
+FED = """
+queue, kept = [3], [3]
+def batches():
+    while True:
+        yield queue.pop()
+
+def drawing():
+    for _ in range(9):
+        yield kept[-1] * 2
+
+for number, x in enumerate(OVER):
+    note(x)
+    backward()
+    queue.append(x + number)
+    kept.append(number)
+"""
+
+
+@pytest.mark.parametrize(
+    ("over", "reason"),
+    [
+        ("batches()", r"generator `batches` \(x\.py:3\) fails when it is run forward alone, to item 3: IndexError"),
+        ("map(lambda x: queue.pop(), range(9))", r"iterator map fails when it is run forward alone"),
+        ("drawing()", r"generator `drawing` \(x\.py:7\) hands out something else"),
+        ("map(lambda x: kept[-1], range(9))", "iterator map hands out something else"),
+    ],
+)
+def test_what_the_body_feeds_is_refused_by_name_and_all_begin_again(over, reason):
+    text = FED.replace("OVER", over) + "    if number == 4: break\n"
+    _, there = noted(text)
+    watched = Watched(1, there[3])
+    with pytest.raises(NotCarriedError, match=reason + r".*\(what the loop at x\.py:11 goes over\)"):
+        watched.run(text)
+    assert isinstance(watched.records[-1], NotCarriedError), "the others are told"

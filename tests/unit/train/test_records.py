@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from unicron.contracts.worker import NOWHERE
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.inplace.records import Records, untrusted_reason
+from unicron.train.loops.active_loops import LoopPlace
 
 OPEN = replace(NOWHERE, rendezvous="10.0.0.7:4000")
 
@@ -25,7 +26,7 @@ def test_a_lost_rank_reaches_the_others_if_one_of_its_records_is_of_a_point_of_t
     def left(*counts):
         return [pickle.dumps([[["train.py:7", 0, count, 0]], [], []]) for count in counts] + [b""]
 
-    records, others = Records(), [[["train.py:7", 0, 6, 2]], [["train.py:7", 0, 6, 0]]]
+    records, others = Records(), [[LoopPlace("train.py:7", 0, 6, 2)], [LoopPlace("train.py:7", 0, 6, 0)]]
     assert records.lost_reach(others), "none is lost"
     records._lost = {1: left(5, 6), 2: left(6)}
     assert records.lost_reach(others)

@@ -79,6 +79,7 @@ class Resumable:
     """Something that has a position, and can be advanced to that of another one."""
 
     count: int
+    iterable: Any
 
     def position(self) -> Any:
         """Return the position."""
@@ -274,7 +275,16 @@ def _set_stream(thing: Any, state: Any) -> None:
 
 
 IN_MEMORY = ByValue(lambda thing: None if thing.closed else (thing.getvalue(), thing.tell()), _set_stream)
-POSITION = Position(
+
+
+class _Iterated(Position):
+    """An iterator that knows how far it is; what it goes over is a part of it."""
+
+    def parts(self, thing: Any) -> Parts:
+        return [("iterable", thing.iterable)]
+
+
+POSITION = _Iterated(
     lambda thing: thing.position(), lambda thing, position: thing.advance_to(position), lambda thing: thing.count
 )
 LOADING = Position(lambda thing: thing._num_yielded, _advance_loader)  # noqa: SLF001

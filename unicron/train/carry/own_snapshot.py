@@ -7,8 +7,9 @@ closures, aliases, and what libraries hold stay what they are.
 """
 
 import io
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -279,10 +280,11 @@ class Heap:
         except NotCarriedError as error:
             raise NotCarriedError(f"{describe(key)}: {error}") from error
 
-    def pack(self, value: Any) -> bytes:
-        """Return a value as another process can have it, with references to what is numbered."""
+    def pack(self, value: Any, own: Mapping[Key, Any] = MappingProxyType({})) -> bytes:
+        """Return a value as another process can have it, with references to what is numbered, or has a key in `own`."""
         stream = _Stream()
-        Pickler(stream, self._keys).dump(value)
+        keys = ChainMap(self._keys, {id(each): key for key, each in own.items()}) if own else self._keys
+        Pickler(stream, keys).dump(value)
         return stream.getvalue()
 
     def _packing_error(self, value: Any) -> str:
@@ -309,9 +311,9 @@ class Heap:
 
     # --- becoming another rank ---------------------------------------------------------------------------------------
 
-    def unpack(self, data: bytes) -> Any:
-        """Return what another process has packed."""
-        return Unpickler(io.BytesIO(data), self._object_of).load()
+    def unpack(self, data: bytes, own: Mapping[Key, Any] = MappingProxyType({})) -> Any:
+        """Return what another process has packed, given what has the keys here that it had in `own`."""
+        return Unpickler(io.BytesIO(data), lambda key: own[key] if key in own else self._object_of(key)).load()
 
     def _object_of(self, key: Key) -> Any:
         if key not in self._numbered:

@@ -215,7 +215,8 @@ class Ghost(InPlace):
 def _differences(ours: LoopSnapshot, theirs: LoopSnapshot) -> dict[str, str]:
     """Return where the snapshots of two processes that are at the same place differ, by what it is."""
     found = dict[str, str]()
-    for mine, other in zip(ours.snapshots, theirs.snapshots, strict=True):
+    pairs = zip(ours.snapshots, theirs.snapshots, strict=True)
+    for mine, other in ((mine, other) for mine, other in pairs if mine != other):
         found |= snapshot_differences(mine, other)
     for (place, *_), mine, other in zip(ours.chain, ours.positions, theirs.positions, strict=True):
         if mine != other and (where := first_difference(read(mine), read(other))):

@@ -88,7 +88,7 @@ class ScriptGroups(InnerGroups):
     def setup(self) -> bytes | None:
         """Results of the collectives before the loops, packed for a new rank; None where some are not known."""
         results = self._setup.to_list()
-        return None if results is None or None in results else pack_results(results)
+        return None if results is None or None in results else pack_setup(results, self._loops.first)
 
     @property
     def replays_next(self) -> bool:
@@ -100,8 +100,8 @@ class ScriptGroups(InnerGroups):
         return self.replays_next and (not self.restored or self._loops.has_begun or self._setup.has_next(count))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the results of collectives before the loops, and how many ended since, to be saved with the state."""
-        return {"setup": self._setup.to_list(), "ended": self.ended.count}
+        """Return results of collectives before the loops, which loop is the first, and how many ended since then."""
+        return {"setup": self._setup.to_list(), "first": self._loops.first, "ended": self.ended.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the number of ended collectives of the rank whose state this is."""
@@ -122,10 +122,16 @@ class ScriptGroups(InnerGroups):
         Raises:
             InvalidInputError: `setup` holds no results.
         """
-        self._setup, self._joins_late = KnownResults(unpack_results(setup)), True
+        [first, *results] = unpack_results(setup)
+        self._setup, self._joins_late = KnownResults(results), True
+        self._loops.start_at(bytes((first or [])[0].tolist()).decode() if first else "")
 
-    def check_large_results(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Check that results too large to be kept are parameters, which a new rank is given with the state."""
+    def begin_loops(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Begin the loops: what collectives gave in the first of them is no part of what they gave before.
+
+        Results too large to be kept are parameters, which a new rank is given with the state, or not known.
+        """
+        self._setup.drop_last(self._loops.results_tried)
         known = {local(each).untyped_storage().data_ptr() for each in parameters}
         if not all(each.untyped_storage().data_ptr() in known for each in self._large_results):
             self._setup.record(None)
@@ -246,11 +252,14 @@ class ScriptGroups(InnerGroups):
             if collective.is_global:
                 self.ended.record(results)
             self._loops.record_result(results)
-        elif _nbytes(results) > LARGE_BYTES:
+            return
+        if _nbytes(results) > LARGE_BYTES:
             self._large_results += results or ()
             self._setup.record([])
         else:
             self._setup.record(results)
+        if self._loops.is_tried:
+            self._loops.record_result(results)
 
 
 class ScriptCollective:
@@ -303,6 +312,11 @@ class ScriptCollective:
             raise error
         for output, before in zip(self.outputs or (), self._inputs, strict=True):
             output.copy_(before)
+
+
+def pack_setup(results: list[Results | None], first: str) -> bytes:
+    """Return what a new rank is given of the collectives before the loops, and which loop is the first."""
+    return pack_results([[torch.tensor([*first.encode()], dtype=torch.uint8)], *results])
 
 
 def pack_results(results: list[Results | None]) -> bytes:

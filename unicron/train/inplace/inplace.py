@@ -74,7 +74,7 @@ class InPlace:
         layout = msgspec.json.decode(os.environ["UNICRON_LAYOUT"], type=ParallelLayout)
         self.rank, self.size = int(os.environ["UNICRON_PLACE"]), layout.replica_workers
         self._channel, self._layout, self._files = channel, layout, files
-        self.loops = Loops(self.rank, self._protect_made, self._join_ranks, self._publish_record)
+        self.loops = Loops(self.rank, self._made, self._begin_loops, self._publish_record, self._is_ready)
         self._groups: ScriptGroups | None = None
         self._rendezvous, self._records = ScriptRendezvous(channel, files), Records()
         self._models: list[Parallel] = []
@@ -82,6 +82,7 @@ class InPlace:
         self._sharded: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._loss: torch.Tensor | None = None
+        self._unfollowed, self._known = "", list[int]()
         self._reduce_queued = self._computing = self._backward_seen = False
         self._drill = Drill(channel, self.rank, seed, self._records.refuse_all)
         self._in_forward, self._with_gradient = set[int](), set[int]()
@@ -181,24 +182,55 @@ class InPlace:
                 "that before the loop, or set `heal: restart`"
             )
 
-    def _protect_made(self) -> tuple[list[Any], list[Any], dict[str, Any]]:
-        """Protect what the script has made, as its first loop begins.
+    def _is_ready(self) -> bool:
+        """Return whether the script has made what it trains, in a way that can be healed in place."""
+        return bool(self._models) + bool(self._sharded) == 1 and bool(self._optimizers) and self._groups is not None
+
+    @property
+    def _trained(self) -> set[int]:
+        """The identities of parameters whose gradients are summed."""
+        return {id(each) for model in self._models for each in model.reduced}
+
+    def _made(self) -> tuple[list[Any], list[Any], dict[str, Any]]:
+        """Return what the script has made, as a loop begins that may train it.
 
         Returns:
             objects whose state is transferred apart from the script's snapshots, those that loading it changes, and
             those that go with the snapshots besides variables, by name.
         """
-        kinds = bool(self._models) + bool(self._sharded)
-        if not (kinds == 1 and self._optimizers and self._groups is not None):
+        models, trained = self._modules(), self._trained
+        self._moments = Moments(() if self._sharded else self._optimizers, trained)
+        self._known = self._known_objects()
+        carried: list[torch.Tensor] = [
+            each for each in models.parameters() if self._sharded or id(each) in trained or each.nbytes > LARGE_BYTES
+        ]
+        carried += [each for each in models.buffers() if each.nbytes > LARGE_BYTES]
+        changed = [*self._models, *models.modules(), *models.parameters(), *models.buffers()]
+        return [*carried, *self._optimizers], changed, {"moments": self._moments}
+
+    def _known_objects(self) -> list[int]:
+        """Return the identities of models, optimizers and their parameters."""
+        updated = [each for one in self._optimizers for group in one.param_groups for each in group["params"]]
+        return [*map(id, (*self._models, *self._sharded, *self._optimizers, *updated))]
+
+    def _modules(self) -> torch.nn.ModuleList:
+        return torch.nn.ModuleList([each.module for each in self._models] or self._sharded)
+
+    def _begin_loops(self) -> None:
+        """Protect what the script has made, as its first loop trains, and join the other ranks.
+
+        Raises:
+            InvalidInputError: it has made some of that in the loop.
+        """
+        if self._groups is None or self._known != self._known_objects():
             raise InvalidInputError(
-                "`heal: in-place` needs a script that calls init_process_group, makes its models either "
-                "DistributedDataParallel or spreads them by fully_shard (imported before that), makes an optimizer, "
-                "and then begins its training loop"
+                f"a model or an optimizer is made in the loop at {self.loops.first.partition('#')[0]}, which trains "
+                "it, and a rank that is replaced would not have it: make it before that loop, or set `heal: restart`"
             )
         others = {f"other{number}": each for number, each in enumerate(self._optimizers[1:])}
-        models = torch.nn.ModuleList([each.module for each in self._models] or self._sharded)
+        models = self._modules()
         own = {"optimizer": self._optimizers[0], "loops": self.loops, "groups": self._groups}
-        self._groups.check_large_results([*models.parameters(), *models.buffers()])
+        self._groups.begin_loops([*models.parameters(), *models.buffers()])
         if self._sharded:
             self._groups.sharded = True
             own["record"] = self._records
@@ -208,24 +240,10 @@ class InPlace:
         else:
             self._piggyback = own["piggyback"] = Piggyback(self._models, self._optimizers, first=self.rank == 0)
             self._groups.on_shared = self._piggyback.invalidate_shared
-        trained = {id(each) for model in self._models for each in model.reduced}
-        moments = Moments(() if self._sharded else self._optimizers, trained)
-        self._alike = Alike(self.rank, 1 if self._sharded else self.size, models, trained, moments)
-        carried: list[torch.Tensor] = [
-            each for each in models.parameters() if self._sharded or id(each) in trained or each.nbytes > LARGE_BYTES
-        ]
-        carried += [each for each in models.buffers() if each.nbytes > LARGE_BYTES]
-        self._protect(self._groups, {"model": models, **own, **others}, trained)
-        return (
-            [*carried, *self._optimizers],
-            [
-                *self._models,
-                *models.modules(),
-                *models.parameters(),
-                *models.buffers(),
-            ],
-            {"moments": moments},
-        )
+        ranks = 1 if self._sharded else self.size
+        self._alike = Alike(self.rank, ranks, models, self._trained, self._moments)
+        self._protect(self._groups, {"model": models, **own, **others}, self._trained)
+        self._join_ranks()
 
     def _protect(self, groups: ScriptGroups, protected: dict[str, Any], trained: set[int]) -> None:
         """Make the core, with these objects as the state; gradients of `trained` parameters are summed."""
@@ -347,12 +365,9 @@ class InPlace:
             self._end_comparison()
         if self._computing or not torch.is_grad_enabled():
             return
-        if not self.loops.has_begun:
-            raise InvalidInputError(
-                "`heal: in-place` sees no training loop around this model: it looks for one that calls `backward()` in "
-                "the file that is run and in those beside it (of a package, in all of it, if it is run by `-m`), and "
-                "knows those of transformers.Trainer and Lightning; else set `heal: restart`"
-            )
+        if not self.loops.has_begun and (reason := self.loops.confirm()):
+            self._unfollowed = reason  # nothing may come of it: some scripts only look at what a model returns
+            return
         if self._core.phase is IterationPhase.REDUCED:  # an update that a scaler of the loss left out
             run(self._core.step())
         self.loops.begin_iteration()
@@ -385,7 +400,17 @@ class InPlace:
     def _parameters(self) -> Iterator[torch.nn.Parameter]:
         return (each for model in (*self._models, *self._sharded) for each in model.parameters())
 
+    def _check_followed(self) -> None:
+        """Refuse to train where no new rank could come.
+
+        Raises:
+            InvalidInputError: the model was called in no loop that is followed.
+        """
+        if self._unfollowed and not self.loops.has_begun:
+            raise InvalidInputError(self._unfollowed)
+
     def _on_gradient(self, model: Parallel) -> None:
+        self._check_followed()
         if not model.expects_gradient:  # as with torch: under no_sync, or for a loss that goes past the model's forward
             model.has_unreduced = True
             return
@@ -445,6 +470,8 @@ class InPlace:
                 f"at {script_line(traceback.extract_stack())} {type(optimizer).__name__} makes an update from a "
                 f"gradient that is not reduced over the ranks, {CARRY}"
             )
+        if self._sharded:
+            self._check_followed()
         if self._sharded and self._computing and optimizer in self._optimizers:
             self._computing = False
             self._channel.injected.end()

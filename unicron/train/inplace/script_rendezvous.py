@@ -5,7 +5,7 @@ from unicron.errors import GroupBrokenError, StateTransferError
 from unicron.train.carry.files import Files
 from unicron.train.groups.group import Group
 from unicron.train.groups.rendezvous import Rendezvous
-from unicron.train.inplace.groups import ScriptGroups, pack_results
+from unicron.train.inplace.groups import ScriptGroups, pack_setup
 from unicron.train.snapshots.state import Fetcher
 from unicron.train.worker.channel import AgentChannel
 
@@ -67,7 +67,8 @@ class ScriptRendezvous:
         fetcher = Fetcher(self._channel)
         try:
             found = fetcher.fetch([ref for ref in membership.shelf.states if ref.place == 0], membership.epoch)
-            return RESTORES + pack_results(found["objects"]["groups"]["setup"])
+            groups = found["objects"]["groups"]
+            return RESTORES + pack_setup(groups["setup"], groups["first"])
         except (StateTransferError, LookupError, TypeError, AttributeError):  # loading it reports the error
             return NEW
         finally:

@@ -85,6 +85,12 @@ class KnownResults:
         self._results.append(None if results is None else [each.detach().cpu().clone() for each in results])
         self._next += self._next == len(self._results) - 1
 
+    def drop_last(self, count: int) -> None:
+        """Remove the results of the last collectives."""
+        if self._results is not None and count:
+            del self._results[-count:]
+            self._next = min(self._next, len(self._results))
+
     @property
     def exhausted(self) -> bool:
         """Whether all of them were replayed."""

@@ -8,6 +8,47 @@ TRAINS = "backward"
 COLLECTIVES = {"all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "barrier", "gather", "reduce"}
 COLLECTIVES |= {"broadcast", "broadcast_object_list", "gather_object", "gather_for_metrics", "monitored_barrier"}
 COLLECTIVES |= {"reduce_scatter"}
+HARMLESS = frozenset(
+    {
+        "print",
+        "len",
+        "append",
+        "extend",
+        "add",
+        "update",
+        "item",
+        "items",
+        "keys",
+        "values",
+        "range",
+        "enumerate",
+        "zip",
+    }
+    | {
+        "min",
+        "max",
+        "sum",
+        "abs",
+        "int",
+        "float",
+        "str",
+        "bool",
+        "list",
+        "dict",
+        "set",
+        "tuple",
+        "sorted",
+        "isinstance",
+    }
+    | {"join", "split", "strip", "format", "startswith", "endswith", "replace", "get", "pop", "sqrt", "exp", "log"}
+    | {"cuda", "cpu", "to", "numel", "size", "numpy", "tolist", "detach", "clone", "zero_", "copy_", "mul_", "add_"}
+    | {"getattr", "hasattr", "setattr", "requires_grad_", "parameters", "named_parameters", "write", "register_buffer"}
+)
+"""Names of functions that no loop trains by."""
+
+MODELLED = frozenset({"forward", "__getitem__", "__getitems__", "collate_fn"})
+"""Functions that a model computes by, or a data set finds its items by."""
+
 LOOK_AT_GRADIENTS = frozenset({"clip_grad_norm_", "clip_grad_value_", "get_total_norm"})
 
 
@@ -16,12 +57,16 @@ class Functions(NamedTuple):
 
     Attributes:
         repeated: that are called in loops that train.
+        modelled: that models compute by, and data sets: of which none is known to train.
+        harmless: that others have made, and that don't train.
     """
 
     training: frozenset[str]
     gradients: frozenset[str]
     long: frozenset[str]
     repeated: frozenset[str]
+    modelled: frozenset[str]
+    harmless: frozenset[str]
 
 
 def functions_of(trees: Iterable[ast.Module], trains: Iterable[str] = ()) -> Functions:
@@ -45,8 +90,16 @@ def functions_of(trees: Iterable[ast.Module], trains: Iterable[str] = ()) -> Fun
     }
     while more := {name for caller, names in calls if caller in repeated for name in names} - repeated:
         repeated |= more
+    modelled, own = set(MODELLED), {name for name, _ in calls}
+    while more := {name for caller, names in calls if caller in modelled for name in names & own} - modelled:
+        modelled |= more
     return Functions(
-        training, _add_callers(calls, looking), _add_callers(calls, loops | COLLECTIVES), frozenset(repeated)
+        training,
+        _add_callers(calls, looking),
+        _add_callers(calls, loops | COLLECTIVES),
+        frozenset(repeated),
+        frozenset(modelled - training),
+        HARMLESS - own,
     )
 
 

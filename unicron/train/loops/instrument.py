@@ -16,13 +16,18 @@ from unicron.train.loops.liveness import FUNCTIONS, Liveness
 
 _Scope = TypeVar("_Scope", ast.Module, ast.FunctionDef)
 
+METHODS = frozenset({"staticmethod", "classmethod"})
+"""Decorators that leave a function what it is."""
+
 SEVERAL = 2
 """Statements of a function that train: from one call to the next it makes more than one update."""
 
 Recorded = ast.For | ast.While | ast.FunctionDef
 
 
-def instrument(source: bytes | str, path: str, name: str, functions: Functions | None = None) -> ast.Module:
+def instrument(
+    source: bytes | str, path: str, name: str, functions: Functions | None = None, *, library: bool = False
+) -> ast.Module:
     """Return what is to be run instead of a file.
 
     Args:
@@ -30,12 +35,13 @@ def instrument(source: bytes | str, path: str, name: str, functions: Functions |
         path: of it.
         name: of it, for the names of its loops.
         functions: what is known of functions, where not all of that is seen in this file.
+        library: it is of a library: only loops that train for certain are instrumented.
 
     Raises:
         SyntaxError: it is no Python.
     """
     tree = ast.parse(source, path)
-    _Instrument(name, functions or functions_of([tree])).visit(tree)
+    _Instrument(name, functions or functions_of([tree]), library=library).visit(tree)
     return ast.fix_missing_locations(tree)
 
 
@@ -47,7 +53,8 @@ def _is_plain_generator(node: ast.FunctionDef) -> bool:
     own = [each for each in ast.walk(node) if id(each) not in inner]
     yields = {id(each) for each in own if isinstance(each, ast.Yield | ast.YieldFrom)}
     alone = {id(each.value) for each in own if isinstance(each, ast.Expr)}
-    return bool(yields) and yields <= alone and not node.decorator_list and not node.name.startswith("__")
+    bound = {getattr(each, "id", "") for each in node.decorator_list} <= METHODS
+    return bool(yields) and yields <= alone and bound and not node.name.startswith("__")
 
 
 def _assigned_names(body: Iterable[ast.AST]) -> Iterable[ast.Name]:
@@ -74,33 +81,49 @@ def _split_body(node: ast.FunctionDef) -> tuple[list[ast.stmt], list[ast.stmt], 
 
 
 class _Instrument(ast.NodeTransformer):
-    def __init__(self, name: str, found: Functions) -> None:
-        self._name, self._training, self._gradients, self._long, self._repeated = name, *found
+    def __init__(self, name: str, found: Functions, *, library: bool) -> None:
+        self._name, self._found, self._library = name, found, library
         self._scopes: list[Liveness] = []
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
         """Find out which variables are read where."""
         return self._visit_scope(node)
 
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AsyncFunctionDef:
+        """Leave a coroutine alone: others run while it waits."""
+        return node
+
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        """Instrument a function that trains; wrap a generator so that it knows how far it is."""
+        """Instrument a function that may train; wrap a generator so that it knows how far it is."""
         if _is_plain_generator(node):
-            node.decorator_list = [ast.Attribute(ast.Name(NAME, ast.Load()), "counted_generator", ast.Load())]
-            return ast.copy_location(node, node)
-        if node.name not in self._training:
+            counted = ast.Attribute(ast.Name(NAME, ast.Load()), "counted_generator", ast.Load())
+            node.decorator_list = [*node.decorator_list, ast.copy_location(counted, node)]
+        if not self._may_train(node):
             return node
         begins, body, ending = _split_body(node)
-        trains = [
-            each for each in body if called_names([each]) & self._training and not isinstance(each, ast.For | ast.While)
-        ]
-        if len(trains) < SEVERAL or node.name not in self._repeated or _yields(node):
+        trains = [each for each in body if self._trains([each]) and not isinstance(each, ast.For | ast.While)]
+        if len(trains) < SEVERAL or node.name not in self._found.repeated or _yields(node):
             return self._visit_scope(node)
         self._scopes.append(Liveness(node))
         instrumented = self._body_instrumenter(node, body, ast.Constant(node.end_lineno), set())
         self.generic_visit(node)
-        node.body = [*begins, *instrumented(body), *ending]
+        flag = ast.Assign([_flag(node, ast.Store())], self._call("begin_body", node))
+        node.body = [*begins, ast.copy_location(flag, node), *instrumented(body), *ending]
         self._scopes.pop()
         return node
+
+    def _may_train(self, node: ast.FunctionDef) -> bool:
+        """Return whether a function may train, or one in it; what a model computes is left as fast as it is."""
+        if node.name in self._found.training:
+            return True
+        return not self._library and node.name not in self._found.modelled
+
+    def _trains(self, body: Iterable[ast.AST]) -> bool:
+        return bool(called_names(body) & self._found.training)
+
+    def _is_candidate(self, node: ast.For | ast.While) -> bool:
+        """Return whether a loop may train: it calls something that is not known to be harmless."""
+        return not self._library and bool(called_names(node.body) - self._found.harmless)
 
     def _visit_scope(self, node: _Scope) -> _Scope:
         self._scopes.append(Liveness(node))
@@ -118,29 +141,39 @@ class _Instrument(ast.NodeTransformer):
         return node
 
     def visit_For(self, node: ast.For) -> ast.For:
-        """Have a loop that trains iterate over what `hand_out_items` yields."""
-        if called_names(node.body) & self._training:
+        """Have a loop that may train iterate over what `hand_out_items` returns, and note whether it is followed."""
+        certain = self._trains(node.body)
+        if certain or self._is_candidate(node):
             numbered, over = False, node.iter
             if isinstance(over, ast.Call) and getattr(over.func, "id", "") == "enumerate" and len(over.args) == 1:
                 numbered, over = not over.keywords, over.args[0] if not over.keywords else over
             names = {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
             body = self._body_instrumenter(node, node.body, ast.Constant(None), names)
-            node.iter = self._call("hand_out_items", node, over, ast.Constant(numbered))
+            items = self._call("hand_out_items", node, over, ast.Constant(numbered), ast.Constant(certain))
+            begun = ast.Attribute(ast.Name(NAME, ast.Load()), "begun", ast.Load())
+            both = ast.Tuple([items, ast.NamedExpr(_flag(node, ast.Store()), begun)], ast.Load())
+            node.iter = ast.copy_location(ast.Subscript(both, ast.Constant(0), ast.Load()), node.iter)
             self.generic_visit(node)
             node.body = body(node.body)
             return node
         self.generic_visit(node)
         return node
 
-    def visit_While(self, node: ast.While) -> ast.While:
-        """Have a loop that trains ask before its test and its body."""
-        if called_names(node.body) & self._training:
+    def visit_While(self, node: ast.While) -> ast.stmt:
+        """Have a loop that may train ask before its test and its body, if it is followed."""
+        certain = self._trains(node.body)
+        if certain or self._is_candidate(node):
             body = self._body_instrumenter(node, node.body, ast.Constant(node.end_lineno), set())
             self.generic_visit(node)
             node.body = body(node.body)
-            entered = ast.BoolOp(ast.Or(), [self._call("should_enter", node), node.test])
-            node.test = ast.copy_location(ast.BoolOp(ast.And(), [self._call("should_test", node), entered]), node.test)
-            return node
+            flag, alone = _flag(node, ast.Load()), ast.UnaryOp(ast.Not(), _flag(node, ast.Load()))
+            tested = ast.BoolOp(ast.Or(), [alone, self._call("should_test", node)])
+            inside = ast.BoolOp(ast.And(), [flag, self._call("should_enter", node)])
+            entered = ast.BoolOp(ast.Or(), [inside, node.test])
+            node.test = ast.copy_location(ast.BoolOp(ast.And(), [tested, entered]), node.test)
+            begun = self._call("begin_while", node, ast.Constant(certain))
+            before = ast.copy_location(ast.Assign([_flag(node, ast.Store())], begun), node)
+            return ast.copy_location(ast.If(ast.Constant(True), [before, node], []), node)
         self.generic_visit(node)
         return node
 
@@ -160,7 +193,7 @@ class _Instrument(ast.NodeTransformer):
         points = list[tuple[int, ast.stmt]]()
         for count, each in enumerate(whole, 1):
             ends, rest = count == len(whole), whole[count:]
-            updates = called_names([each]) & (self._training | {"step"})
+            updates = called_names([each]) & (self._found.training | {"step"})
             if ends or (updates and not self._reads_gradients(rest)):
                 same = targets - {one.id for one in _assigned_names(whole[:count])}
                 how, long = ("at_end", []) if ends else ("after_update", [ast.Constant(self._takes_long(rest))])
@@ -169,11 +202,12 @@ class _Instrument(ast.NodeTransformer):
                 )
 
         def body(statements: list[ast.stmt]) -> list[ast.stmt]:
-            found, done = [begins], 0
+            found, done = [_if_followed(node, begins)], 0
             for count, mark in points:
-                due = self._call("should_run", node, ast.Constant(count))
+                alone = ast.UnaryOp(ast.Not(), _flag(node, ast.Load()))
+                due = ast.BoolOp(ast.Or(), [alone, self._call("should_run", node, ast.Constant(count))])
                 found.append(ast.copy_location(ast.If(due, statements[done:count], []), statements[done]))
-                found.append(mark)
+                found.append(_if_followed(node, mark))
                 done = count
             return found
 
@@ -182,12 +216,12 @@ class _Instrument(ast.NodeTransformer):
     def _takes_long(self, rest: Sequence[ast.stmt]) -> bool:
         """Return whether statements may take long, or make another update: by a loop, a collective, or training."""
         loops = any(isinstance(each, ast.For | ast.While) for one in rest for each in ast.walk(one))
-        return loops or bool(called_names(rest) & (self._training | self._long))
+        return loops or bool(called_names(rest) & (self._found.training | self._found.long))
 
     def _reads_gradients(self, rest: Sequence[ast.stmt]) -> bool:
         """Return whether statements look at gradients before they make others."""
-        looks = itertools.takewhile(lambda each: not called_names([each]) & self._training, rest)
-        return any(has_gradients(each) or called_names([each]) & self._gradients for each in looks)
+        looks = itertools.takewhile(lambda each: not called_names([each]) & self._found.training, rest)
+        return any(has_gradients(each) or called_names([each]) & self._found.gradients for each in looks)
 
     def _call_statement(self, how: str, node: Recorded, first: list[ast.Constant], dead: Iterable[str]) -> ast.stmt:
         names = [ast.Constant(each) for each in sorted(dead)]
@@ -197,3 +231,12 @@ class _Instrument(ast.NodeTransformer):
         function = ast.Attribute(ast.Name(NAME, ast.Load()), name, ast.Load())
         place = ast.Constant(f"{self._name}:{loop.lineno}")
         return ast.copy_location(ast.Call(function, [place, *arguments], []), loop)
+
+
+def _flag(node: Recorded, context: ast.Load | ast.Store) -> ast.Name:
+    """Return the variable that says whether a loop is followed; it is none of the script's."""
+    return ast.Name(f"{NAME}{node.lineno}_{node.col_offset}__", context)
+
+
+def _if_followed(node: Recorded, mark: ast.stmt) -> ast.stmt:
+    return ast.copy_location(ast.If(_flag(node, ast.Load()), [mark], []), mark)

@@ -4,21 +4,28 @@ What an iterator draws of the generators of random numbers is drawn between what
 that the script has done. Their states before each item that drew are kept, and are there again as it is found anew.
 """
 
+import itertools
+import operator
+import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
-from hashlib import blake2b
+from pathlib import Path
 from types import GeneratorType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
-from unicron.train.carry.kinds import ATTRIBUTES, LIST, NotCarriedError
+from unicron.errors import GroupBrokenError
+from unicron.train.carry.kinds import ATTRIBUTES, CELL, DICT, FUNCTION, LIST, SET, Kind, NotCarriedError
 from unicron.train.carry.objects import (
+    ARRAY,
     BARE_ITERATORS,
-    COMPARED_BYTES,
+    BYTES,
     NUMPY_GENERATOR,
     PYTHON_GENERATOR,
+    TENSOR,
     TORCH_GENERATOR,
     Resumable,
     kind_of,
@@ -26,14 +33,17 @@ from unicron.train.carry.objects import (
 )
 from unicron.train.carry.randomness import generators, set_generators
 from unicron.train.loops.collective_results import KnownResults
+from unicron.train.worker.injected import InjectedFault
 
 MOST_DRAWN = 16
 """Items for which the generators' states are kept, 11 KiB each."""
 
 
-GENERATORS = (TORCH_GENERATOR, PYTHON_GENERATOR, NUMPY_GENERATOR)
-MOST_OWN, LONGEST = 64, 1000
-"""Objects that what is gone over is made of, and items of a list, that are looked at before each item."""
+CONTAINERS = (LIST, DICT, SET)
+HOLDING = (*CONTAINERS, ATTRIBUTES, CELL, FUNCTION)
+BY_VALUE = (TORCH_GENERATOR, PYTHON_GENERATOR, NUMPY_GENERATOR, TENSOR, ARRAY, BYTES)
+MOST_OWN, LONGEST, MOST_VALUE_BYTES, COMPARED_BYTES = 64, 1000, 4 << 10, 64 << 10
+"""Objects that what is gone over is made of, and items of a container, that are looked at before each item."""
 
 RUNNING: "list[Counted]" = []
 """Iterators of the script that are just finding their next item."""
@@ -51,15 +61,17 @@ class Counted(Resumable, Iterator[Any]):
         count: items that were asked for.
         exhausted: there are no more.
         results: of collectives that were run to find them.
+        own: the objects that its items depend on, by keys that are the same in another process.
         is_replaying: it is just being brought to where another one is.
     """
 
     def __init__(self, over: Iterable[Any], running: "list[Counted] | None" = None) -> None:
         before = generators()
-        self._first = self._last = _parts_fingerprint(over)
+        self._first = self._last = _parts_of(over)
+        self.own = {("part", number): part.thing for number, part in enumerate(self._first)}
         self.iterable, self._iterator, self._running = over, iter(over), RUNNING if running is None else running
         self.count, self.exhausted, self.results, self.is_replaying = 0, False, KnownResults(), False
-        self._generator_states: dict[int, bytes] | None = {}
+        self._item_seen, self._generator_states = 0, dict[int, bytes]()
         self._record_draw(before)
 
     def __reduce__(self) -> Any:
@@ -70,14 +82,17 @@ class Counted(Resumable, Iterator[Any]):
         """Return the next item."""
         draws = type(self._iterator) not in BARE_ITERATORS
         before = generators() if draws else b""
-        self._last = _parts_fingerprint(self.iterable)
+        self._last = _parts_of(self.iterable)
         self._running.append(self)
         try:
             self.count += 1
-            return next(self._iterator)
+            item = next(self._iterator)
         except StopIteration:
             self.exhausted = True
             raise
+        else:
+            self._item_seen = fingerprint([("", item)]) if draws else 0
+            return item
         finally:
             self._running.pop()
             if self._generator_states is not None and self.count > 2 and _skips(self._iterator):
@@ -90,6 +105,8 @@ class Counted(Resumable, Iterator[Any]):
         if name == "_iterator":  # it is just being made
             raise AttributeError(name)
         return getattr(self._iterator, name)
+
+    _generator_states: dict[int, bytes] | None
 
     def _record_draw(self, before: bytes) -> None:
         if self._generator_states is not None and generators() != before:
@@ -114,13 +131,28 @@ class Counted(Resumable, Iterator[Any]):
             "over": self.exhausted,
             "drawn": dict(self._generator_states),
             "heard": self.results.to_list(),
-            "first": self._first,
-            "last": self._last,
-            "seen": _handed_out(self._iterator),
+            "first": _changed(self._first, _parts_of(self.iterable)),
+            "last": _changed(self._last, self._first) if _skips(self._iterator) else [],
+            "seen": (self._item_seen, _look_into(self._iterator)),
         }
 
     def advance_to(self, saved: dict[str, Any]) -> Any:
-        """Advance to the position of another one; return the last item that it has yielded, None if there is none."""
+        """Advance to the position of another one; return the last item that it has yielded, None if there is none.
+
+        Raises:
+            NotCarriedError: it can't be brought there alone: what the body of its loop does is needed for that.
+        """
+        try:
+            return self._advance_to(saved)
+        except (NotCarriedError, GroupBrokenError, InjectedFault):
+            raise
+        except Exception as error:
+            raise NotCarriedError(
+                f"{describe(self._iterator)} fails when it is run forward alone, to item {saved['count']}: {error!r}; "
+                "let what it hands out depend on nothing that the body of its loop changes"
+            ) from error
+
+    def _advance_to(self, saved: dict[str, Any]) -> Any:
         if saved["over"]:
             self._iterator, self.count, self.exhausted = iter(()), saved["count"], True
         self.results, self.is_replaying, item = KnownResults(saved["heard"], self.results), True, None
@@ -137,12 +169,9 @@ class Counted(Resumable, Iterator[Any]):
                 if left == 1 and self.count and _skips(self._iterator):
                     _restore_parts(saved["last"])
                 item = next(self, None)
-        if not self.exhausted and _handed_out(self._iterator) != saved["seen"]:
-            raise NotCarriedError(
-                f"the generator {getattr(self._iterator, '__qualname__', '')} hands out something else when begun anew"
-            )
+        if not self.exhausted and (self._item_seen, _look_into(self._iterator)) != saved["seen"]:
+            raise NotCarriedError(f"{describe(self._iterator)} hands out something else when begun anew")
         self._generator_states, self.is_replaying = dict(saved["drawn"]), False
-        self._first = saved["first"]
         return item
 
 
@@ -155,57 +184,114 @@ def _restore_counted(within: Iterable[Any], saved: dict[str, Any]) -> Counted:
     return made
 
 
+def counts_up(iterable: Any) -> bool:
+    """Return whether what a loop goes over are numbers that tell how far it is, wherever they begin."""
+    return isinstance(getattr(iterable, "iterable", iterable), range | itertools.count)
+
+
 def _skips(iterator: Any) -> bool:
     """Return whether an iterator's items are found by a sampler alone, whatever loading them draws."""
     return isinstance(iterator, _SingleProcessDataLoaderIter) and not isinstance(iterator._dataset, IterableDataset)  # noqa: SLF001
 
 
-def _handed_out(iterator: Any) -> bytes:
-    """Return something that differs with the position of a generator, as far as that can be seen; nothing of others."""
+def _look_into(iterator: Any) -> int:
+    """Return something that differs with the position of a generator, as far as that can be seen; 0 of others."""
     if not isinstance(iterator, GeneratorType) or iterator.gi_frame is None:
-        return b""
-    found: list[Any] = [iterator.gi_frame.f_lasti]
-    todo = [*iterator.gi_frame.f_locals.items()]
-    while todo and len(found) < LONGEST:
-        name, each = todo.pop()
+        return 0
+    return fingerprint([("", iterator.gi_frame.f_lasti), *iterator.gi_frame.f_locals.items()])
+
+
+def fingerprint(named: Iterable[tuple[str, Any]]) -> int:
+    """Return something that differs when plain values and tensors do, or those in containers, as far as it looks."""
+    found, looked, left, todo = 0, 0, COMPARED_BYTES, deque(named)
+    while todo and looked < LONGEST:
+        name, each = todo.popleft()
+        looked += 1
         if isinstance(each, torch.Tensor):
-            found.append((name, _digest(raw(each)) if each.nbytes <= COMPARED_BYTES else each.shape))
+            small = each.nbytes <= left and each.device.type == "cpu" and each.layout == torch.strided
+            left -= each.nbytes if small else 0
+            found = zlib.crc32(raw(each) if small else repr(each.shape).encode(), found)
         elif isinstance(each, tuple | list):
-            todo += [(name, one) for one in each[:LONGEST]]
+            todo.extend((name, one) for one in each[:LONGEST])
+        elif isinstance(each, dict):
+            todo.extend((f"{name}.{key}", one) for key, one in [*each.items()][:LONGEST])
         elif isinstance(each, int | float | str | bytes | None):
-            found.append((name, each))
-    return _digest(repr(found).encode())
+            found = zlib.crc32(f"{name} {each!r}".encode(), found)
+    return found
 
 
-def _digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=16).digest()
+def describe(iterator: Any) -> str:
+    """Return what an iterator is, for people: of a generator, its function and where that begins."""
+    if isinstance(iterator, Counted):
+        return describe(iterator._iterator)  # noqa: SLF001
+    if isinstance(iterator, GeneratorType):
+        code = iterator.gi_code
+        return f"the generator `{iterator.__qualname__}` ({Path(code.co_filename).name}:{code.co_firstlineno})"
+    return f"the iterator {type(iterator).__qualname__}"
 
 
-def _parts_fingerprint(over: Any) -> list[tuple[Any, Any]]:
-    """Return the state of what an iterator's items depend on: numbers, generators of random ones, short lists."""
-    found, todo, seen = list[tuple[Any, Any]](), [over], set[int]()
+class Part(NamedTuple):
+    """An object that items depend on.
+
+    Attributes:
+        look: what shows whether it has changed.
+        state: to put back; None of one that is too large to be kept.
+    """
+
+    thing: Any
+    kind: Kind
+    look: tuple[Any, ...]
+    state: Any
+
+
+def _parts_of(over: Any) -> list[Part]:
+    """Return the nearest objects that an iterator's items depend on, as they are."""
+    found, todo, seen = list[Part](), deque([over]), set[int]()
     while todo and len(seen) < MOST_OWN:
-        each = todo.pop()
+        each = todo.popleft()
         kind = kind_of(each)
-        if id(each) in seen:
+        if kind is None or id(each) in seen:
             continue
         seen.add(id(each))
-        if kind in GENERATORS:
-            found.append((each, kind.state(each)))
-        elif kind is LIST and type(each) is list and len(each) <= LONGEST:
-            found.append((each, list(each)))
-        elif kind is ATTRIBUTES and hasattr(each, "__dict__"):
-            found.append((each, {name: value for name, value in vars(each).items() if kind_of(value) is None}))
-            todo += [value for value in vars(each).values() if kind_of(value) is not None]
+        if kind in BY_VALUE:
+            size = getattr(each, "nbytes", 0)
+            if size <= MOST_VALUE_BYTES:
+                found.append(Part(each, kind, kind.fingerprint(each), kind.state(each)))
+            elif kind is TENSOR:
+                found.append(Part(each, kind, (each._version,), None))  # noqa: SLF001 what shows that it was written to
+        elif kind in CONTAINERS and len(each) > LONGEST:
+            found.append(Part(each, kind, (len(each),), None))
+        elif kind in HOLDING:
+            found.append(Part(each, kind, kind.fingerprint(each), kind.state(each)))
+            todo.extend(value for _, value in kind.parts(each))
+    return found
+
+
+def _changed(before: list[Part], now: list[Part]) -> list[tuple[Any, Any]]:
+    """Return those parts, and their states before, that are not now what they were before.
+
+    Raises:
+        NotCarriedError: one of them is too large for its state to be kept.
+    """
+    there, found = {id(each.thing): each.look for each in now}, list[tuple[Any, Any]]()
+    for thing, kind, look, state in before:
+        other = there.get(id(thing))
+        if other is not None and len(other) == len(look):
+            if kind.exact and all(map(operator.is_, other, look)):
+                continue
+            if other == look and not kind.exact:
+                continue
+        if state is None and other != look:
+            raise NotCarriedError(
+                f"a {type(thing).__qualname__} of more than {LONGEST} items or {MOST_VALUE_BYTES >> 10} KiB, which a "
+                "loop's items depend on and which changes as it runs"
+            )
+        if state is not None:
+            found.append((thing, state))
     return found
 
 
 def _restore_parts(states: list[tuple[Any, Any]]) -> None:
-    for each, state in states:
-        kind = kind_of(each)
-        if kind is ATTRIBUTES:
-            vars(each).update(state)
-        elif kind is LIST:
-            each[:] = state
-        elif kind is not None:
-            kind.set_state(each, state)
+    for thing, state in states:
+        if (kind := kind_of(thing)) is not None:
+            kind.set_state(thing, state)

@@ -153,7 +153,9 @@ class _Loader(SourceFileLoader):
         source = self.get_data(self.path)
         if self._program is not None:
             return self._program.compile_file(source, Path(self.path))
-        return compile(instrument(source, self.path, fullname, _of_library(source, fullname)), self.path, "exec")
+        return compile(
+            instrument(source, self.path, fullname, _of_library(source, fullname), library=True), self.path, "exec"
+        )
 
     def exec_module(self, module: ModuleType) -> None:
         """Run it."""

@@ -5,14 +5,45 @@ between, and no parameter changed, a new rank begins there, and is given what co
 """
 
 from collections import deque
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-from unicron.train.loops.active_loops import SNAPSHOTS_KEPT, Chain
+from unicron.train.loops.active_loops import SNAPSHOTS_KEPT, Chain, LoopLocation
 from unicron.train.loops.collective_results import KnownResults, Results
 
-Point = dict[str, Any]
-"""Locations of the active `loops`, and results of collectives: `outside` of the loops, and `since` the snapshot."""
+
+class Point(NamedTuple):
+    """A point at which a new rank can begin.
+
+    Attributes:
+        loops: locations in the active loops.
+        outside: results of collectives run outside of the loops; None where they are not known.
+        since: of those since the snapshot.
+    """
+
+    loops: list[LoopLocation]
+    outside: list[Results | None] | None
+    since: list[Results | None] | None = None
+
+    @property
+    def chain(self) -> Chain:
+        """The chain of loops, as a record has it."""
+        return [each.where for each in self.loops]
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether the results of all collectives on the way there, and since, are known."""
+        places = [self.outside, self.since, *(given for each in self.loops for given in each[2:])]
+        return all(each is not None and all(results is not None for results in each) for each in places)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {"loops": [each.to_list() for each in self.loops], "outside": self.outside, "since": self.since}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Point":
+        """Return what `to_dict` has made plain values of."""
+        return cls([LoopLocation.from_list(each) for each in values["loops"]], values["outside"], values["since"])
 
 
 class SnapshotPoints:
@@ -23,10 +54,8 @@ class SnapshotPoints:
     """
 
     def __init__(self) -> None:
-        self._points: deque[tuple[Point, KnownResults]] = deque(
-            [({"loops": [], "outside": []}, KnownResults())], maxlen=SNAPSHOTS_KEPT
-        )
-        self.candidates: list[Point] = []
+        self._points: deque[tuple[Point, KnownResults]] = deque([(Point([], []), KnownResults())], SNAPSHOTS_KEPT)
+        self.candidates: Sequence[Point] = []
 
     @property
     def since_last(self) -> KnownResults:
@@ -52,28 +81,17 @@ class SnapshotPoints:
 
     def reset_to(self, where: Point, since: KnownResults) -> None:
         """Replace all points by one of another rank."""
-        self._points = deque([(where, since)], maxlen=SNAPSHOTS_KEPT)
+        self._points = deque([(where, since)], SNAPSHOTS_KEPT)
 
     def reachable_points(self) -> list[Point]:
         """Return the newest point, followed by the older ones at which a new rank could begin."""
-        last, *before = [{**where, "since": since.to_list()} for where, since in reversed(self._points)]
-        return [last, *filter(is_reachable, before)]
+        last, *before = [where._replace(since=since.to_list()) for where, since in reversed(self._points)]
+        return [last, *(each for each in before if each.is_reachable)]
 
     def candidate_chains(self) -> Iterable[Chain]:
         """Yield the chains of loops of the candidates."""
-        return map(chain_at, self.candidates)
+        return (each.chain for each in self.candidates)
 
     def candidate(self, chain: Chain) -> Point:
         """Return the candidate with this chain of loops."""
-        return next(each for each in self.candidates if chain_at(each) == chain)
-
-
-def chain_at(point: Point) -> Chain:
-    """Return the chain of loops of a point, as a record has it."""
-    return [each[:4] for each in point["loops"]]
-
-
-def is_reachable(point: Point) -> bool:
-    """Return whether the results of all collectives on the way to a point, and since, are known."""
-    places = [point["outside"], point["since"], *(heard for loop in point["loops"] for heard in loop[5:])]
-    return all(each is not None and all(results is not None for results in each) for each in places)
+        return next(each for each in self.candidates if each.chain == chain)
