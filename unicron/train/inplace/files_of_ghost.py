@@ -24,7 +24,8 @@ class GhostFiles:
     """The same interface as `unicron.train.carry.files.Files`, for a process whose writes nobody is to see.
 
     Args:
-        folder: of the trial, where copies are.
+        trial: folder of the trial, to which the process itself writes.
+        folder: in there, for copies.
 
     Attributes:
         diverts_writes: always.
@@ -32,15 +33,15 @@ class GhostFiles:
 
     diverts_writes = True
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._own = folder, str(folder.resolve()) + os.sep
+    def __init__(self, trial: Path, folder: Path) -> None:
+        self._trial, self._folder, self._own = trial, folder, str(trial.absolute()) + os.sep
         self._copies: dict[str, str] = {}
         self._count = 0
 
     def install(self) -> None:
         """Have scripts open, make and remove files by way of this, and the kernel refuse what does not."""
         temporary = self._folder / "tmp"
-        temporary.mkdir()
+        temporary.mkdir(parents=True)
         os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
         builtins.open = io.open = self._open
         os.open = self._open_number
@@ -60,7 +61,7 @@ class GhostFiles:
             (shutil, "rmtree", self._forget),
         ):
             setattr(module, name, self._unless_own(getattr(module, name), instead))
-        confine_writes([self._folder, *DEVICES])
+        confine_writes([self._trial, *DEVICES])
 
     def set_joins_late(self, *, late: bool) -> None:
         """Do nothing: no file is ever written in place."""
@@ -94,9 +95,10 @@ class GhostFiles:
             return real
         if real not in self._copies:
             self._count += 1
-            self._copies[real] = str(self._folder / f"file-{self._count}")
+            copy = str(self._folder / f"file-{self._count}")
             if keep and Path(real).is_file():
-                shutil.copyfile(real, self._copies[real])
+                shutil.copyfile(real, copy)
+            self._copies[real] = copy
         return self._copies[real]
 
     def _copy_of(self, path: Any) -> str | None:

@@ -117,7 +117,8 @@ class Ghost(InPlace):
     def __init__(self, folder: Path) -> None:
         self._folder, self._recorded = folder, Recorded(folder)
         self._arrived = False
-        files: Any = GhostFiles(folder / f"files-{os.getpid()}")
+        files: Any = GhostFiles(folder, folder / f"files-{os.getpid()}")
+        files.install()
         super().__init__(cast("AgentChannel", Silent()), files, None)
         self._core: Any = None
 

@@ -1,0 +1,362 @@
+"""A drill's parts: what is recorded, how a process on trial is started and confined, what becomes of its verdict."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from unicron.contracts.worker import Drilled
+from unicron.snapshots.memory import FOLDER_VARIABLE
+from unicron.train.carry.kinds import NotCarriedError
+from unicron.train.groups.switched import Work
+from unicron.train.inplace import drill, sandbox
+from unicron.train.inplace.files_of_ghost import GhostFiles
+from unicron.train.inplace.recording import (
+    LEAST,
+    MOST,
+    Called,
+    NoRoomError,
+    Recorded,
+    Recording,
+    contribution,
+    record_of,
+)
+from unicron.train.inplace.seed import GHOST, OUTPUT, VERDICT, plant
+from unicron.train.loops.active_loops import LoopSnapshot
+
+STATE = {"objects": {"model": {"weight": torch.ones(3)}}, "setup": b"setup"}
+
+
+def snapshot(epoch=0, batch=0):
+    return LoopSnapshot([["train.py:3", 0, epoch, 0], ["train.py:5", 0, batch, 2]], [b"", b"at"], [b"outer", b"inner"])
+
+
+def in_fork(what):
+    """Return what a function returns in a fork of this process, which may be confined there."""
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.write(writer, json.dumps(what()).encode())
+        except BaseException as error:  # noqa: BLE001 the test shows it
+            os.write(writer, json.dumps(repr(error)).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(text)
+
+
+# --- what is recorded -------------------------------------------------------------------------------------------------
+
+
+def test_a_recording_is_read_as_it_was_made(tmp_path):
+    made = Recording(tmp_path / "trial")
+    made.begin(2, snapshot(), STATE)
+    given, reduced = torch.arange(4.0), torch.arange(4.0) * 2
+    made.add_iteration(2, given, reduced)
+    made.wait()
+    given.zero_()  # from here on it may change
+    made.add_collective(called := Called("allreduce", [torch.ones(1)], []))
+    called.left.append(torch.zeros(1))
+    made.count(called)
+    made.end(4, snapshot(1), STATE)
+    read = Recorded(tmp_path / "trial")
+    assert (read.begin["iteration"], read.end["iteration"], bytes(read.begin["setup"])) == (2, 4, b"setup")
+    assert [list(each) for each in record_of(read.end).chain] == list(map(list, snapshot(1).chain))
+    assert record_of(read.begin).snapshots == [b"outer", b"inner"]
+    assert torch.equal(read.iteration(2)[0], torch.arange(4.0))
+    found = read.next_collective()
+    assert (found.name, found.given, found.left) == ("allreduce", [torch.ones(1)], [torch.zeros(1)])
+    assert read.next_collective() is None
+    assert (tmp_path / "trial").stat().st_mode & 0o77 == 0, "nobody else may write what is unpickled"
+
+
+@pytest.mark.parametrize(
+    ("done", "epoch", "enough"),
+    [(LEAST - 1, 0, False), (LEAST - 1, 1, False), (LEAST, 0, False), (LEAST, 1, True), (MOST, 0, True)],
+)
+def test_a_recording_ends_behind_an_epoch_if_one_ends_soon(tmp_path, done, epoch, enough):
+    made = Recording(tmp_path / "trial")
+    made.begin(5, snapshot(), STATE)
+    assert made.is_enough(5 + done, snapshot(epoch)) is enough
+
+
+def test_without_room_nothing_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100))
+    with pytest.raises(NoRoomError, match="no room for a trial"):
+        Recording(tmp_path / "trial").begin(2, snapshot(), STATE)
+
+
+ONE, TWO = torch.ones(1), torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "contributed"),
+    [
+        ("allreduce", ([ONE],), [ONE]),
+        ("reduce", ([ONE],), [ONE]),
+        ("broadcast", ([ONE], SimpleNamespace(rootRank=0)), []),
+        ("broadcast", ([ONE], SimpleNamespace(rootRank=1)), [ONE]),
+        ("allgather", ([[ONE, ONE]], [TWO]), [TWO]),
+        ("_reduce_scatter_base", (ONE, TWO), [TWO]),
+        ("reduce_scatter", ([ONE], [[TWO, TWO]]), [TWO, TWO]),
+        ("alltoall_base", (ONE, TWO, [], []), [TWO]),
+        ("send", ([ONE], 0, 0), [ONE]),
+        ("recv", ([ONE], 0, 0), []),
+        ("barrier", (), []),
+    ],
+)
+def test_what_a_rank_contributes_to_a_collective_is_known(name, arguments, contributed):
+    found = contribution(name, arguments, rank=1)
+    assert len(found) == len(contributed)
+    assert all(each is other for each, other in zip(found, contributed, strict=True))
+
+
+# --- a process on trial -----------------------------------------------------------------------------------------------
+
+
+def ghost_of(tmp_path, run):
+    (tmp_path / "trial").mkdir()
+    seed = plant(run)
+    return seed, seed.run(tmp_path / "trial")
+
+
+def test_a_ghost_is_a_fork_from_before_and_knows_that_it_is_one(tmp_path):
+    seen = []
+
+    def run():
+        os.write(
+            1, f"{os.environ[GHOST]} {len(seen)} {os.nice(0)} {os.environ.get('UNICRON_WORKER_SOCKET')}\n".encode()
+        )
+        return 3
+
+    seed = plant(run)
+    seen.append("what came later")
+    (tmp_path / "trial").mkdir()
+    for _ in range(2):
+        assert os.waitstatus_to_exitcode(seed.run(tmp_path / "trial")) == 3
+    seed.cut()
+    assert (tmp_path / "trial" / OUTPUT).read_text() == f"{tmp_path / 'trial'} 0 19 None\n" * 2
+    assert GHOST not in os.environ
+
+
+def test_a_ghost_that_is_killed_is_told_as_such(tmp_path):
+    seed, status = ghost_of(tmp_path, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    assert drill.read_verdict(tmp_path / "trial", status) == {"unproven": "the process on trial was ended by SIGKILL"}
+    seed.cut()
+    assert seed.run(tmp_path / "trial") == -1, "there is none any more"
+
+
+def test_a_seed_ends_with_its_worker_and_takes_its_ghost_along(tmp_path):
+    reader, writer = os.pipe()
+    (tmp_path / "trial").mkdir()
+    if (worker := os.fork()) == 0:
+        os.close(reader)
+        seed = plant(lambda: threading.Event().wait() or 0)  # both hold the pipe open
+        threading.Thread(target=seed.run, args=(tmp_path / "trial",), daemon=True).start()
+        while not (tmp_path / "trial" / OUTPUT).exists():
+            pass
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(worker, 0)
+    assert os.read(reader, 1) == b"", "all that held it has ended"
+
+
+@pytest.mark.skipif(sandbox._version() < sandbox.NETWORK_SINCE, reason="this kernel has no Landlock, or an old one")
+def test_who_is_confined_writes_nowhere_else_and_connects_to_nobody(tmp_path):
+    allowed, other = tmp_path / "allowed", tmp_path / "other"
+    allowed.mkdir()
+    other.mkdir()
+    (other / "there").write_text("as it was")
+
+    def confined():
+        assert sandbox.confine_writes([allowed])
+        assert sandbox.confine_connections()
+        (allowed / "file").write_text("mine")
+        attempts = {
+            "create": lambda: (other / "new").write_text("x"),
+            "write": lambda: (other / "there").write_text("x"),
+            "truncate": lambda: os.truncate(other / "there", 0),
+            "remove": (other / "there").unlink,
+            "rename": lambda: (allowed / "file").rename(other / "moved"),
+            "folder": (other / "folder").mkdir,
+            "program": lambda: subprocess.run(["cp", allowed / "file", other], check=True, stderr=subprocess.DEVNULL),
+            "connect": lambda: __import__("socket").create_connection(("127.0.0.1", 9)),
+        }
+        done = []
+        for name, attempt in attempts.items():
+            with contextlib.suppress(PermissionError, subprocess.CalledProcessError):
+                attempt()
+                done.append(name)
+        return done
+
+    assert in_fork(confined) == []
+    assert [each.name for each in other.iterdir()] == ["there"]
+    assert (other / "there").read_text() == "as it was"
+    assert (allowed / "file").read_text() == "mine"
+
+
+def test_what_a_ghost_writes_it_reads_again_and_nobody_else(tmp_path):
+    folder, here = tmp_path / "trial", tmp_path / "work"
+    folder.mkdir()
+    here.mkdir()
+    for name in ("log", "best.pt", "old"):
+        (here / name).write_text(name)
+
+    script = """
+with open("log", "a") as log:
+    log.write(" and more")
+torch.save({"lr": 1.0}, "best.pt")
+os.replace("best.pt", "renamed.pt")
+os.remove("old")
+os.makedirs("folder/inner", exist_ok=True)
+Path("folder/inner/new").write_text("new")
+with os.fdopen(os.open("lock", os.O_CREAT | os.O_RDWR), "w") as lock:
+    lock.write("locked")
+loaded = torch.load("renamed.pt", weights_only=True)
+found = [Path("log").read_text(), loaded, Path("folder/inner/new").read_text(), Path("lock").read_text()]
+"""
+
+    def write():
+        os.chdir(here)
+        GhostFiles(folder, folder / "copies").install()
+        exec(script, space := {"os": os, "torch": torch, "Path": Path})
+        return space["found"]
+
+    assert in_fork(write) == ["log and more", {"lr": 1.0}, "new", "locked"]
+    assert sorted(each.name for each in here.iterdir()) == ["best.pt", "log", "old"]
+    assert [(here / name).read_text() for name in ("log", "best.pt", "old")] == ["log", "best.pt", "old"]
+
+
+# --- the drill --------------------------------------------------------------------------------------------------------
+
+
+class FakeSeed:
+    """Ghosts that leave these verdicts, one after the other."""
+
+    def __init__(self, *verdicts):
+        self.verdicts, self.ran, self.may_end = list(verdicts), 0, threading.Event()
+        self.may_end.set()
+
+    def run(self, folder):
+        self.may_end.wait()
+        self.ran += 1
+        if verdict := self.verdicts.pop(0):
+            (folder / VERDICT).write_text(json.dumps(verdict))
+            return 0
+        (folder / OUTPUT).write_text("Traceback:\nKeyError: 'x'\n")
+        return 1 << 8
+
+    def cut(self):
+        self.may_end.set()
+
+
+class OfRank:
+    def __init__(self, monkeypatch, tmp_path, *verdicts):
+        monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+        monkeypatch.setenv("UNICRON_WORKER", "gpt-1")
+        self.sent, self.shown = [], []
+        self.seed = FakeSeed(*verdicts)
+        self.drill = drill.Drill(SimpleNamespace(send=self.sent.append), 1, self.seed, self.shown.append)
+
+    def iterate(self, until, begin=0, epoch=0, record=None):
+        for iteration in range(begin, until):
+            self.drill.at_snapshot(record or snapshot(iteration // 3, iteration % 3), iteration, epoch, lambda: STATE)
+            if self.drill.recording is not None:
+                self.drill.recording.add_iteration(iteration, torch.ones(1), torch.ones(1))
+
+    def over(self):
+        assert self.drill._over.wait(10)
+        return self.sent
+
+
+@pytest.fixture
+def rank(monkeypatch, tmp_path):
+    return lambda *verdicts: OfRank(monkeypatch, tmp_path, *verdicts)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        ({}, {}),
+        ({"by_itself": ["`seconds` of __main__"]}, {}),
+        ({"problem": "`step` of __main__: 3 here, 4 there"}, {"problem": "`step` of __main__: 3 here, 4 there"}),
+        ({"unproven": "it may not write there"}, {"unproven": "it may not write there"}),
+        (None, {"problem": "one on trial ended with exit code 1 before it came there: KeyError: 'x'"}),
+    ],
+)
+def test_what_a_trial_has_shown_is_reported_once(rank, tmp_path, verdict, said):
+    one = rank({"by_itself": []} if verdict == {} else verdict)
+    one.iterate(12)
+    assert one.over() == [Drilled(iteration=2, rank=1, **said)]
+    assert one.shown == [text for key, text in said.items() if key == "problem"]
+    assert not list(tmp_path.iterdir()), "nothing is left of it"
+
+
+def test_a_second_ghost_shows_what_differs_by_itself(rank):
+    one = rank({"again": True}, {"by_itself": ["a clock"]})
+    one.iterate(12)
+    assert (one.over(), one.seed.ran) == ([Drilled(iteration=2, rank=1)], 2)
+
+
+def test_it_is_repeated_when_four_times_as_many_iterations_are_done_and_never_after_a_problem(rank):
+    one = rank({"by_itself": []}, {"problem": "it has a lock"})
+    one.iterate(7)
+    one.over()
+    one.iterate(20, begin=7)
+    one.over()
+    assert [each.iteration for each in one.sent] == [2, 8]
+    one.iterate(60, begin=20)
+    assert one.seed.ran == 2
+
+
+def test_a_rank_lost_meanwhile_makes_it_begin_once_more(rank):
+    one = rank({"by_itself": []})
+    one.iterate(4)
+    one.iterate(12, begin=4, epoch=1)
+    assert one.over() == [Drilled(iteration=5, rank=1)]
+
+
+def test_where_nothing_can_be_carried_it_is_unproven_and_no_fault(rank):
+    one = rank()
+    one.iterate(drill.LATEST + 5, record=NotCarriedError("a lock"))
+    assert one.sent == [Drilled(iteration=drill.LATEST, rank=1, unproven="a lock")]
+    assert (one.shown, one.seed.ran) == ([], 0)
+
+
+def test_the_end_of_a_script_waits_a_moment_for_a_trial_and_says_that_it_is_not_over(rank, monkeypatch):
+    monkeypatch.setattr(drill, "PATIENCE_S", 0.0)
+    one = rank({"by_itself": []})
+    one.seed.may_end.clear()
+    one.iterate(12)
+    one.drill.finish()
+    assert one.sent == [Drilled(iteration=2, rank=1, unproven="the script had ended before the trial was over")]
+
+
+def test_collectives_are_recorded_in_the_order_in_which_they_begin(rank):
+    one = rank({"by_itself": []})
+    one.iterate(3)
+    out = [torch.zeros(1), torch.zeros(1)]
+
+    def begin(number):
+        return Work(lambda: out[number].fill_(number + 5))
+
+    works = [
+        one.drill.run_collective("allreduce", ([out[number]],), 1, lambda number=number: begin(number))
+        for number in (0, 1)
+    ]
+    for work in reversed(works):
+        work.wait()
+    folder = one.drill.recording.folder
+    one.drill.recording.end(5, snapshot(1), STATE)
+    read = Recorded(folder)
+    found = [read.next_collective() for _ in range(2)]
+    assert [(each.given[0].item(), each.left[0].item()) for each in found] == [(0.0, 5.0), (0.0, 6.0)]
