@@ -22,7 +22,7 @@ from unicron.train.groups.switched import Work
 from unicron.train.inplace.files_of_ghost import GhostFiles
 from unicron.train.inplace.groups import ScriptGroups
 from unicron.train.inplace.inplace import InPlace
-from unicron.train.inplace.recording import Recorded, contribution, copies, flatten, record_of
+from unicron.train.inplace.recording import Recorded, contribution, copies, flatten, record_of, record_state
 from unicron.train.inplace.seed import VERDICT
 from unicron.train.loops.active_loops import LoopSnapshot
 from unicron.train.session.gradients import TorchGradients
@@ -84,6 +84,11 @@ class GhostCore:
     async def next_microbatch(self) -> int | None:
         """Return the only microbatch; None once it is computed: then the gradient is that of all ranks."""
         if self.phase is IterationPhase.BETWEEN:
+            if self.iteration >= self._recorded.end["iteration"]:
+                where = self._recorded.end["record"][0][-1][0]
+                finish_trial(
+                    problem=f"it does not come to {where} after iteration {self.iteration - 1}, as the rank did"
+                )
             self._gradients.clear()
             self.phase = IterationPhase.OPEN
             return self._place
@@ -161,12 +166,8 @@ class Ghost(InPlace):
             return
         if isinstance(record, NotCarriedError):
             finish_trial(problem=str(record))
-        last, there = end["iteration"] - 1, [list(each) for each in end["record"][0]]
-        if [list(each) for each in record.chain] != there:
-            if self._core.iteration > end["iteration"]:
-                finish_trial(problem=f"it does not come to {there[-1][0]} after iteration {last}, as the rank did")
-            return
-        self._compare(record, end)
+        if [list(each) for each in record.chain] == end["record"][0]:
+            self._compare(record, end)
 
     def _compare(self, record: LoopSnapshot, end: Mapping[str, Any]) -> NoReturn:
         found = self._through_file("ours", collect_state(self._core.iteration, self._states.protected))["objects"]
@@ -178,7 +179,7 @@ class Ghost(InPlace):
         if not differences:
             finish_trial()
         if not other.exists():  # a clock differs by itself: another ghost shows what does
-            self._through_file(OTHER, {"record": [record.chain, record.positions, record.snapshots]})
+            self._through_file(OTHER, record_state(self._core.iteration, record))
             finish_trial(again=True)
         by_itself = _differences(record, record_of(unpack(other, other.stat().st_size)))
         for name, text in differences.items():

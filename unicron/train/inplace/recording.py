@@ -80,7 +80,7 @@ class Recording:
             OSError: likewise.
         """
         self.began, self.chain = iteration, record.chain
-        self._write(BEGIN, {**state, **_record_state(iteration, record)})
+        self._write(BEGIN, {**state, **record_state(iteration, record)})
 
     def end(self, iteration: int, record: LoopSnapshot, state: Mapping[str, Any]) -> None:
         """Record where it has to be after the iterations since.
@@ -91,7 +91,7 @@ class Recording:
         """
         self.wait()
         self._write(COLLECTIVES, {"called": [[each.name, each.given, each.left] for each in self._collectives]})
-        self._write(END, {**state, **_record_state(iteration, record)})
+        self._write(END, {**state, **record_state(iteration, record)})
 
     def is_enough(self, iteration: int, record: LoopSnapshot) -> bool:
         """Return whether it may end here: an epoch's end was in it, or none came soon."""
@@ -203,7 +203,8 @@ def copies(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [each.detach().cpu().clone() for each in tensors]
 
 
-def _record_state(iteration: int, record: LoopSnapshot) -> dict[str, Any]:
+def record_state(iteration: int, record: LoopSnapshot) -> dict[str, Any]:
+    """Return the snapshot of a rank's script as plain values, for a state of a recording."""
     chain = [list(each) for each in record.chain]
     return {"iteration": iteration, "record": [chain, list(record.positions), list(record.snapshots)]}
 
