@@ -247,7 +247,7 @@ CAUSE = "UNICRON_RESTART_CAUSE"
 """The variable with the reason why a program begins again; empty where it does not."""
 
 DRILL = "UNICRON_DRILL"
-"""The variable that says to a script in place that one of its ranks is replaced on purpose; empty: none is."""
+"""The variable that says to a script in place that a process is to take a rank's place on trial; empty: none is."""
 
 UNCARRIED = "UNICRON_UNCARRIED"
 """The variable with the reason why no other process can take a rank's place in a script; empty where one can."""
