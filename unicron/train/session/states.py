@@ -13,11 +13,13 @@ import msgspec
 from unicron.contracts.states import StateRef
 from unicron.contracts.storage import StoredState
 from unicron.contracts.worker import Saved, Unprotected
+from unicron.errors import InvalidInputError, StateTransferError
 from unicron.snapshots.memory import SnapshotMemory
 from unicron.train.session.ranks import TorchRanks
 from unicron.train.snapshots import saving, state, whole
 from unicron.train.snapshots.digest import digest, named_tensors
 from unicron.train.snapshots.gathering import Gathering, assemble, collect_state, load_state
+from unicron.train.snapshots.plain import from_plain
 from unicron.train.worker.channel import AgentChannel
 
 
@@ -48,7 +50,15 @@ class TorchStates:
         self._unprotected = ""
 
     def protect(self, protected: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
-        """Take the objects that make up the state, and those of them that this worker is to save: as a rule, all."""
+        """Take the objects that make up the state, and those of them that this worker is to save: as a rule, all.
+
+        Raises:
+            InvalidInputError: one of them holds what no other process can be given; the text names it.
+        """
+        try:
+            collect_state(0, protected)
+        except StateTransferError as error:
+            raise InvalidInputError(f"protect: {error}") from error
         self.protected, self._own_protected = protected, protected if own is None else own
 
     # --- saved in memory, and written to storage ---------------------------------------------------------------------
@@ -89,7 +99,13 @@ class TorchStates:
         began = time.thread_time()
         if self._saver is None:
             self._saver = saving.StateSaver(SnapshotMemory.of_worker(), self._report_unprotected)
-        found = saving.copy_mutable(collect_state(iteration, self._own_protected), self._own_protected)
+        try:
+            found = saving.copy_mutable(collect_state(iteration, self._own_protected), self._own_protected)
+        except StateTransferError as error:
+            self._saver.wait()
+            self._saver.failed = True
+            self._report_unprotected(str(error))
+            return
         ref = self.describe(iteration)
         if self._channel is not None:
             self._channel.secured = ("", -1)
@@ -131,7 +147,7 @@ class TorchStates:
         in_parts = self._ranks.membership.shape.replica_workers > 1
         found = assemble(whole.gather_parts(part, self._ranks.replica) if in_parts else [part])
         if self.model_file is not None and self._ranks.place == 0:
-            whole.save_file(found["model"], self.model_file)
+            whole.save_file(from_plain(found["model"]), self.model_file)
         if in_parts:
             await self._ranks.gather_in_replica()
 

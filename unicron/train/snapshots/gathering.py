@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from unicron.errors import StateTransferError
+from unicron.train.snapshots.optimizers import load_optimizer
+from unicron.train.snapshots.plain import from_plain, objects_in, to_plain
 from unicron.train.snapshots.shards import MARK, Box, as_shard_of, decode_shard, encode_shard, is_sharded
 
 Protected = Mapping[str, Any]
@@ -20,9 +22,13 @@ EXTRA = "_extra_state"
 
 
 def collect_state(iteration: int, protected: Protected) -> dict[str, Any]:
-    """Return this rank's state from before the update of `iteration`, as plain values and tensors: it is *laid out*."""
+    """Return this rank's state from before the update of `iteration`, as plain values and tensors: it is *laid out*.
+
+    Raises:
+        StateTransferError: it holds what no other process can be given; the text names it.
+    """
     names = _names_of_parameters(protected)
-    objects = {name: _named_state(each, names) for name, each in protected.items()}
+    objects = {name: to_plain(_named_state(each, names), name) for name, each in protected.items()}
     if any(is_sharded(parameter) for _, parameter in names.values()):
         objects = {name: _encode_shards(each) for name, each in objects.items()}
     return {"iteration": iteration, "objects": objects}
@@ -39,9 +45,11 @@ def load_state(found: dict[str, Any], protected: Protected) -> None:
         like = _named_state(thing, names)
         whole = _as_sharded_like(found["objects"][name], _parameter_like(thing, like, names))
         if isinstance(thing, torch.optim.Optimizer):
-            _load_optimizer(thing, _state_by_number(thing, whole))
+            device = next((each.device for group in thing.param_groups for each in group["params"]), None)
+            there = objects_in(like, name)
+            load_optimizer(thing, _state_by_number(thing, from_plain(whole, device, there)))
         else:
-            thing.load_state_dict(whole)
+            thing.load_state_dict(from_plain(whole))
 
 
 class Gathering:
@@ -236,11 +244,11 @@ def _named_state(thing: Any, names: Mapping[int, tuple[str, torch.Tensor]]) -> A
         return state
     parameters = [each for group in thing.param_groups for each in group["params"]]
     called = [names.get(id(each), (f"#{number}", each))[0] for number, each in enumerate(parameters)]
-    return {
-        "state": {called[key] if isinstance(key, int) else key: each for key, each in state["state"].items()},
+    return {  # groups first: objects of theirs are there before there is a state
         "param_groups": [
             {**group, "params": [called[number] for number in group["params"]]} for group in state["param_groups"]
         ],
+        "state": {called[key] if isinstance(key, int) else key: each for key, each in state["state"].items()},
     }
 
 
@@ -254,25 +262,6 @@ def _state_by_number(optimizer: torch.optim.Optimizer, named: dict[str, Any]) ->
             {**group, "params": own["params"]} for group, own in zip(named["param_groups"], packed, strict=True)
         ],
     }
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load an optimizer's state in the types that it has: torch casts moments to the type of their parameter."""
-    optimizer.load_state_dict(state)
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    for number, parameter in enumerate(parameters):
-        _restore_types(optimizer.state.get(parameter), state["state"].get(number))
-
-
-def _restore_types(own: Any, saved: Any) -> Any:
-    """Return what was loaded; tensors whose type was changed by that are as they were saved."""
-    if isinstance(own, torch.Tensor) and isinstance(saved, torch.Tensor):
-        return own if own.dtype == saved.dtype else saved.to(own.device)
-    if isinstance(own, dict) and isinstance(saved, Mapping):
-        own.update({key: _restore_types(each, saved.get(key)) for key, each in own.items()})
-    elif type(own) in {list, tuple} and isinstance(saved, list | tuple):
-        return type(own)(map(_restore_types, own, saved))
-    return own
 
 
 def _parameter_names(named: Mapping[str, Any]) -> list[str]:

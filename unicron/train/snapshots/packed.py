@@ -4,10 +4,8 @@ A file that is written over costs no more than a copy of memory: nothing is seri
 takes five times as long, most of it for the sums of zip files.
 """
 
-import io
 import mmap
 import os
-import pickle
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,9 +21,7 @@ MAGIC = b"UNICRON\1"
 ALIGNMENT = 64
 """Of tensors in the file, in bytes."""
 
-TENSOR, TUPLE, OTHER = "__tensor__", "__tuple__", "__other__"
-MARKS = frozenset({TENSOR, TUPLE, OTHER})
-PLAIN = frozenset({str, float, bool, bytes, type(None)})
+TENSOR, TUPLE = "__tensor__", "__tuple__"
 DTYPES = {str(each).removeprefix("torch."): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
 NAMES = {each: name for name, each in DTYPES.items()}
 
@@ -37,8 +33,8 @@ class Packing:
     """The layout of a state's tensors in a file.
 
     Args:
-        state: nested mappings and sequences of tensors and plain values. The tensors are read when it is written, all
-            else is as it is now.
+        state: mappings and sequences of tensors and plain values, as `plain.to_plain` returns them. The tensors are
+            read when it is written, all else is as it is now.
         copy: copies tensors to where they go; None: this thread does, at once.
 
     Attributes:
@@ -74,15 +70,11 @@ class Packing:
     def _encode(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return {TENSOR: [NAMES[value.dtype], list(value.shape), self._place(value)]}
-        if _is_plain(value):
-            return value
-        if isinstance(value, Mapping) and all(type(key) in {str, int} for key in value) and MARKS.isdisjoint(value):
+        if isinstance(value, Mapping):
             return {key: self._encode(each) for key, each in value.items()}
         if type(value) is list:
             return [self._encode(each) for each in value]
-        if type(value) is tuple:
-            return {TUPLE: [self._encode(each) for each in value]}
-        return {OTHER: _torch_saved(value)}
+        return {TUPLE: [self._encode(each) for each in value]} if type(value) is tuple else value
 
     def _place(self, tensor: torch.Tensor) -> int:
         """Return where a tensor begins; one that is there twice, as tied weights are, is written once."""
@@ -107,18 +99,6 @@ class Targets(NamedTuple):
 
 def _part(flat: torch.Tensor, offset: int, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
     return flat[offset : offset + shape.numel() * dtype.itemsize].view(dtype).view(shape)
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether msgpack holds a value as it is; generators of random numbers have longer numbers."""
-    return type(value) in PLAIN or (type(value) is int and -(2**63) <= value < 2**63)
-
-
-def _torch_saved(value: Any) -> bytes:
-    """Return what is neither a tensor nor plain, as torch saves it."""
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    return stream.getvalue()
 
 
 def map_file(path: Path, size: int) -> mmap.mmap:
@@ -156,7 +136,7 @@ def unpack(path: Path, size: int) -> Any:
     flat = torch.frombuffer(mapped, dtype=torch.uint8)
     try:
         return _decode(msgspec.msgpack.decode(mapped[end : end + length]), flat[:end])
-    except (KeyError, TypeError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, EOFError) as error:
         raise StateTransferError(f"{path.name} is no state: {error!r}") from error
 
 
@@ -169,8 +149,6 @@ def _decode(value: Any, flat: torch.Tensor) -> Any:
         return _tensor(value[TENSOR], flat)
     if TUPLE in value:
         return tuple(_decode(each, flat) for each in value[TUPLE])
-    if OTHER in value:
-        return torch.load(io.BytesIO(value[OTHER]), weights_only=True)
     return {key: _decode(each, flat) for key, each in value.items()}
 
 

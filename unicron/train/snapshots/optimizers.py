@@ -1,0 +1,48 @@
+"""Loads an optimizer's state as it was: torch casts its tensors, and makes anew or copies what else there is."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load an optimizer's state in the types that it has.
+
+    Torch casts moments to the type of their parameter, and makes whatever can be iterated over anew, which hardly
+    anything but a list survives.
+    """
+    optimizer.load_state_dict({**state, "state": {key: _hidden(each) for key, each in state["state"].items()}})
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for number, parameter in enumerate(parameters):
+        _restore_types(optimizer.state.get(parameter), state["state"].get(number))
+    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):  # torch has copied objects
+        group.update({name: each for name, each in saved.items() if name != "params" and _is_object(each)})
+
+
+def _is_object(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor | str | float | None)
+
+
+class _Hidden:
+    """A value that torch leaves as it is."""
+
+
+def _hidden(value: Any) -> Any:
+    """Return a state of a parameter with nothing in place of what torch would make anew."""
+    if isinstance(value, dict):
+        return {key: _hidden(each) for key, each in value.items()}
+    if type(value) in {list, tuple}:
+        return type(value)(map(_hidden, value))
+    return value if isinstance(value, torch.Tensor) else _Hidden()
+
+
+def _restore_types(own: Any, saved: Any) -> Any:
+    """Return what was loaded; tensors whose type was changed by that, and what was hidden, are as they were saved."""
+    if isinstance(own, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return own if own.dtype == saved.dtype else saved.to(own.device)
+    if isinstance(own, dict) and isinstance(saved, Mapping):
+        own.update({key: _restore_types(each, saved.get(key)) for key, each in own.items()})
+    elif type(own) in {list, tuple} and isinstance(saved, list | tuple):
+        return type(own)(map(_restore_types, own, saved))
+    return saved if isinstance(own, _Hidden) else own
