@@ -2,7 +2,8 @@
 
 It stays single-threaded and never touches CUDA, so that a fork of it is whole. It speaks JSON lines over its standard
 input and output: each request names what to fork, each answer the process id. Forked processes become children of the
-agent (which is their subreaper), so that the agent gets their exit status.
+agent (which is their subreaper), so that the agent gets their exit status. Each answers for itself: wherever this
+process dies, the agent knows of a forked one, or there is none.
 """
 
 import contextlib
@@ -53,16 +54,18 @@ thread waits for the interpreter's lock."""
 def main() -> None:
     """Import what workers need, answer that it is ready, and fork on request until the agent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    _warm_up()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # a script's prints must not mix with the answers
+    os.dup2(2, 1)  # what an import or a script prints must not mix with the answers
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # forks would write the rest of a line again
+    _warm_up()
     _answer(answers, {"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
-        for name in _modules_needed(request):
+        for name in () if request.get("again") else _modules_needed(request):  # it died of one of them, perhaps
             with contextlib.suppress(Exception):  # the worker's own import of it raises
                 __import__(name)
-        _answer(answers, {"pid": _fork(request, answers)})
+        _fork(request, answers)
 
 
 def _warm_up() -> None:
@@ -102,24 +105,36 @@ def _answer(answers: Any, what: dict[str, Any]) -> None:
     answers.flush()
 
 
-def _fork(request: dict[str, Any], answers: Any) -> int:
-    """Fork twice, so that the process is orphaned at once and handed to the agent; return its id."""
-    reader, writer = os.pipe()
+def _fork(request: dict[str, Any], answers: Any) -> None:
+    """Fork twice, so that the process is orphaned at once and handed to the agent, which it answers with its id.
+
+    Raises:
+        SystemExit: there is no such process, and no answer.
+    """
     between = os.fork()
     if between == 0:
-        child = os.fork()
-        if child:
-            os.write(writer, str(child).encode())
-            os._exit(0)
-        os.close(reader)
-        os.close(writer)
+        _fork_orphan(request, answers)
+    _, status = os.waitpid(between, 0)
+    if status:
+        raise SystemExit("it could not fork")
+
+
+def _fork_orphan(request: dict[str, Any], answers: Any) -> None:
+    """Fork the process that runs the request, and exit."""
+    ours, code = os.getpid(), 1
+    try:
+        if os.fork():
+            code = 0
+            return
+        while os.getppid() == ours:  # until it is the agent's child, who would not learn how another's ends
+            os.sched_yield()
+        _answer(answers, {"pid": os.getpid()})
         answers.close()
         _run_request(request)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        pid = int(pipe.read())
-    os.waitpid(between, 0)
-    return pid
+    except OSError as error:  # no process more is allowed, or the agent is gone
+        print(error, file=sys.stderr, flush=True)  # noqa: T201 into the log
+    finally:
+        os._exit(code)
 
 
 def _run_request(request: dict[str, Any]) -> None:

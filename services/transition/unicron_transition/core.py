@@ -16,6 +16,8 @@ from unicron.contracts.events import (
     PlanDecided,
     Regrouped,
     ScriptDrilled,
+    StandbyDied,
+    StandbyRevived,
     StateCopied,
     StateKept,
     StateUnusable,
@@ -66,6 +68,8 @@ class TransitionCore(Core):
             NodeLeaving: self._node_leaving,
             PlanDecided: self._plan,
             Regrouped: self._regrouped,
+            StandbyDied: self._extend_starts,
+            StandbyRevived: self._extend_starts,
             Started: self._activated,
             StateCopied: self._state_copied,
             StateKept: self._state_kept,
@@ -371,6 +375,16 @@ class TransitionCore(Core):
         return self._reconcile([exited.task])
 
     # --- refusals and timeouts ---------------------------------------------------------------------------------------
+
+    def _extend_starts(self, fact: StandbyDied | StandbyRevived) -> list[Message]:
+        """Give the workers that start on a node their time anew: without a standby it can't start any."""
+        return [
+            timer
+            for run in self.state.tasks_on(fact.node)
+            for worker in run.workers.values()
+            if worker.slot.node == fact.node and worker.stage is WorkerStage.STARTING
+            for timer in run.request_timer(WaitKind.START, worker.worker)
+        ]
 
     def _command_refused(self, refused: CommandRefused) -> list[Message]:
         run = self.state.tasks.get(refused.task)
