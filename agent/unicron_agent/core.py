@@ -25,6 +25,7 @@ from unicron.contracts.worker import (
     Unprotected,
 )
 from unicron.errors import InvalidInputError, StaleTokenError, UnicronError
+from unicron.healing import way_of
 from unicron_agent import stimuli
 from unicron_agent.effects import Kill, ObtainState, Out, SendToWorker, StartProcess, StoreToken
 from unicron_agent.fencing import Fencing
@@ -280,7 +281,9 @@ class AgentCore:
             correlation=command.correlation,
             queued=command if others or command.wait_s else None,
             due=self._now + command.wait_s,
-            life_signs=LifeSigns(command.spec.may_be_silent_s, spins=any(slot.device for slot in self._slots)),
+            life_signs=LifeSigns(
+                way_of(command.spec).silence_s(command.spec), spins=any(slot.device for slot in self._slots)
+            ),
         )
         self._watchdogs.started(command.task, command.spec.watch_log, self._now + command.wait_s)
         return [] if others or command.wait_s else [StartProcess(command)]

@@ -43,6 +43,7 @@ from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import TaskState
 from unicron.errors import InvalidInputError
+from unicron.healing import way_of
 from unicron.service.core import Answers, Core, Handlers
 from unicron_registry import nodes, orders, watchdogs
 from unicron_registry.doubts import find_contradiction
@@ -189,7 +190,7 @@ class RegistryCore(Core):
             slow="" if change.state.ended else view.slow,
         )
         orders.allow_member_reports(self.state, change)
-        if change.state == TaskState.FINISHED and view.spec.way.counts_iterations:
+        if change.state == TaskState.FINISHED and way_of(view.spec).counts_iterations:
             # telemetry of the last iteration may have been lost
             self._update(change.task, iteration=view.spec.iterations - 1)
         return watchdogs.follow(self.state, change.task, change.state, self._idle_s)

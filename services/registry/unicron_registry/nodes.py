@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from unicron.checks import Problem, is_token
+from unicron.checks import is_token
 from unicron.contracts.answers import NodeView, Reply
 from unicron.contracts.base import Message
 from unicron.contracts.events import (
@@ -24,7 +24,7 @@ from unicron.contracts.failures import Severity
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import NodeState
 from unicron.contracts.watchdogs import AlertKind
-from unicron.errors import InvalidInputError
+from unicron.errors import InvalidInputError, Problem
 from unicron.services import ANSWERING
 from unicron_registry.orders import list_names
 from unicron_registry.state import RegistryState

@@ -34,6 +34,7 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import Cure, Severity
 from unicron.contracts.plans import TaskShare
 from unicron.contracts.worker import LONGEST_CAUSE
+from unicron.healing import way_of
 from unicron.service.core import Core, Handlers
 from unicron_transition.deadlines import TIMEOUT_S, Deadline, WaitKind
 from unicron_transition.doubts import find_contradiction
@@ -316,14 +317,14 @@ class TransitionCore(Core):
         reason = f"iteration {fact.iteration} from {fact.copies} is no good: {fact.reason}"
         run.begin_recovery(fact.at, reason)
         out = list[Message]()
-        if fact.uncarried and run.spec.way.fixes_ranks:
+        if fact.uncarried and way_of(run.spec).may_be_uncarried:
             run.uncarried, out = fact.reason[:LONGEST_CAUSE], run.snapshots.drop_saved(self.state, run)
         return out + self._reconcile([fact.task]) + move_task(self.state, run, MoveCause.FAILURE, reason)
 
     def _drilled(self, fact: ScriptDrilled) -> list[Message]:
         """Have no process go on with what a rank has left, where a trial has shown that none can; nobody is stopped."""
         run = self.state.tasks.get(fact.task)
-        theirs = run is not None and fact.worker in run.workers and run.spec.way.fixes_ranks
+        theirs = run is not None and fact.worker in run.workers and way_of(run.spec).may_be_uncarried
         if run is None or run.state.ended or not (theirs and fact.problem):
             return []
         run.uncarried = fact.problem[:LONGEST_CAUSE]
