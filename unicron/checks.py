@@ -1,20 +1,17 @@
 """The rules that a task must obey: one set for all services that accept tasks."""
 
 import math
-from pathlib import Path
-from typing import Any, NamedTuple
 
 from unicron import subjects
 from unicron.contracts.ranges import MOST_SECONDS
-from unicron.contracts.tasks import SHORTEST_SILENCE_S, UNCOUNTED, ModelSpec, ParallelLayout, TaskSpec
+from unicron.contracts.tasks import UNCOUNTED, ModelSpec, ParallelLayout, TaskSpec
 from unicron.costmodel import catalogue
-from unicron.errors import InvalidInputError
+from unicron.errors import InvalidInputError, Problem
+from unicron.healing import way_of
 from unicron.log_patterns import compiled
 
 RECOMMENDED_WEIGHT = (0.5, 2.0)
 """Weights outside of it starve other tasks or the task itself (paper section 5)."""
-
-PYTHON = frozenset({"python", "python3"})
 
 MOST_WORKERS = 100_000
 """Most workers of one task."""
@@ -53,23 +50,6 @@ _MODEL_LIMITS = {
 }
 
 
-class Problem(NamedTuple):
-    """A field that can't be used.
-
-    Attributes:
-        field: its name, with the key after a dot for a row of a map.
-        value: what was given.
-        allowed: what it must be.
-    """
-
-    field: str
-    value: Any
-    allowed: str
-
-    def __str__(self) -> str:
-        return f"{self.field} {self.value!r}: {self.allowed}"
-
-
 def task_problems(spec: TaskSpec) -> list[Problem]:
     """Return everything that keeps `spec` from being run."""
     found = _text_problems(spec)
@@ -81,7 +61,7 @@ def task_problems(spec: TaskSpec) -> list[Problem]:
             hint = " (0.5 to 2.0 recommended)" if field == "weight" else ""
             found.append(Problem(field, getattr(spec, field), f"must be a finite number above 0{hint}"))
     found += _checkpoint_problems(spec)
-    found += _healing_problems(spec)
+    found += way_of(spec).problems(spec)
     found += _pattern_problems(spec)
     for workers, flops in spec.throughput.items():
         if not 1 <= workers <= _LIMITS["max_workers"]:
@@ -93,39 +73,6 @@ def task_problems(spec: TaskSpec) -> list[Problem]:
     found += _layout_problems("layout", spec.layout, spec.model)
     found += _table_problems(spec)
     return found or _size_problems(spec)
-
-
-def _healing_problems(spec: TaskSpec) -> list[Problem]:
-    """Return what another way of healing could do, but not this one."""
-    if spec.way.counts_iterations:
-        return []
-    found, way = [], f"where `heal` is {spec.heal.value}"
-    if not (spec.silence_s == 0 or SHORTEST_SILENCE_S <= spec.silence_s <= MOST_SECONDS):  # not a number is none either
-        must = f"must be {SHORTEST_SILENCE_S:g} s or more, or 0 for no limit"
-        found.append(Problem("silence_s", spec.silence_s, must))
-    if not 0 <= spec.stop_grace_s <= MOST_SECONDS:  # not a number is none either
-        found.append(Problem("stop_grace_s", spec.stop_grace_s, f"must be 0 to {MOST_SECONDS:g} s"))
-    if spec.resume:
-        found.append(Problem("resume", spec.resume, f"its script resumes by itself {way}"))
-    if spec.way.fixes_ranks:
-        return found + _in_place_problems(spec, way)
-    if spec.layouts or spec.layout.replica_workers > 1:
-        found.append(Problem("layout", "given", f"its script shares out its model by itself {way}"))
-    return found
-
-
-def _in_place_problems(spec: TaskSpec, way: str) -> list[Problem]:
-    """Return what keeps a script from being healed in place: all its ranks are one replica, whose places they are."""
-    found = []
-    if spec.min_workers != spec.max_workers:
-        found.append(Problem("min_workers", spec.min_workers, f"must be max_workers, {spec.max_workers}, {way}"))
-    if spec.layouts or spec.layout != ParallelLayout(shard=spec.max_workers):
-        found.append(Problem("layout", "given", f"its script shares out its work by itself {way}"))
-    program = spec.command[1:2] if spec.command[1:2] != ["-m"] else spec.command[2:3]
-    if Path(spec.command[0]).name not in PYTHON or not program or program[0].startswith("-"):
-        must = f"must be `python SCRIPT.py ...` or `python -m MODULE ...` {way}"
-        found.append(Problem("command", " ".join(spec.command), must))
-    return found
 
 
 def _pattern_problems(spec: TaskSpec) -> list[Problem]:
@@ -167,7 +114,7 @@ def task_warnings(spec: TaskSpec) -> list[Problem]:
     low, high = RECOMMENDED_WEIGHT
     if not low <= spec.weight <= high:
         found.append(Problem("weight", spec.weight, f"{low} to {high} is recommended"))
-    if spec.microbatches < spec.max_workers and spec.way.counts_iterations:
+    if spec.microbatches < spec.max_workers and way_of(spec).counts_iterations:
         found.append(
             Problem("microbatches", spec.microbatches, f"fewer than max_workers {spec.max_workers}: some will idle")
         )

@@ -3,6 +3,8 @@
 Each message names what was wrong, where, and the cure.
 """
 
+from typing import Any, NamedTuple
+
 
 class UnicronError(Exception):
     """Base of every error that Unicron raises on purpose."""
@@ -82,3 +84,20 @@ class UnsoundStateError(StateTransferError):
 
 class CheckpointError(RuntimeError, UnicronError):
     """A checkpoint could not be written or read, or fails its check; the others on the storage are as they were."""
+
+
+class Problem(NamedTuple):
+    """A field that can't be used.
+
+    Attributes:
+        field: its name, with the key after a dot for a row of a map.
+        value: what was given.
+        allowed: what it must be.
+    """
+
+    field: str
+    value: Any
+    allowed: str
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.value!r}: {self.allowed}"

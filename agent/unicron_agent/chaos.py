@@ -69,6 +69,7 @@ class Chaos:
         cut: keeps the agent off the bus for so many seconds.
         kernel_log: that the agent follows; empty for none.
         unpublished: returns how many facts the journal does not have yet.
+        kill_standby: ends the process that forks workers.
     """
 
     def __init__(
@@ -80,9 +81,11 @@ class Chaos:
         cut: Callable[[float], None],
         kernel_log: str,
         unpublished: Callable[[], int],
+        kill_standby: Callable[[], None],
     ) -> None:
         self._core, self._supervisor, self._send = core, supervisor, send
         self._memory, self._cut, self._kernel_log, self._unpublished = memory, cut, kernel_log, unpublished
+        self._kill_standby = kill_standby
         memory.free()  # an earlier agent may have died while it was full
 
     async def inject(self, query: InjectFault) -> str:
@@ -141,6 +144,9 @@ class Chaos:
             case "cut-node":
                 self._inject_when_published(partial(self._cut, float(value)))
                 return f"the agent of {node} is off the bus for {value} s"
+            case "kill-standby":
+                self._kill_standby()
+                return f"the warm standby of {node} is killed"
             case "full-disk":
                 self._memory.fill()
                 asyncio.get_running_loop().call_later(float(value), self._memory.free)

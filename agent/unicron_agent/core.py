@@ -25,6 +25,7 @@ from unicron.contracts.worker import (
     Unprotected,
 )
 from unicron.errors import InvalidInputError, StaleTokenError, UnicronError
+from unicron.healing import way_of
 from unicron_agent import stimuli
 from unicron_agent.effects import Kill, ObtainState, Out, SendToWorker, StartProcess, StoreToken
 from unicron_agent.fencing import Fencing
@@ -36,6 +37,7 @@ from unicron_agent.stimuli import Observation, Stimulus
 from unicron_agent.watchdogs.limits import WatchdogLimits
 from unicron_agent.watchdogs.watchdogs import Watchdogs
 from unicron_agent.workers.reports import exit_fact, report
+from unicron_agent.workers.revival import Revival
 from unicron_agent.workers.timings import Timings
 from unicron_agent.workers.watch import PING_S, Watch
 from unicron_agent.workers.workers import LocalWorker, StallLimits
@@ -80,6 +82,7 @@ class AgentCore:
         self._hardware, self._watchdogs = HardwareReports(card.node), Watchdogs(card.node, watchdogs)
         self._timings, self._watch = Timings(card.node), Watch(card.node, limits)
         self.samples: dict[str, Sample] = {}
+        self._revival = Revival(card.node)
         self._slots = card.slots
         self._now = 0.0
         self.released = False
@@ -128,6 +131,8 @@ class AgentCore:
                 out = self._tick(now, stimulus)
             case stimuli.CopySent() | stimuli.CopyReceived() | stimuli.StateUnsound() | stimuli.StorageUsed():
                 out = self.snapshots.handle(stimulus, self.workers, now)
+            case stimuli.StandbyEnded() | stimuli.StandbyReady():
+                out = self._revival.handle(stimulus, now)
             case stimuli.TokenRead(token):
                 out = self._obey_held_commands(token)
             case stimuli.Published(fact, sequence):
@@ -137,11 +142,8 @@ class AgentCore:
                 out = self._adopt(stimulus, now)
             case stimuli.Reconnected() if self.presence.incarnation:  # the others may hold this node to be lost
                 out = self._join()
-            case stimuli.DepartureNotice(seconds):
-                self.presence.leave_s = seconds
-                out = self.presence.announce_departure()
-            case stimuli.Shutdown():
-                out = self._say_goodbye()
+            case stimuli.DepartureNotice() | stimuli.Shutdown():
+                out = self._prepare_to_end(stimulus)
         return out
 
     # --- joining and leaving -----------------------------------------------------------------------------------------
@@ -171,6 +173,12 @@ class AgentCore:
 
     def _rejoin_if_given_up(self) -> Out:
         return self._join() if self.presence.is_given_up() else []
+
+    def _prepare_to_end(self, order: stimuli.DepartureNotice | stimuli.Shutdown) -> Out:
+        if isinstance(order, stimuli.Shutdown):
+            return self._say_goodbye()
+        self.presence.leave_s = order.seconds
+        return self.presence.announce_departure()
 
     def _say_goodbye(self, fault: str = "") -> Out:
         """Publish the goodbye, then stop the workers: services that see them end must know why."""
@@ -273,7 +281,9 @@ class AgentCore:
             correlation=command.correlation,
             queued=command if others or command.wait_s else None,
             due=self._now + command.wait_s,
-            life_signs=LifeSigns(command.spec.may_be_silent_s, spins=any(slot.device for slot in self._slots)),
+            life_signs=LifeSigns(
+                way_of(command.spec).silence_s(command.spec), spins=any(slot.device for slot in self._slots)
+            ),
         )
         self._watchdogs.started(command.task, command.spec.watch_log, self._now + command.wait_s)
         return [] if others or command.wait_s else [StartProcess(command)]
@@ -387,7 +397,7 @@ class AgentCore:
 
     def _tick(self, now: float, tick: stimuli.Tick) -> Out:
         """Send the heartbeat and whatever else is due, and check the workers."""
-        out = self.snapshots.tick(now)
+        out = self.snapshots.tick(now) + self._revival.tick(now)
         self._timings.pressure = tick.pressure
         for slot in [worker.slot for worker in self.workers.values() if worker.queued is not None]:
             out += self._start_queued(slot)
@@ -401,4 +411,4 @@ class AgentCore:
         if any(worker.queued is not None for worker in workers):
             return -math.inf
         pings = (each.heard_at + PING_S for each in workers if each.pid)
-        return min([self.presence.due_at(), self.snapshots.due_at(), *pings])
+        return min([self.presence.due_at(), self.snapshots.due_at(), self._revival.due_at(), *pings])

@@ -24,6 +24,11 @@ class Kill:
 
 
 @dataclass(frozen=True)
+class StartStandby:
+    """Start the warm standby again; `StandbyReady` or `StandbyEnded` is the answer."""
+
+
+@dataclass(frozen=True)
 class TakeStacks:
     """Take the stacks of a worker's threads; `StacksTaken` is the answer."""
 
@@ -109,6 +114,7 @@ class RemoveState:
 Effect = (
     StartProcess
     | Kill
+    | StartStandby
     | TakeStacks
     | SendToWorker
     | StoreToken

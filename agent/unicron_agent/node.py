@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import shutil
+import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from unicron_agent import environment
 from unicron_agent.agent import Agent
 from unicron_agent.chaos import Chaos
 from unicron_agent.core import AgentCore
-from unicron_agent.effects import Effect, Kill, SendToWorker, StartProcess, StoreToken, TakeStacks
+from unicron_agent.effects import Effect, Kill, SendToWorker, StartProcess, StartStandby, StoreToken, TakeStacks
 from unicron_agent.fabric import Fabric
 from unicron_agent.hardware.gpus import GpuWatch, addresses
 from unicron_agent.hardware.kernel_log import KernelLog
@@ -121,6 +122,7 @@ class NodeShell:
         )
         self._pressure = Pressure()
         self._jobs: set[asyncio.Task[None]] = set()
+        self._starting: dict[str, asyncio.Task[None]] = {}
         self._transfers = Transfers(
             self._name,
             self._memory,
@@ -143,7 +145,7 @@ class NodeShell:
         chaos = self._make_chaos() if self._settings.chaos else None
         self._adopt()
         socket = await self._channels.serve(self._memory.folder / "agent.sock")
-        await self._standby.start()
+        await self._standby.start(self._handle)
         watches = self._watch_hardware()
         runs_with = RunningSettings(settings=self._settings.texts(), rules=self._rules.digest)
         logs = self._run_dir / "logs"
@@ -269,6 +271,7 @@ class NodeShell:
             self._cut,
             self._settings.kernel_log,
             lambda: self._outbox.unpublished,
+            self._standby.kill,
         )
 
     def _measure(self) -> None:
@@ -323,9 +326,13 @@ class NodeShell:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case StartProcess(command):
-                self._spawn(self._start(command))
+                self._starting[command.worker] = self._spawn(self._start(command))
             case Kill(worker):
                 self._supervisor.kill(worker)
+                if worker in self._starting:
+                    self._starting[worker].cancel()
+            case StartStandby():
+                self._spawn(self._standby.start(self._handle))
             case TakeStacks(worker, pid):
                 self._spawn(self._take_stacks(worker, pid))
             case SendToWorker(worker, message):
@@ -361,8 +368,12 @@ class NodeShell:
         except (OSError, UnicronError) as error:
             reason = f"{self._name} can't start {spec.command[0]!r} in {spec.workdir!r}: {error}"
             self._exited(ProcessExited(command.worker, 127, stderr=(reason,)))
+        except asyncio.CancelledError:  # there was no standby yet
+            self._exited(ProcessExited(command.worker, signal=signal.SIGKILL))
         else:
             self._handle(ProcessStarted(command.worker, pid))
+        finally:
+            del self._starting[command.worker]
 
     async def _take_stacks(self, worker: str, pid: int) -> None:
         self._handle(StacksTaken(worker, await stacks_of(pid)))

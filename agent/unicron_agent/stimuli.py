@@ -110,6 +110,22 @@ class ProcessExited:
 
 
 @dataclass(frozen=True)
+class StandbyReady:
+    """The warm standby, which forks workers, can do so now."""
+
+
+@dataclass(frozen=True)
+class StandbyEnded:
+    """The warm standby has ended, or could not be started; `StartStandby` is the answer.
+
+    Attributes:
+        how: in words that follow its name.
+    """
+
+    how: str
+
+
+@dataclass(frozen=True)
 class Published:
     """A fact of this agent is in the journal."""
 
@@ -296,6 +312,8 @@ Stimulus = (
     | ProcessStarted
     | StacksTaken
     | ProcessExited
+    | StandbyReady
+    | StandbyEnded
     | Published
     | TokenRead
     | Reconnected

@@ -21,8 +21,9 @@ from unicron_deploy.nats_server import free_port
 from unicron.client import Client
 from unicron.contracts.answers import Status, TaskView
 from unicron.contracts.events import FailureDetected, ScriptDrilled, TaskRecovered
-from unicron.contracts.tasks import UNCOUNTED, Healing, NodeState, ParallelLayout, TaskSpec, TaskState
+from unicron.contracts.tasks import Healing, NodeState, TaskSpec, TaskState
 from unicron.errors import InvalidInputError, UnicronError
+from unicron.healing import healed_by, way_of
 from unicron.observe.words.story import describe
 from unicron.service.bootstrap import connected_client
 from unicron.taskfile import load
@@ -130,9 +131,7 @@ def run(
     if not module and command[0].endswith(".py") and not Path(spec.workdir, command[0]).is_file():
         raise InvalidInputError(f"{command[0]}: no such file in {spec.workdir}")
     if in_place or drill:
-        spec = replace(
-            spec, heal=Healing.IN_PLACE, layout=ParallelLayout(shard=spec.max_workers), drill=drill or spec.drill
-        )
+        spec = replace(healed_by(Healing.IN_PLACE, spec), drill=drill or spec.drill)
     if silence is not None:
         spec = replace(spec, silence_s=silence)
     # one machine's nodes are given up by nobody: what counts is whether it comes further
@@ -159,16 +158,15 @@ def spec_of(command: list[str], workers: int, least: int, checkpoints: Path | No
     """Return a task that runs a command."""
     script = next((word for word in command if word.endswith(".py")), command[0])
     called = command[2] if command[:2] == ["python", "-m"] else Path(script).stem
-    return TaskSpec(
+    spec = TaskSpec(
         name=re.sub(r"[^A-Za-z0-9_-]", "-", called)[:40] or "program",
         command=command,
         min_workers=least,
         max_workers=workers,
-        iterations=UNCOUNTED,
         workdir=str(Path.cwd()),
         checkpoints=str(checkpoints.resolve()) if checkpoints else "",
-        heal=Healing.RESTART,
     )
+    return healed_by(Healing.RESTART, spec)
 
 
 class Run(NamedTuple):
@@ -206,7 +204,7 @@ def _run(what: Run, root: Path, log: Callable[[str], None], *, remove: bool) -> 
         well = view.state == "finished" if not drill else came is not None and not (came.problem or came.unproven)
         if not drill or came is None:
             log(f"unicron: {spec.name} {view.state}: {view.reason}")
-            if spec.way.fixes_ranks:
+            if way_of(spec).may_be_uncarried:
                 log(f"unicron: in place: {came.outcome if came else 'unproven, the script ended before its drill'}")
     finally:
         cluster.stop()

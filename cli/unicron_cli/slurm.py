@@ -17,8 +17,9 @@ from unicron_deploy.slurm.allocation import JOB, Allocation, node_names
 from unicron_deploy.slurm.script import batch_script, checked, folder
 from unicron_deploy.slurm.servers import JobServers, own_address
 
-from unicron.contracts.tasks import Healing, ParallelLayout, TaskSpec
+from unicron.contracts.tasks import Healing, TaskSpec
 from unicron.errors import InvalidInputError
+from unicron.healing import healed_by
 from unicron.slurm import shown, tools
 from unicron.taskfile import load
 from unicron_cli.meeting import Nodes
@@ -89,7 +90,7 @@ def run(
     else:
         spec = spec_of(words, ranks, least or ranks, checkpoints)
     if in_place:
-        spec = replace(spec, heal=Healing.IN_PLACE, layout=ParallelLayout(shard=spec.max_workers))
+        spec = healed_by(Healing.IN_PLACE, spec)
     raise typer.Exit(_run(allocation, spec, root))
 
 

@@ -100,6 +100,7 @@ def status_view(status: Status, now: float | None = None) -> Group:
     if waf >= KNOWN_FLOPS:
         lines.insert(0, f"WAF {si(waf, 'FLOP/s')} achieved by all tasks together")
     slow = [Text(f"{view.spec.name} is slow: {view.slow}", "yellow") for view in status.tasks if view.slow]
+    slow += [Text(node.problem, "yellow") for node in status.nodes if node.problem and _in_use(node)]
     lost = [node.node for node in status.nodes if node.state is NodeState.LOST]
     verb = "wait" if len(lost) > 1 else "waits"
     slow += [Text(f"{', '.join(lost)} {verb} for you: see to the machine, then start its agent", "yellow")] * bool(lost)

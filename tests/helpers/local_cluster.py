@@ -51,7 +51,7 @@ SERVICES = [
 class SharedStandby:
     """A node's share of the standby that all nodes of this process have."""
 
-    async def start(self):
+    async def start(self, report):
         await asyncio.to_thread(standby.ready)
 
     async def fork(self, request):
@@ -59,6 +59,9 @@ class SharedStandby:
 
     def kill_orphans(self, workers):
         """Other children of this process are its own business."""
+
+    def kill(self):
+        raise AssertionError("others need it: strike a real cluster with that")
 
     async def stop(self):
         """Others may need it."""

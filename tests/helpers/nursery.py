@@ -7,7 +7,6 @@ any thread.
 
 import asyncio
 import atexit
-import contextlib
 import gc
 import importlib
 import json
@@ -124,11 +123,14 @@ class ForkedStandby(WarmStandby):
         super().__init__(log)
         self._pid, self._sock = pid, sock
 
-    async def _begin(self, log):
+    async def _spawn(self, log):
+        if self._sock is None:
+            return await super()._spawn(log)  # the first has died
         data = json.dumps({**os.environ, **single_thread()}).encode()
         socket.send_fds(self._sock, [len(data).to_bytes(4)], [log.fileno()])
         self._sock.sendall(data)
-        return Process(self._pid, *await asyncio.open_connection(sock=self._sock))
+        sock, self._sock = self._sock, None
+        return Process(self._pid, *await asyncio.open_connection(sock=sock))
 
 
 class Process:
@@ -141,8 +143,7 @@ class Process:
 
     def _end(self):
         asyncio.get_running_loop().remove_reader(self._descriptor)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+        self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self._gone.set()
 
     def kill(self):
@@ -152,6 +153,7 @@ class Process:
 
     async def wait(self):
         await self._gone.wait()
+        return self._code
 
 
 def _fork_standby():
@@ -176,7 +178,7 @@ def _stand_by(asked):
     os.dup2(asked.fileno(), 0)
     os.dup2(asked.fileno(), 1)
     asked.close()
-    sys.stdin = os.fdopen(0)
+    sys.stdin = os.fdopen(0, closefd=False)
     importlib.import_module(STANDBY).main()
     os._exit(0)
 

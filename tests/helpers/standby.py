@@ -52,7 +52,7 @@ def run(script, *arguments, parts=False, **environment):
     Where `parts`, the standby first imports what scripts need that hold a part of a model.
     """
     log = script.with_suffix(f".{os.urandom(4).hex()}.log")
-    how = {"module": False, "parts": parts, "restarts": False, "in_place": False}
+    how = {"module": False, "parts": parts, "runner": "", "ahead": ()}
     pid = fork(
         {"argv": [str(script), *arguments], "cwd": str(script.parent), "log": str(log), "env": environment, **how}
     )

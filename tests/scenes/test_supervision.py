@@ -19,9 +19,13 @@ from unicron_simulator.storms.world import LEASE_TTL_S
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import (
     FailureDetected,
+    NodeDrained,
     NodeGone,
     NodeJoined,
     Regrouped,
+    StandbyDied,
+    StandbyRevived,
+    TaskBroken,
     TaskRecovered,
     TaskStateChanged,
     WorkerAsleep,
@@ -61,6 +65,55 @@ async def test_a_stopped_worker_is_replaced(stage):
     assert all(each.world_size == 2 and each.kept + each.recomputed for each in between)
     assert victim.worker not in {member.worker for member in (await stage.view("t")).members}
     none_twice(stage)
+
+
+@scene()
+async def test_a_worker_starts_as_soon_as_there_is_a_standby_again_and_nobody_is_to_blame(stage):
+    [*_, victim] = await stage.running(task())
+    stage.machine(victim.node).kill_standby(20.0)
+    stage.kill(victim.worker)
+    await stage.until(lambda: len(stage.of(StandbyDied)) == 3)
+    assert victim.node in next(view.problem for view in (await stage.status()).nodes if view.problem)
+    [revived] = await stage.until(lambda: stage.of(StandbyRevived))
+    [_, recovered] = await stage.until(lambda: stage.of(TaskRecovered)[1:] and stage.of(TaskRecovered))
+    assert recovered.at > revived.at, "it can't have been started before"
+    assert [failure.worker for failure in stage.of(FailureDetected)] == [victim.worker]
+    assert [died.deaths for died in stage.of(StandbyDied)] == list(range(1, 1 + len(stage.of(StandbyDied))))
+
+
+DEAD_S = 250.0
+"""Longer than a worker may take to start."""
+
+
+@scene()
+@pytest.mark.parametrize("spare", [True, False])
+async def test_where_no_standby_lives_a_task_goes_to_another_node_or_waits_and_goes_on_by_itself(stage, spare):
+    [*_, victim] = await stage.running(task(max_workers=2 if spare else 3, min_workers=2 if spare else 3))
+    stage.machine(victim.node).kill_standby(DEAD_S)
+    stage.kill(victim.worker)
+    await stage.until(lambda: stage.of(NodeDrained, node=victim.node))
+    if spare:
+        await stage.until(lambda: stage.of(TaskRecovered)[1:])
+        assert victim.node not in {member.node for member in (await stage.view("t")).members}
+    await stage.wait(DEAD_S)
+    await stage.until(lambda: stage.of(StandbyRevived))
+    await stage.until(lambda: all_up(stage))
+    await stage.until(lambda: stage.of(TaskRecovered)[1:])
+    assert {failure.worker for failure in stage.of(FailureDetected)} == {victim.worker}, "nobody else is to blame"
+    assert not stage.of(TaskBroken)
+
+
+@scene()
+async def test_a_start_that_waits_for_a_standby_can_be_called_off(stage):
+    [*_, victim] = await stage.running(task())
+    stage.machine(victim.node).kill_standby(DEAD_S)
+    stage.kill(victim.worker)
+    [start] = await stage.until(lambda: [each for each in stage.of(StartWorker) if each.node == victim.node][1:])
+    await stage.client.remove("t")
+    [ended] = await stage.until(lambda: stage.of(WorkerExited, worker=start.worker))
+    assert ended.expected
+    stage.machine(victim.node).fatal_until = 0.0
+    await stage.until(lambda: stage.of(StandbyRevived))
 
 
 @scene()

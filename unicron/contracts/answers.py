@@ -18,6 +18,7 @@ class NodeView(Record, kw_only=True, frozen=True):
 
     Attributes:
         home, rack, domain, machine, version: as in `NodeJoined`.
+        problem: why no worker can start there, for a person; empty where one can.
     """
 
     node: Label
@@ -31,6 +32,7 @@ class NodeView(Record, kw_only=True, frozen=True):
     domain: Label = ""
     machine: Name = ""
     version: Label = ""
+    problem: Text = ""
 
 
 class SaverView(Record, kw_only=True, frozen=True):

@@ -150,54 +150,6 @@ class Healing(Word):
     UNKNOWN = "unknown"
 
 
-class Way(NamedTuple):
-    """The properties of a way of healing.
-
-    Attributes:
-        counts_iterations: the task is done after its `iterations`; else its program says when.
-        tracks_states: it is recorded which worker has which part of the state, a part that is lost is looked for, and
-            states go to storage; else the ranks agree on it among themselves, or the program does all that.
-        saves_states: copies of the workers' states are saved in the memory of nodes.
-        waits_for_replacements: no membership forms without the worker that replaces a lost one.
-        runs_again: each membership runs the program from its beginning.
-        fixes_ranks: all ranks are places of one replica, and a new worker takes the rank of the lost one.
-    """
-
-    counts_iterations: bool
-    tracks_states: bool
-    saves_states: bool
-    waits_for_replacements: bool
-    runs_again: bool
-    fixes_ranks: bool
-
-
-WAYS = {
-    Healing.SESSION: Way(
-        counts_iterations=True,
-        tracks_states=True,
-        saves_states=True,
-        waits_for_replacements=False,
-        runs_again=False,
-        fixes_ranks=False,
-    ),
-    Healing.RESTART: Way(
-        counts_iterations=False,
-        tracks_states=False,
-        saves_states=False,
-        waits_for_replacements=True,
-        runs_again=True,
-        fixes_ranks=False,
-    ),
-    Healing.IN_PLACE: Way(
-        counts_iterations=False,
-        tracks_states=False,
-        saves_states=True,
-        waits_for_replacements=True,
-        runs_again=False,
-        fixes_ranks=True,
-    ),
-}
-
 SILENCE_S = 1800.0
 """As long as torch has a collective wait, where nobody says otherwise."""
 
@@ -273,16 +225,6 @@ class TaskSpec(Record, kw_only=True, frozen=True):
     def sizes_like(self, shape: ParallelLayout) -> Sequence[int]:
         """Worker counts that are allowed with replicas of this shape, ascending."""
         return [size for size in self.sizes if self.shape(size).is_like(shape)] if self.layouts else self.sizes
-
-    @property
-    def way(self) -> Way:
-        """The properties of its way of healing; of a session where this version doesn't know it."""
-        return WAYS.get(self.heal, WAYS[Healing.SESSION])
-
-    @property
-    def may_be_silent_s(self) -> float:
-        """Seconds that its ranks may all show no sign of life, 0 for ever; a session says itself how far it is."""
-        return 0.0 if self.way.counts_iterations else self.silence_s
 
     @property
     def sizes(self) -> Sequence[int]:

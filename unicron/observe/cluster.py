@@ -47,6 +47,8 @@ CHANGES: tuple[type[Message], ...] = (
     events.StateDiverged,
     events.StateUnusable,
     events.ScriptDrilled,
+    events.StandbyDied,
+    events.StandbyRevived,
     events.NodeEnrolled,
     events.EnrolmentRefused,
     events.OrderTaken,
@@ -148,6 +150,7 @@ class ClusterPicture:
                 kind = view.slots[0].kind if view.slots else ""
                 self.nodes[view.node] = NodePicture(view.state, len(view.slots), kind, view.host, since=view.since)
                 self.nodes[view.node].drained = view.state is NodeState.DRAINING
+                self.nodes[view.node].standby = view.problem
                 self.changed.add(("node", view.node))
         for found in status.tasks:
             if found.spec.name not in self.tasks:
@@ -224,6 +227,9 @@ class ClusterPicture:
             case stragglers.StragglerDetected() if message.node in self.nodes:
                 self.nodes[message.node].alarm = f"straggler: {message.diagnosis}"
                 self.changed.add(("node", message.node))
+            case events.StandbyDied() | events.StandbyRevived() if message.node in self.nodes:
+                self.nodes[message.node].standby = str(message) if isinstance(message, events.StandbyDied) else ""
+                self.changed.add(("node", message.node))
             case hardware.FaultLogged() if message.node in self.nodes and not message.printed:
                 self.nodes[message.node].alarm = message.text
                 self.changed.add(("node", message.node))
@@ -246,6 +252,7 @@ class ClusterPicture:
                 node = self.nodes.setdefault(message.node, NodePicture(since=message.at))
                 if not message.returned:
                     node.since, node.alarm, node.gpus = message.at, "", None
+                node.standby = ""
                 node.state = NodeState.DRAINING if node.drained else NodeState.UP
                 node.slots, node.host = len(message.slots), message.host
                 node.rack, node.domain = message.rack, message.domain

@@ -154,6 +154,7 @@ class NodePicture:
         suspected_until: Unix seconds until which it is given time to be heard of again; 0: it is not suspected.
         drained: whether it is out of use also when it comes back.
         alarm: what else is wrong with it.
+        standby: why no worker can start there; empty where one can.
     """
 
     state: NodeState = NodeState.UP
@@ -167,6 +168,7 @@ class NodePicture:
     drained: bool = False
     tasks: dict[int, str] = field(default_factory=dict)
     alarm: str = ""
+    standby: str = ""
     gpus: GpusSampled | None = None
 
 

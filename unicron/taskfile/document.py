@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
-from unicron.checks import Problem, task_problems, task_warnings
-from unicron.contracts.tasks import UNCOUNTED, WAYS, Healing, ParallelLayout, TaskSpec
+from unicron import healing
+from unicron.checks import task_problems, task_warnings
+from unicron.contracts.tasks import Healing, ParallelLayout, TaskSpec
 from unicron.contracts.watchdogs import LogPattern
 from unicron.costmodel import formulas
-from unicron.errors import InvalidInputError
+from unicron.errors import InvalidInputError, Problem
 from unicron.files import read_text
 from unicron.printable import listed, shown
 from unicron.taskfile import fields
@@ -82,12 +83,7 @@ def parse(text: str, path: Path) -> TaskFile:
                 problems.append(Problem(name, value if bad.value is None else bad.value, bad.allowed))
             except InvalidInputError as error:
                 elsewhere.append(str(error))
-    way = WAYS.get(given.get("heal", Healing.SESSION))
-    if way and not way.counts_iterations:
-        given.setdefault("iterations", UNCOUNTED)  # the task is done when its program says so
-    if way and way.fixes_ranks and isinstance(ranks := given.get("max_workers", 1), int):
-        given.setdefault("min_workers", ranks)
-        given.setdefault("layout", ParallelLayout(shard=ranks))
+    healing.complete(given)
     if not problems and not elsewhere:
         given["workdir"] = str((path.absolute().parent / given.get("workdir", "")).resolve())
         spec, problems = _spec(given)
@@ -246,9 +242,9 @@ def _command(value: Any) -> list[str]:
 
 
 def _heal(value: Any) -> Healing:
-    if value in list(WAYS):
+    if value in list(healing.WAYS):
         return Healing(value)
-    raise BadValueError(f"must be one of {', '.join(WAYS)}")
+    raise BadValueError(f"must be one of {', '.join(healing.WAYS)}")
 
 
 def _env(value: Any) -> dict[str, str]:

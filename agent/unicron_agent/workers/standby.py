@@ -2,11 +2,13 @@
 
 It stays single-threaded and never touches CUDA, so that a fork of it is whole. It speaks JSON lines over its standard
 input and output: each request names what to fork, each answer the process id. Forked processes become children of the
-agent (which is their subreaper), so that the agent gets their exit status.
+agent (which is their subreaper), so that the agent gets their exit status. Each answers for itself: wherever this
+process dies, the agent knows of a forked one, or there is none.
 """
 
 import contextlib
 import ctypes
+import importlib
 import io
 import json
 import os
@@ -14,6 +16,7 @@ import re
 import runpy
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +42,6 @@ FOR_PARTS = (
 """Modules that take seconds to import and that only workers with a part of a model need: imported before the first of
 those is forked."""
 
-FOR_SCRIPTS = ("unicron.train.inplace.run",)
-"""Modules that only workers need whose scripts are healed in place: likewise."""
-
 FOR_MEGATRON = ("unicron.train.megatron",)
 """Modules for scripts that import Megatron: likewise. Not next to GPUs, where its imports might touch CUDA."""
 
@@ -53,16 +53,18 @@ thread waits for the interpreter's lock."""
 def main() -> None:
     """Import what workers need, answer that it is ready, and fork on request until the agent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    _warm_up()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # a script's prints must not mix with the answers
+    os.dup2(2, 1)  # what an import or a script prints must not mix with the answers
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # forks would write the rest of a line again
+    _warm_up()
     _answer(answers, {"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
-        for name in _modules_needed(request):
+        for name in () if request.get("again") else _modules_needed(request):  # it died of one of them, perhaps
             with contextlib.suppress(Exception):  # the worker's own import of it raises
                 __import__(name)
-        _answer(answers, {"pid": _fork(request, answers)})
+        _fork(request, answers)
 
 
 def _warm_up() -> None:
@@ -84,9 +86,9 @@ def _warm_up() -> None:
 def _modules_needed(request: dict[str, Any]) -> tuple[str, ...]:
     """Return the modules to import before the worker of a request is forked."""
     name = request["argv"][0]
-    scripts = FOR_SCRIPTS if request["in_place"] else ()
+    ahead = tuple(request["ahead"])  # of its way of healing
     if request["module"] is None:
-        return scripts
+        return ahead
     script = Path(request["cwd"], name.replace(".", "/") + ".py" if request["module"] else name)
     try:
         text = script.read_bytes()
@@ -94,7 +96,7 @@ def _modules_needed(request: dict[str, Any]) -> tuple[str, ...]:
         text = b""
     parts = request["parts"] or b"fully_shard" in text
     megatron = re.search(rb"^(from|import) megatron\b", text, re.MULTILINE) and not Path("/dev/nvidiactl").exists()
-    return (*scripts, *(FOR_PARTS if parts else ()), *(FOR_MEGATRON if megatron else ()))
+    return (*ahead, *(FOR_PARTS if parts else ()), *(FOR_MEGATRON if megatron else ()))
 
 
 def _answer(answers: Any, what: dict[str, Any]) -> None:
@@ -102,24 +104,36 @@ def _answer(answers: Any, what: dict[str, Any]) -> None:
     answers.flush()
 
 
-def _fork(request: dict[str, Any], answers: Any) -> int:
-    """Fork twice, so that the process is orphaned at once and handed to the agent; return its id."""
-    reader, writer = os.pipe()
+def _fork(request: dict[str, Any], answers: Any) -> None:
+    """Fork twice, so that the process is orphaned at once and handed to the agent, which it answers with its id.
+
+    Raises:
+        SystemExit: there is no such process, and no answer.
+    """
     between = os.fork()
     if between == 0:
-        child = os.fork()
-        if child:
-            os.write(writer, str(child).encode())
-            os._exit(0)
-        os.close(reader)
-        os.close(writer)
+        _fork_orphan(request, answers)
+    _, status = os.waitpid(between, 0)
+    if status:
+        raise SystemExit("it could not fork")
+
+
+def _fork_orphan(request: dict[str, Any], answers: Any) -> None:
+    """Fork the process that runs the request, and exit."""
+    ours, code = os.getpid(), 1
+    try:
+        if os.fork():
+            code = 0
+            return
+        while os.getppid() == ours:  # until it is the agent's child, who would not learn how another's ends
+            os.sched_yield()
+        _answer(answers, {"pid": os.getpid()})
         answers.close()
         _run_request(request)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        pid = int(pipe.read())
-    os.waitpid(between, 0)
-    return pid
+    except OSError as error:  # no process more is allowed, or the agent is gone
+        print(error, file=sys.stderr, flush=True)  # noqa: T201 into the log
+    finally:
+        os._exit(code)
 
 
 def _run_request(request: dict[str, Any]) -> None:
@@ -145,7 +159,7 @@ def _run_request(request: dict[str, Any]) -> None:
         from unicron.train.restart.forked import seed_anew  # noqa: PLC0415 of the worker
 
         seed_anew()
-        code = _launch(request) if request["restarts"] else _run_script(request)
+        code = _launch(request)
     finally:
         from unicron.train.restart.ending import flush  # noqa: PLC0415 of the worker
 
@@ -154,34 +168,23 @@ def _run_request(request: dict[str, Any]) -> None:
 
 
 def _launch(request: dict[str, Any]) -> int:
-    """Run a program without a session, again in each membership; return its exit code."""
-    from unicron.train.restart import launcher  # noqa: PLC0415 imported long ago, in the parent
-    from unicron.train.worker import channel  # noqa: PLC0415 imported long ago, in the parent
-
-    connected = channel.connect()
-    if connected is None:
-        return 1
-    command = request["argv"]
-    program = (lambda: launcher.execute(command)) if request["module"] is None else (lambda: _run_script(request))
-    os.chdir(request["cwd"])
-    try:
-        return launcher.Launcher(connected, program).run()
-    except Exception as error:  # noqa: BLE001 each is reported
-        channel.report_exception(type(error), error, error.__traceback__)
-        return 1
+    """Run the program as its way of healing does; return its exit code."""
+    if not request["runner"]:
+        return run_script(request)
+    return int(importlib.import_module(request["runner"]).launch(request, run_script))
 
 
-def _run_script(request: dict[str, Any]) -> int:
-    """Run a training script as `python script.py` would, and return its exit code."""
+def run_script(request: dict[str, Any], execute: Callable[[str], object] | None = None) -> int:
+    """Run a training script as `python script.py` would, and return its exit code.
+
+    Args:
+        request: that names it.
+        execute: runs what has that name, of a file or a module; else it is done as the interpreter does.
+    """
     import torch  # noqa: PLC0415 imported long ago, in the parent
 
     from unicron.train.worker import channel  # noqa: PLC0415
 
-    seed = None
-    if request["in_place"] and "UNICRON_GHOST" not in os.environ:
-        from unicron.train.inplace.seed import plant_if_due  # noqa: PLC0415 imported long ago, in the parent
-
-        seed = plant_if_due(lambda: _run_script(request))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(-1))
     channel.connect()
@@ -190,11 +193,8 @@ def _run_script(request: dict[str, Any]) -> int:
         sys.argv = request["argv"]
         what = sys.argv[0]
         sys.path.insert(0, request["cwd"] if request["module"] else str(Path(what).resolve().parent))
-        if request["in_place"]:
-            from unicron.train.inplace import run  # noqa: PLC0415 of the worker
-
-            execute = run.execute_module if request["module"] else run.execute
-            _NEVER_FREED.append(execute(channel.connect(), what, seed))
+        if execute is not None:
+            _NEVER_FREED.append(execute(what))
         elif request["module"]:
             _NEVER_FREED.append(runpy.run_module(what, run_name="__main__", alter_sys=True))
         else:
@@ -207,10 +207,6 @@ def _run_script(request: dict[str, Any]) -> int:
         return 1
     except BaseException as error:  # noqa: BLE001 whatever leaves a script is reported, then ends the process
         _NEVER_FREED.append(error)
-        if "UNICRON_GHOST" in os.environ:
-            from unicron.train.inplace.ghost import report_failure  # noqa: PLC0415 imported long ago
-
-            report_failure(error)
         channel.report_exception(type(error), error, error.__traceback__)
         return 1
     return 0

@@ -8,10 +8,12 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from unicron.contracts.commands import StartWorker
+from unicron.healing import way_of
 from unicron_agent.stimuli import ProcessExited, WorkerProcess
 from unicron_agent.workers.activity import start_time
 from unicron_agent.workers.orphans import LOOKS_S
@@ -20,9 +22,8 @@ from unicron_agent.workers.warm import Standby
 
 TAIL_LINES = 30
 
-
-HOW = ("parts", "restarts", "in_place")
-"""Flags of a request to the standby: the worker has a part of a model, runs a program again, or is healed in place."""
+AS_IT_IS: dict[str, Any] = {"runner": "", "ahead": (), "parts": False}
+"""A request to the standby for what is no worker."""
 
 
 class Supervisor:
@@ -69,7 +70,7 @@ class Supervisor:
                 "log": log.name,
                 "env": {**self._environment, "UNICRON_WORKER_SOCKET": ""},
             }
-            how = {"module": True, **dict.fromkeys(HOW, False)}
+            how = {"module": True, **AS_IT_IS}
             pid = await self._standby.fork({"argv": [module, argument], **how, **there})
             self._helpers.add(pid)
             descriptor, ended = os.pidfd_open(pid), asyncio.Event()
@@ -95,7 +96,7 @@ class Supervisor:
             OSError: the program or its folder is not there.
             UnicronError: the standby is dead.
         """
-        name, spec = command.worker, command.spec
+        name, spec, way = command.worker, command.spec, way_of(command.spec)
         log, env = self._run_dir / "logs" / f"{name}.log", {**self._environment, **env}
         pid = await self._launch(command, env, log)
         running = WorkerProcess(
@@ -108,8 +109,8 @@ class Supervisor:
             correlation=command.correlation,
             place=command.place,
             layout=command.layout,
-            restarts=spec.way.runs_again,
-            silence_s=spec.may_be_silent_s,
+            restarts=way.runs_again,
+            silence_s=way.silence_s(spec),
             spins=bool(env.get("CUDA_VISIBLE_DEVICES")),
             checkpoints=spec.checkpoints,
             watch_log=spec.watch_log,
@@ -127,11 +128,10 @@ class Supervisor:
         cwd = Path(spec.workdir or ".").resolve(strict=True)
         script = _python_script(spec.command)
         self._outputs.follow(command.worker, str(log), spec.watch_log)
-        restarts, in_place = spec.way.runs_again, spec.way.fixes_ranks
-        if script is not None or restarts:
+        way = way_of(spec)
+        if script is not None or way.runs_any:
             module, argv = script or (None, spec.command)
-            parts = command.layout.replica_workers > 1 and not in_place
-            how = {"parts": parts, "restarts": restarts, "in_place": in_place, "module": module}
+            how = {"module": module, **way.launch(command.layout)}
             return await self._standby.fork({"argv": argv, "cwd": str(cwd), "env": env, "log": str(log), **how})
         with log.open("ab") as output:
             process = subprocess.Popen(  # noqa: ASYNC220 returns at once

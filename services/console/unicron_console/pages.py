@@ -71,7 +71,8 @@ class Pages:
         """Return a node in one square."""
         suspected = node.state is NodeState.UP and node.suspected_until > now
         slots = [node.tasks.get(index, "") for index in range(node.slots)]
-        return NodeSquare(state="suspected" if suspected else str(node.state), slots=slots, alarm=node.alarm)
+        state = "suspected" if suspected else str(node.state)
+        return NodeSquare(state=state, slots=slots, alarm=node.alarm or node.standby)
 
     def task_line(self, task: TaskPicture) -> TaskLine:
         """Return a task in one line."""

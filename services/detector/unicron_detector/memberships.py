@@ -17,6 +17,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.contracts.tasks import Breakage
+from unicron.healing import way_of
 from unicron_detector.processes import describe_stall, first_collective
 from unicron_detector.report import Reporter
 from unicron_detector.state import PendingFailure, TaskRecord
@@ -81,7 +82,7 @@ class Memberships:
         """Forget an earlier task of this name. Facts about the new task's workers come later than this one."""
         spec = submitted.spec
         self._state.tasks[submitted.task] = TaskRecord(
-            ordered=-1, started=-1, iterations=spec.iterations, restarts=spec.way.runs_again
+            ordered=-1, started=-1, iterations=spec.iterations, restarts=way_of(spec).runs_again
         )
         return []
 

@@ -27,6 +27,8 @@ from unicron.contracts.events import (
     PatternMissed,
     PlanDecided,
     ScriptDrilled,
+    StandbyDied,
+    StandbyRevived,
     StateSecured,
     StateUnprotected,
     TaskBroken,
@@ -41,6 +43,7 @@ from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import TaskState
 from unicron.errors import InvalidInputError
+from unicron.healing import way_of
 from unicron.service.core import Answers, Core, Handlers
 from unicron_registry import nodes, orders, watchdogs
 from unicron_registry.doubts import find_contradiction
@@ -80,6 +83,8 @@ class RegistryCore(Core):
             CheckpointFailed: lambda fact: orders.cancel_stop(self.state, fact),
             StateUnprotected: lambda fact: self._record_saver(fact, SaverView(problem=fact.reason)),
             StragglerDetected: lambda fact: nodes.drain_straggler(self.state, fact),
+            StandbyDied: lambda fact: nodes.record_standby_death(self.state, fact),
+            StandbyRevived: lambda fact: nodes.record_revival(self.state, fact),
             MachineRetired: lambda fact: nodes.drain_retired(self.state, fact),
             ObserveOnlySwitched: lambda fact: orders.switch_observing(self.state, on=fact.on),
             OrdersWithheld: lambda fact: orders.record_withheld(self.state, fact),
@@ -185,7 +190,7 @@ class RegistryCore(Core):
             slow="" if change.state.ended else view.slow,
         )
         orders.allow_member_reports(self.state, change)
-        if change.state == TaskState.FINISHED and view.spec.way.counts_iterations:
+        if change.state == TaskState.FINISHED and way_of(view.spec).counts_iterations:
             # telemetry of the last iteration may have been lost
             self._update(change.task, iteration=view.spec.iterations - 1)
         return watchdogs.follow(self.state, change.task, change.state, self._idle_s)

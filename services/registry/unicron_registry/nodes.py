@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from unicron.checks import Problem, is_token
+from unicron.checks import is_token
 from unicron.contracts.answers import NodeView, Reply
 from unicron.contracts.base import Message
 from unicron.contracts.events import (
@@ -17,12 +17,14 @@ from unicron.contracts.events import (
     NodeLeft,
     NodePaced,
     NodeRefused,
+    StandbyDied,
+    StandbyRevived,
 )
 from unicron.contracts.failures import Severity
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import NodeState
 from unicron.contracts.watchdogs import AlertKind
-from unicron.errors import InvalidInputError
+from unicron.errors import InvalidInputError, Problem
 from unicron.services import ANSWERING
 from unicron_registry.orders import list_names
 from unicron_registry.state import RegistryState
@@ -119,6 +121,7 @@ def join(state: RegistryState, joined: NodeJoined) -> list[Message]:
         domain=joined.domain,
         machine=joined.machine,
         version=joined.version,
+        problem=before.problem if before and before.incarnation == joined.incarnation else "",
     )
     if view == before:
         return []  # it only said again what is known
@@ -163,12 +166,14 @@ def _slow_one_node(state: RegistryState) -> list[Message]:
 
 
 def _readmit(state: RegistryState, joined: NodeJoined, before: NodeView | None) -> list[Message]:
-    """Put a node back into use that was out of it only because its agent, or its machine, was to go."""
+    """Put a node back into use that was out of it only because its agent or machine was to go, or was helpless."""
     if state.retired.get(joined.node, joined.machine) != joined.machine:
         return drain(state, joined.node, drain=False)[1]
-    if joined.node not in state.leaving or (before and before.incarnation == joined.incarnation):
+    causes = [cause for cause in (state.leaving, state.helpless) if joined.node in cause]
+    if not causes or (before and before.incarnation == joined.incarnation):
         return []
-    state.leaving.remove(joined.node)
+    for cause in causes:
+        cause.remove(joined.node)
     state.drained.remove(joined.node)
     return [NodeDrained(node=joined.node, drain=False)]
 
@@ -209,12 +214,34 @@ def drain_retired(state: RegistryState, retired: MachineRetired) -> list[Message
 def drain_leaving(state: RegistryState, leaving: NodeLeaving) -> list[Message]:
     """Drain a node that is to go until its agent joins again."""
     view = state.nodes.get(leaving.node)
-    known = view is not None and view.incarnation == leaving.incarnation and view.state == NodeState.UP
-    if not known:
+    if view is None or view.incarnation != leaving.incarnation:
+        return []
+    if view.state != NodeState.UP and leaving.node not in state.helpless:
         return []
     facts = drain(state, leaving.node, drain=True)[1]
     state.leaving.append(leaving.node)
     return facts
+
+
+def record_standby_death(state: RegistryState, died: StandbyDied) -> list[Message]:
+    """Show that no worker can start on a node; drain it, with an alert, where that is so for long."""
+    view = state.nodes.get(died.node)
+    if view is None or view.state not in PRESENT:
+        return []
+    state.nodes[died.node] = replace(view, problem=str(died))
+    if not died.helpless or died.node in state.drained or state.observe_only:
+        return []
+    facts = drain(state, died.node, drain=True)[1]
+    state.helpless.append(died.node)
+    return [*facts, Alert(text=f"{died.node} gets no more work until it can start workers: {died}", node=died.node)]
+
+
+def record_revival(state: RegistryState, revived: StandbyRevived) -> list[Message]:
+    """Show that workers can start on a node again, and use it where it was drained only because they could not."""
+    view = state.nodes.get(revived.node)
+    if view is not None:
+        state.nodes[revived.node] = replace(view, problem="")
+    return drain(state, revived.node, drain=False)[1] if revived.node in state.helpless else []
 
 
 def record_departure(state: RegistryState, left: NodeLeft) -> list[Message]:
@@ -244,8 +271,9 @@ def drain(state: RegistryState, node: str, *, drain: bool) -> tuple[Reply, list[
     view = state.nodes.get(node)
     if view is None:
         raise InvalidInputError(f"no node {node!r}; the known ones are {list_names(state.nodes)}")
-    if node in state.leaving:
-        state.leaving.remove(node)  # what is said now holds when it is back
+    for cause in (state.leaving, state.helpless):
+        if node in cause:
+            cause.remove(node)  # what is said now holds when it is back
     state.retired.pop(node, None)
     if drain == (node in state.drained):
         return Reply(text=f"{node} is {'drained' if drain else 'in use'} already; nothing changed"), []

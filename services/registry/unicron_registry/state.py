@@ -17,6 +17,7 @@ class RegistryState(msgspec.Struct, kw_only=True):
         drained: nodes that a user took out of use; holds over restarts of their agents.
         paced: nodes by when they were last ordered how often to beat, and how often.
         leaving: those of them that are so only because their agents said they leave: until they join again.
+        helpless: those that are so only because their standbys died again and again: until one lives.
         idle: tasks of which nothing runs; a timer looks after each.
         missed: of each task the patterns of which nodes have said that nothing there matches, and which.
         retired: nodes whose machines are given back, and which those are: another machine of that name is used.
@@ -29,6 +30,7 @@ class RegistryState(msgspec.Struct, kw_only=True):
     plan: Plan | None = None
     drained: list[str] = []
     leaving: list[str] = []
+    helpless: list[str] = []
     retired: dict[str, str] = {}
     paced: dict[str, Seconds] = {}
     idle: list[str] = []

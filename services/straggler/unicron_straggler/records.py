@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from unicron.checks import MOST_WORKERS, Problem
+from unicron.checks import MOST_WORKERS
 from unicron.contracts.events import StepTimed
 from unicron.contracts.timings import OPERATIONS
+from unicron.errors import Problem
 
 MOST_US = 86_400 * 10**6
 """Longest record of one iteration, in microseconds."""

@@ -16,6 +16,8 @@ from unicron.contracts.events import (
     PlanDecided,
     Regrouped,
     ScriptDrilled,
+    StandbyDied,
+    StandbyRevived,
     StateCopied,
     StateKept,
     StateUnusable,
@@ -32,6 +34,7 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import Cure, Severity
 from unicron.contracts.plans import TaskShare
 from unicron.contracts.worker import LONGEST_CAUSE
+from unicron.healing import way_of
 from unicron.service.core import Core, Handlers
 from unicron_transition.deadlines import TIMEOUT_S, Deadline, WaitKind
 from unicron_transition.doubts import find_contradiction
@@ -66,6 +69,8 @@ class TransitionCore(Core):
             NodeLeaving: self._node_leaving,
             PlanDecided: self._plan,
             Regrouped: self._regrouped,
+            StandbyDied: self._extend_starts,
+            StandbyRevived: self._extend_starts,
             Started: self._activated,
             StateCopied: self._state_copied,
             StateKept: self._state_kept,
@@ -312,14 +317,14 @@ class TransitionCore(Core):
         reason = f"iteration {fact.iteration} from {fact.copies} is no good: {fact.reason}"
         run.begin_recovery(fact.at, reason)
         out = list[Message]()
-        if fact.uncarried and run.spec.way.fixes_ranks:
+        if fact.uncarried and way_of(run.spec).may_be_uncarried:
             run.uncarried, out = fact.reason[:LONGEST_CAUSE], run.snapshots.drop_saved(self.state, run)
         return out + self._reconcile([fact.task]) + move_task(self.state, run, MoveCause.FAILURE, reason)
 
     def _drilled(self, fact: ScriptDrilled) -> list[Message]:
         """Have no process go on with what a rank has left, where a trial has shown that none can; nobody is stopped."""
         run = self.state.tasks.get(fact.task)
-        theirs = run is not None and fact.worker in run.workers and run.spec.way.fixes_ranks
+        theirs = run is not None and fact.worker in run.workers and way_of(run.spec).may_be_uncarried
         if run is None or run.state.ended or not (theirs and fact.problem):
             return []
         run.uncarried = fact.problem[:LONGEST_CAUSE]
@@ -371,6 +376,16 @@ class TransitionCore(Core):
         return self._reconcile([exited.task])
 
     # --- refusals and timeouts ---------------------------------------------------------------------------------------
+
+    def _extend_starts(self, fact: StandbyDied | StandbyRevived) -> list[Message]:
+        """Give the workers that start on a node their time anew: without a standby it can't start any."""
+        return [
+            timer
+            for run in self.state.tasks_on(fact.node)
+            for worker in run.workers.values()
+            if worker.slot.node == fact.node and worker.stage is WorkerStage.STARTING
+            for timer in run.request_timer(WaitKind.START, worker.worker)
+        ]
 
     def _command_refused(self, refused: CommandRefused) -> list[Message]:
         run = self.state.tasks.get(refused.task)

@@ -1,6 +1,7 @@
 """The end of a task: it has finished, its program failed, or its user has removed it. Pure functions on `state`."""
 
 from unicron.contracts.base import Message
+from unicron.healing import way_of
 from unicron_transition.deadlines import Deadline, WaitKind
 from unicron_transition.moves import MoveCause, move_task
 from unicron_transition.reconcile import reconcile
@@ -32,7 +33,7 @@ def finish_task(state: TransitionState, run: TaskRun) -> list[Message]:
     for name in through.keys() & run.workers.keys():
         state.drop_worker(run, name)
     count = f"all {run.spec.iterations} iterations are done"
-    reason = count if run.spec.way.counts_iterations else "its program is done"
+    reason = count if way_of(run.spec).counts_iterations else "its program is done"
     if silent:
         reason += f"; {', '.join(silent)} ended without saying so: what it was to write then may be missing"
     return end_task(state, run.spec.name, MoveCause.DONE, reason)

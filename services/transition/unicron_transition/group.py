@@ -13,6 +13,7 @@ import msgspec
 
 from unicron.contracts.ranges import Count, Moment
 from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskSpec, TaskState
+from unicron.healing import way_of
 from unicron_transition.membership import HeldState, TaskMembership, WorkerRun, WorkerStage
 
 
@@ -87,7 +88,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
 
     def record_state(self, worker: str, place: int, iteration: int, node: str) -> None:
         """Record that `worker` has the state of `place`, where the task's way of healing tracks states."""
-        if self.spec.way.tracks_states:
+        if way_of(self.spec).tracks_states:
             self.holders[worker] = HeldState(place=place, iteration=iteration, node=node)
 
     def forget_others(self, node: str, workers: Collection[str]) -> None:
@@ -127,7 +128,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
         ready, awaited = self._ready_in_slots(slots, taken)
         computes = membership.layout.is_like(shape)
         intact = computes and not membership.leaving and membership.intact(self.workers)
-        waits = self.spec.way.waits_for_replacements
+        waits = way_of(self.spec).waits_for_replacements
         if awaited and (intact or not computes or waits or not membership.survivors(self.workers)):
             # those that compute go on until the new ones are ready; those that start wait for one another, and those
             # that each membership begins anew wait for all who are to be in it

@@ -10,6 +10,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.commands import Regroup, StartWorker
 from unicron.contracts.events import Alert
 from unicron.contracts.tasks import SlotRef
+from unicron.healing import way_of
 from unicron_transition.deadlines import WaitKind
 from unicron_transition.membership import TaskMembership, WorkerRun
 from unicron_transition.moves import MoveCause, move_task
@@ -165,7 +166,7 @@ def _regroup_orders(state: TransitionState, run: TaskRun) -> list[Message]:
 
 def _alert_restart_from_scratch(run: TaskRun) -> list[Message]:
     """Alert that a script healed in place restarts from its beginning, as no complete state of it exists."""
-    began = run.spec.way.fixes_ranks and run.membership.epoch > 0 and bool(run.membership.met)
+    began = way_of(run.spec).begins_again and run.membership.epoch > 0 and bool(run.membership.met)
     if not began or run.snapshots.saved_whole or run.held_places(run.membership.group):
         return []
     text = f"of what task {run.spec.name} has computed no whole copy was saved yet: its program begins again"
@@ -220,7 +221,7 @@ def _start_missing(state: TransitionState, run: TaskRun) -> list[Message]:
     out = _stop_all(state, run, spare, reason)
     for worker in started:
         state.add_worker(run, worker)
-    slots = run.slots_by_place() if started and run.spec.way.fixes_ranks else []
+    slots = run.slots_by_place() if started and way_of(run.spec).seats_ranks else []
     for worker in started:
         out.append(_start_order(state, run, worker, slots))
         out += run.request_timer(WaitKind.START, worker.worker)

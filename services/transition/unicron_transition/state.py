@@ -11,6 +11,7 @@ from unicron.contracts.base import SetTimer
 from unicron.contracts.ranges import Moment, Number
 from unicron.contracts.tasks import Member, SlotRef
 from unicron.contracts.worker import LONGEST_CAUSE
+from unicron.healing import way_of
 from unicron_transition.cluster import KnownNodes
 from unicron_transition.deadlines import TIMEOUT_S, Deadline, WaitKind
 from unicron_transition.group import WorkerGroup
@@ -52,17 +53,9 @@ class TaskRun(WorkerGroup, kw_only=True):
             self.failed_at, self.cause = at, cause[:LONGEST_CAUSE]
 
     def request_timer(self, wait: WaitKind, about: str = "") -> list[SetTimer]:
-        """Return the request for the timer of a wait of this task.
-
-        Between being started and joining its first membership, a worker that is healed in place runs all of its script
-        before the loop. Who hangs there is found by its silence, so this is for who is busy for ever.
-        """
-        spec, least = self.spec, TIMEOUT_S[wait]
-        if spec.way.fixes_ranks:
-            least = max(least, 2 * spec.silence_s)
-            return [Deadline(wait, spec.name, about).set(least + self.wait_s)] if spec.silence_s else []
-        ends = spec.stop_grace_s if spec.way.runs_again else 0.0  # its programs may take that long to
-        return [Deadline(wait, spec.name, about).set(least + ends + self.wait_s)]
+        """Return the request for the timer of a wait of this task."""
+        seconds = way_of(self.spec).wait_s(self.spec, TIMEOUT_S[wait])
+        return [] if seconds is None else [Deadline(wait, self.spec.name, about).set(seconds + self.wait_s)]
 
 
 class Occupant(NamedTuple):

@@ -78,6 +78,13 @@ class LeaveNode(StormFault, kw_only=True, frozen=True):
     notice_s: float = 0.0
 
 
+class KillStandby(StormFault, kw_only=True, frozen=True):
+    """The warm standby of a node is killed, and each that takes its place for `for_s` seconds."""
+
+    node: str
+    for_s: float
+
+
 class StrikeWorker(StormFault, kw_only=True, frozen=True):
     """A worker is hit.
 

@@ -24,6 +24,8 @@ from unicron.contracts.events import (
     PatternMissed,
     Regrouped,
     ScriptDrilled,
+    StandbyDied,
+    StandbyRevived,
     StateCopied,
     StateDiverged,
     StateKept,
@@ -155,6 +157,8 @@ CLAIMS: dict[type[Message], Callable[[Claim], Message]] = {
     NodeLeft: lambda claim: NodeLeft(node=claim.node, incarnation="lie"),
     NodeLeaving: lambda claim: NodeLeaving(node=claim.node, incarnation="lie", seconds=1.0),
     NodeHeartbeat: lambda claim: NodeHeartbeat(node=claim.node, incarnation="lie"),
+    StandbyDied: lambda claim: StandbyDied(node=claim.node, how="is a lie", deaths=9, wait_s=1.0, helpless=True),
+    StandbyRevived: lambda claim: StandbyRevived(node=claim.node, seconds=1.0),
     ComputeTimed: lambda claim: ComputeTimed(
         node=claim.node,
         task=claim.task,
@@ -206,9 +210,8 @@ CLAIMS: dict[type[Message], Callable[[Claim], Message]] = {
 }
 """Forged facts by type: every type that a node may publish."""
 
-ABOUT_TASKS = tuple(
-    kind for kind in CLAIMS if kind not in {NodeJoined, NodeLeft, NodeLeaving, NodeHeartbeat, GpusSampled}
-)
+ABOUT_NODES = {NodeJoined, NodeLeft, NodeLeaving, NodeHeartbeat, StandbyDied, StandbyRevived, GpusSampled}
+ABOUT_TASKS = tuple(kind for kind in CLAIMS if kind not in ABOUT_NODES)
 
 
 def claimed(random: Random, claim: Claim, number: int) -> list[Message]:

@@ -52,8 +52,8 @@ class FaultInjector:
                 await self._hit_worker(fault)
             case faults.KillTask(pick=pick):
                 self._kill_task(pick)
-            case faults.Rot(pick=pick):
-                self._rot(pick)
+            case faults.Rot() | faults.KillStandby():
+                self._harm(fault)
             case faults.Flip(pick=pick, infinite=infinite) if living := self._world.trainers():
                 victim = living[pick % len(living)]
                 self._world.record(f"a bit of the parameters of {victim.name} on {victim.host.name} is flipped")
@@ -211,9 +211,14 @@ class FaultInjector:
                 victim.end(None, 9)
                 self._world.record_struck(victim)
 
-    def _rot(self, pick: int) -> None:
+    def _harm(self, fault: faults.Rot | faults.KillStandby) -> None:
+        """Harm a node's memory, or what forks its workers."""
+        if isinstance(fault, faults.KillStandby):
+            self._world.record(f"the standby of {fault.node} is killed, for {fault.for_s:g} s")
+            self._world.machines[fault.node].kill_standby(fault.for_s)
+            return
         saved = [(machine, ref) for machine in self._world.machines.values() for ref in machine.saved.values()]
         if saved:
-            machine, ref = saved[pick % len(saved)]
+            machine, ref = saved[fault.pick % len(saved)]
             self._world.record(f"a byte of {ref.location.name} on {machine.name} is flipped")
             machine.rotten.append(ref)

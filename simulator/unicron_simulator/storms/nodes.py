@@ -44,6 +44,7 @@ class Machine:
         pace: of its workers.
         storage: that all nodes see.
         place: its rack and its NVLink domain; empty where that is not known.
+        fatal_until: virtual seconds until which its standby dies as soon as it is ready.
         id, pool: under which it was asked for, and for which pool; empty where a person has started it.
         lost: it never comes back.
     """
@@ -66,6 +67,8 @@ class Machine:
         self.id, self.pool, self.lost = "", "", False
         self._network = network
         self._boots, self.address, self.secret = 0, "", ""
+        self.fatal_until, self._forks = 0.0, True
+        self._waiting: dict[str, StartWorker] = {}
         self._groups: dict[str, SimulatedGroup] = {}
         self._sending: dict[tuple[StateRef, str], asyncio.TimerHandle] = {}
 
@@ -85,6 +88,7 @@ class Machine:
         card = replace(card, machine=self.id, pool=self.pool)
         core, outbox = self.make_core(card, boot, self.token), self.make_outbox(link, self.clock, self.name, boot)
         self.agent = WatchedAgent(core, link, outbox, self._carry_out, self._look, self.invariants)
+        self._forks, self._waiting = True, {}
         self.agent.task = asyncio.ensure_future(self._run(self.agent))
 
     def _look(self) -> Tick:
@@ -139,14 +143,35 @@ class Machine:
             if self.agent is agent:
                 await self.crash_agent()
 
+    def kill_standby(self, for_s: float) -> None:
+        """End the warm standby, and for so long each that takes its place as soon as it could fork."""
+        self.fatal_until = self.clock.elapsed() + for_s
+        if self.agent is not None and self._forks:
+            self._forks = False
+            self.agent.handle(stimuli.StandbyEnded("was ended by SIGKILL"))
+
+    def _start_standby(self, agent: WatchedAgent | None) -> None:
+        if agent is None or agent is not self.agent:
+            return
+        if self.clock.elapsed() < self.fatal_until:
+            agent.handle(stimuli.StandbyEnded("was ended by SIGKILL"))
+            return
+        self._forks, waiting, self._waiting = True, self._waiting, {}
+        agent.handle(stimuli.StandbyReady())
+        for command in waiting.values():
+            self._start(agent, command)
+
     # --- what the agent has done -------------------------------------------------------------------------------------
 
     def _carry_out(self, effect: effects.Effect) -> None:
         match effect:
             case effects.StartProcess(command):
                 asyncio.get_running_loop().call_later(self.random.uniform(0.05, 0.2), self._start, self.agent, command)
-            case effects.Kill(worker) if trainer := self.processes.get(worker):
-                asyncio.get_running_loop().call_later(0.01, trainer.end, None, SIGKILL)
+            case effects.Kill(worker):
+                self._kill(worker)
+            case effects.StartStandby():
+                seconds = self.random.uniform(0.5, 3.0)
+                asyncio.get_running_loop().call_later(seconds, self._start_standby, self.agent)
             case effects.SendToWorker(worker, message):
                 self._send(worker, message)
             case effects.StoreToken(token):
@@ -162,6 +187,12 @@ class Machine:
             case effects.RemoveState(name):
                 self.kept.pop(name, None)
                 self.saved.pop(name, None)
+
+    def _kill(self, worker: str) -> None:
+        if trainer := self.processes.get(worker):
+            asyncio.get_running_loop().call_later(0.01, trainer.end, None, SIGKILL)
+        elif self._waiting.pop(worker, None):
+            asyncio.get_running_loop().call_later(0.002, self._report, worker, None, SIGKILL)
 
     def _use_storage(self, agent: WatchedAgent | None, effect: effects.UseStorage) -> None:
         if agent is not None and agent is self.agent:
@@ -201,6 +232,11 @@ class Machine:
     def _start(self, agent: WatchedAgent | None, command: StartWorker) -> None:
         if agent is None or agent is not self.agent:
             return  # the standby that was to fork it died with its agent
+        if not self._forks:
+            self._waiting[command.worker] = command
+            if agent.core.workers[command.worker].stopping:
+                self._kill(command.worker)
+            return
         name, slot = command.worker, command.slot
         self.invariants.started(command, [each.name for each in self.processes.values() if each.slot == slot])
         self.running[name] = WorkerProcess(

@@ -51,6 +51,7 @@ def scene(seed: int, *, lies: bool = False, pools: bool = False) -> Scene:
     more = _lies(Random(f"lies:{seed}"), list(slots)) if lies else []
     chance = Random(f"pools:{seed}")
     more += _to_machines(chance) if pools else []
+    more += _to_standbys(Random(f"standbys:{seed}"), list(slots))
     drawn = sorted([*drawn, *_to_states(Random(f"states:{seed}")), *more], key=lambda fault: fault.at)
     return Scene(
         seed=seed,
@@ -133,6 +134,16 @@ def _to_states(random: Random) -> list[StormFault]:
         at = random.uniform(BEGIN_S, BEGIN_S + 22)
         found.append(faults.Blackout(at=at, back_s=random.uniform(0.5, 4.0), notice_s=10.0))
     return found
+
+
+def _to_standbys(random: Random, nodes: list[str]) -> list[StormFault]:
+    """Return what strikes what forks workers; apart, so that scenes stay what they were but for it."""
+    return [
+        faults.KillStandby(
+            at=random.uniform(BEGIN_S, BEGIN_S + 22), node=random.choice(nodes), for_s=random.choice([0, 0, 10, 60])
+        )
+        for _ in range(random.choice([0, 1, 3]))
+    ]
 
 
 def _pool(random: Random) -> Pool:

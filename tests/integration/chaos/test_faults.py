@@ -16,9 +16,12 @@ from unicron.contracts.events import (
     FailureDetected,
     NodeJoined,
     Regrouped,
+    StandbyDied,
+    StandbyRevived,
     StateSecured,
     StateUnprotected,
     WorkerExited,
+    WorkerReady,
 )
 from unicron.contracts.failures import Severity
 from unicron.contracts.hardware import FaultLogged
@@ -137,6 +140,21 @@ async def test_without_room_for_copies_a_task_is_told_to_be_unprotected_until_th
     again = lambda: [m for m in scene.of(StateSecured, task=name, worker=unprotected.worker) if m.at > unprotected.at]  # noqa: E731
     await scene.until(again)
     await scene.client.remove(name)
+
+
+async def test_a_worker_that_is_due_starts_from_the_next_standby(remote, tmp_path):
+    name = next(names)
+    await remote.client.submit(task(write_script(tmp_path, SLOWLY), name, iterations=LONG))
+    epoch = await whole(remote, name)
+    [victim, *_] = (await remote.view(name)).members
+    await inject(remote.client, "kill-standby", victim.node)
+    await inject(remote.client, "kill-worker", RankTarget(task=name, rank=0))
+    await whole(remote, name, epoch)
+    [died], [revived] = remote.of(StandbyDied), remote.of(StandbyRevived)
+    assert (died.node, died.how, died.deaths) == (victim.node, "was ended by SIGKILL", 1)
+    assert max(ready.at for ready in remote.of(WorkerReady, task=name)) > revived.at, "from the next one"
+    assert [failure.worker for failure in remote.of(FailureDetected, task=name)] == [victim.worker]
+    await remote.client.remove(name)
 
 
 @pytest.mark.exhaustive("how slow a process is can be measured on a quiet machine only; the rules have unit tests")

@@ -40,6 +40,6 @@ def test_a_node_that_is_killed_takes_along_what_it_has_forked_and_the_workers_of
 @pytest.mark.parametrize("target", [WORKER, NODE])
 async def test_a_fault_of_the_table_that_the_agent_has_no_case_for_is_refused(monkeypatch, target):
     monkeypatch.setitem(FAULTS, "new", FAULTS["kill-node"]._replace(name="new", targets=(target,)))
-    chaos = Chaos(*(MagicMock() for _ in range(7)))
+    chaos = Chaos(*(MagicMock() for _ in range(8)))
     with pytest.raises(InvalidInputError, match="new is in the table of faults"):
         await chaos.inject(InjectFault(fault="new", worker="gpt-1" if target == WORKER else ""))

@@ -6,6 +6,9 @@ from helpers.standby import run
 from unicron_agent.workers import standby
 from unicron_agent.workers.warm import WITHOUT_GPU
 
+from unicron.contracts.tasks import Healing, ParallelLayout
+from unicron.healing import WAYS
+
 
 @pytest.fixture
 def counted(monkeypatch):
@@ -40,14 +43,14 @@ def test_a_worker_goes_by_its_name_where_processes_are_listed(worker, comm, tmp_
 
 
 @pytest.mark.parametrize(
-    ("text", "in_place", "ahead"),
+    ("text", "heal", "ahead"),
     [
-        ("", False, ()),
-        ("", True, standby.FOR_SCRIPTS),
-        ("from torch.distributed.fsdp import fully_shard", True, (*standby.FOR_SCRIPTS, *standby.FOR_PARTS)),
+        ("", Healing.RESTART, ()),
+        ("", Healing.IN_PLACE, ("unicron.train.inplace.launch",)),
+        ("from torch.distributed.fsdp import fully_shard", Healing.SESSION, standby.FOR_PARTS),
     ],
 )
-def test_what_a_worker_needs_is_imported_before_the_first_is_forked(text, in_place, ahead, tmp_path):
+def test_what_a_worker_needs_is_imported_before_the_first_is_forked(text, heal, ahead, tmp_path):
     (tmp_path / "script.py").write_text(text)
-    request = {"argv": ["script.py"], "cwd": str(tmp_path), "module": False, "parts": False, "in_place": in_place}
+    request = {"argv": ["script.py"], "cwd": str(tmp_path), "module": False, **WAYS[heal].launch(ParallelLayout())}
     assert standby._modules_needed(request) == ahead

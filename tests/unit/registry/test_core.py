@@ -247,6 +247,46 @@ def test_what_a_user_says_of_a_node_that_is_to_go_holds_when_it_is_back(registry
     assert registry.handle(joined(incarnation="c"))[1:] == [events.NodeDrained(node="node-1")]
 
 
+def died(deaths=8, *, helpless=True):
+    return events.StandbyDied(node="node-1", how="is gone", deaths=deaths, wait_s=1.0, helpless=helpless)
+
+
+REVIVED = events.StandbyRevived(node="node-1", seconds=90.0)
+
+
+def test_a_node_whose_standby_dies_is_drained_where_that_goes_on_and_until_one_lives(registry):
+    registry.handle(joined())
+    assert registry.handle(died(1, helpless=False)) == []
+    assert "the warm standby of node-1 is gone" in node(registry).problem
+    drained, alert = registry.handle(died())
+    assert drained == events.NodeDrained(node="node-1")
+    assert "node-1 gets no more work until it can start workers" in alert.text
+    assert registry.handle(died(9)) == [], "it is drained already"
+    assert registry.handle(REVIVED) == [events.NodeDrained(node="node-1", drain=False)]
+    assert (node(registry).state, node(registry).problem) == (NodeState.UP, "")
+    assert registry.handle(REVIVED) == []
+
+
+@pytest.mark.parametrize("keep", ["drained by a user", "to go"])
+def test_a_standby_that_lives_again_puts_no_node_back_that_is_out_for_another_reason(registry, keep):
+    registry.handle(joined())
+    if keep == "to go":
+        registry.handle(died())
+        registry.handle(leaving())
+    else:
+        registry.answer(DrainNode(node="node-1"))
+        assert registry.handle(died()) == []
+    assert registry.handle(REVIVED) == []
+    assert node(registry).state == NodeState.DRAINING
+
+
+def test_another_agent_has_another_standby(registry):
+    registry.handle(joined())
+    registry.handle(died())
+    assert registry.handle(joined(incarnation="b"))[0] == events.NodeDrained(node="node-1", drain=False)
+    assert node(registry).problem == ""
+
+
 def test_a_lost_node_can_be_kept_out_for_when_it_returns(registry):
     registry.handle(joined())
     registry.handle(lost("node-1"))

@@ -14,6 +14,7 @@ from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskSpec
 from unicron.contracts.watchdogs import LogPattern
 from unicron.costmodel import planning
 from unicron.errors import InvalidInputError
+from unicron.healing import way_of
 from unicron.taskfile import FIELDS, load, parse
 
 FULL = """\
@@ -74,7 +75,7 @@ def test_every_field_arrives():
     assert spec.flops_per_iteration == 3.5e12
     assert (spec.checkpoints, spec.checkpoint_s, spec.resume) == ("s3://bucket/folder", 600, True)
     assert spec.layout == ParallelLayout(tensor=2)
-    assert (spec.silence_s, spec.may_be_silent_s) == (90.0, 0.0), "a session says how far it is"
+    assert (spec.silence_s, way_of(spec).silence_s(spec)) == (90.0, 0.0), "a session says how far it is"
     assert spec.stop_grace_s == 7
     assert spec.within_domain
     assert spec.watch_log == [LogPattern(pattern=r"loss: (\S+)", absent_for_s=600.0)]
@@ -337,8 +338,9 @@ def test_the_examples_can_be_submitted_as_they_are(path):
 def test_a_program_without_a_session_is_done_when_it_says_so():
     spec = parse(minimal("heal: restart"), HERE).spec
     assert (spec.heal, spec.iterations) == (Healing.RESTART, UNCOUNTED)
-    assert (spec.silence_s, spec.may_be_silent_s) == (1800.0, 1800.0)
-    assert parse(minimal("heal: restart", "silence_s: 0"), HERE).spec.may_be_silent_s == 0
+    assert (spec.silence_s, way_of(spec).silence_s(spec)) == (1800.0, 1800.0)
+    endless = parse(minimal("heal: restart", "silence_s: 0"), HERE).spec
+    assert way_of(endless).silence_s(endless) == 0
     assert parse(minimal("heal: restart", "iterations: 40"), HERE).spec.iterations == 40
     assert parse(minimal(), HERE).spec.heal is Healing.SESSION
 

@@ -21,6 +21,8 @@ from unicron.contracts.events.nodes import (
     NodePaced,
     NodeRefused,
     NodeSuspected,
+    StandbyDied,
+    StandbyRevived,
 )
 from unicron.contracts.events.observing import ObserveOnlySwitched, OrdersWithheld
 from unicron.contracts.events.snapshots import (
@@ -106,6 +108,8 @@ __all__ = [
     "Regrouped",
     "ReplacementDelayed",
     "ScriptDrilled",
+    "StandbyDied",
+    "StandbyRevived",
     "StateCopied",
     "StateDiverged",
     "StateKept",

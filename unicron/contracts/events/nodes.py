@@ -82,6 +82,47 @@ class NodeLeaving(Message, kw_only=True, frozen=True):
         return f"{self.node} is to go, and hands over what it has for up to {self.seconds:g} s"
 
 
+class StandbyDied(Message, kw_only=True, frozen=True):
+    """The warm standby of a node has ended, which forks its workers: until there is another, starts wait there.
+
+    Attributes:
+        how: it ended, in words that follow its name.
+        deaths: how many in a row.
+        wait_s: seconds until the next one is started.
+        helpless: so many that the node gets no work until one lives.
+    """
+
+    SENDER: ClassVar[str] = AGENT
+
+    node: Name
+    how: Text
+    deaths: Count
+    wait_s: Seconds
+    helpless: bool = False
+
+    def __str__(self) -> str:
+        row = f", {self.deaths} times in a row" * (self.deaths > 1)
+        cure = f"make memory free there, and see `unicron logs standby --node {self.node}`"
+        then = f"the next starts {f'in {self.wait_s:g} s' if self.wait_s else 'now'}"
+        return f"the warm standby of {self.node} {self.how}{row}: {cure if self.helpless else then}"
+
+
+class StandbyRevived(Message, kw_only=True, frozen=True):
+    """A node that had lost its warm standby has another, which lives.
+
+    Attributes:
+        seconds: for which there was none.
+    """
+
+    SENDER: ClassVar[str] = AGENT
+
+    node: Name
+    seconds: Seconds
+
+    def __str__(self) -> str:
+        return f"{self.node} has a warm standby again, {self.seconds:.1f} s after the last one's end"
+
+
 class NodeHeartbeat(Message, kw_only=True, frozen=True):
     """Sign of life of an agent."""
 

@@ -83,6 +83,21 @@ class Place(msgspec.Struct, frozen=True):
     coordinator: int = 0
 
 
+def launch(request: dict[str, Any], run_script: Callable[[dict[str, Any]], int]) -> int:
+    """Run a program, again in each membership, for the standby; return the worker's exit code."""
+    channel = channels.connect()
+    if channel is None:
+        return 1
+    command = request["argv"]
+    program = (lambda: execute(command)) if request["module"] is None else (lambda: run_script(request))
+    os.chdir(request["cwd"])
+    try:
+        return Launcher(channel, program).run()
+    except Exception as error:  # noqa: BLE001 each is reported
+        channels.report_exception(type(error), error, error.__traceback__)
+        return 1
+
+
 class Launcher:
     """The worker's side of it.
 

@@ -9,6 +9,7 @@ import msgspec
 from unicron.contracts.base import Message
 from unicron.contracts.commands import SaveStates
 from unicron.contracts.states import COPIES, SAVED, Keeper, Saver
+from unicron.healing import way_of
 from unicron.snapshots.names import saved_names
 from unicron_transition.cluster import KnownNodes
 from unicron_transition.group import WorkerGroup
@@ -127,7 +128,7 @@ class Saves(msgspec.Struct, kw_only=True):
 
     def _wanted(self, cluster: KnownNodes, group: WorkerGroup, storage: CheckpointWrites) -> dict[str, list[Saver]]:
         """Return the savers of each node, with their keepers; set `short` if there are fewer keepers than wanted."""
-        self.short, way = False, group.spec.way
+        self.short, way = False, way_of(group.spec)
         if not group.target or group.membership.leaving or not way.saves_states or group.uncarried:
             return {}
         chosen = _choose_replicas(group)

@@ -24,6 +24,7 @@ from unicron.contracts.events import (
 from unicron.contracts.ranges import Count, Number
 from unicron.contracts.states import ParkedSnapshot, StateRef
 from unicron.contracts.storage import StoredState
+from unicron.healing import way_of
 from unicron_transition.cluster import KnownNodes
 from unicron_transition.deadlines import Deadline, WaitKind
 from unicron_transition.group import WorkerGroup
@@ -147,7 +148,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         A script that is healed in place begins again from its top: as often as it is said of all memberships that fail.
         """
         search = self.search
-        if search is None or not search.over or not self.tried or group.spec.way.fixes_ranks:
+        if search is None or not search.over or not self.tried or way_of(group.spec).begins_again:
             return ""
         return f"no copy of its state can be used: {'; '.join(self.tried)}; nothing older is there"
 
@@ -161,7 +162,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         membership = group.membership
         if self.parked is not None or membership.through or membership.intact(group.workers):
             return False
-        if not group.spec.way.tracks_states:  # who is left of those that saved theirs has it yet, or ends by itself
+        if not way_of(group.spec).tracks_states:  # who is left of those that saved theirs has it yet, or ends by itself
             return self.saves.whole and not any(name in group.workers for name in membership.met)
         if not (membership.met or self.saves.held or group.spec.resume):
             return False  # it has not begun
@@ -369,7 +370,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
                 Deadline(WaitKind.REGROUP, group.spec.name).cancel(),
                 Deadline(WaitKind.STATES, group.spec.name).set(),
             ]
-        if group.spec.way.tracks_states:
+        if way_of(group.spec).tracks_states:
             return self._search_storage(cluster, group, search)
         search.over = True  # what is in its folder of checkpoints is its script's affair
         text = f"what task {group.spec.name} had saved in memory is gone with its nodes: its program begins again"
