@@ -184,8 +184,8 @@ class TaskSpec(Record, kw_only=True, frozen=True):
         heal: how the workers come back after a failure.
         silence_s: seconds after which a script without a session is taken to hang if none of its ranks shows any life;
             0: never.
-        drill: beside a script that is healed in place a process takes a rank's place on trial; if that computes something
-            else, all begin again whenever a rank is lost.
+        drill: beside a script that is healed in place a process takes a rank's place on trial; if that computes
+            something else, all begin again whenever a rank is lost.
         stop_grace_s: seconds from the SIGTERM that asks the others of a script without a session to end, where one has
             failed, to the SIGKILL.
         within_domain: its tensor-parallel groups run in one NVLink domain each, or not at all; as long as no domain of
