@@ -1,0 +1,75 @@
+"""Runs of scripts as tasks of one cluster that is warm, so that each costs no more than its own processes."""
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.harness.cluster import Scene, task
+from unicron.contracts.events import ScriptDrilled
+from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskState
+
+POLL_S = 0.03
+OWN_CARRIER = re.compile(r"can't be carried to another process as it is: (.+)")
+REFUSAL = re.compile(r"InvalidInputError: .+|\b(?:can't be|is not) healed in place\b.*|.*\bheal: restart\b.*")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run of a script in place.
+
+    Attributes:
+        state: in which its task ended, `hung` where it did not.
+        reason: of that.
+        logs: of all its processes.
+        drills: what came of each drill: what is wrong, empty where nothing is.
+        seconds: from its submission to its end.
+    """
+
+    state: str
+    reason: str = ""
+    logs: str = ""
+    drills: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def finished(self) -> bool:
+        """Whether all ranks ended well."""
+        return self.state == TaskState.FINISHED
+
+    @property
+    def refusal(self) -> str:
+        """Why it isn't healed in place, where it says so."""
+        found = REFUSAL.search(self.reason) or REFUSAL.search(self.logs) or OWN_CARRIER.search(self.logs)
+        return found[0][-300:] if found else next(filter(None, self.drills), "")
+
+
+async def in_place(scene: Scene, name: str, words: Sequence[str], ranks: int, patience_s: float, **own: Any) -> Ran:
+    """Run a script in place on a cluster.
+
+    Args:
+        scene: the cluster.
+        name: of the task, which is to be new.
+        words: the script and its arguments.
+        ranks: how many.
+        patience_s: after which it hangs.
+        own: fields of the task besides.
+    """
+    fields = {"iterations": UNCOUNTED, "heal": Healing.IN_PLACE, "layout": ParallelLayout(shard=ranks), **own}
+    before, began = await scene.client.tail(), time.monotonic()
+    await scene.client.submit(task(name, words, ranks, **fields))
+    state, reason = "hung", ""
+    while time.monotonic() < began + patience_s:
+        view = await scene.view(name)
+        if view.state.ended:
+            state, reason = str(view.state), view.reason
+            break
+        await asyncio.sleep(POLL_S)
+    seconds, end = time.monotonic() - began, await scene.client.tail()
+    facts = [fact async for _, fact in scene.client.follow(before, end) if isinstance(fact, ScriptDrilled)]
+    paths = sorted(scene.cluster.root.glob(f"nodes/*/logs/{name}-*.log"))
+    logs = "".join(path.read_text(errors="replace") for path in paths)
+    await scene.client.remove(name)
+    return Ran(state, reason, logs, [fact.problem for fact in facts if fact.task == name], seconds)
