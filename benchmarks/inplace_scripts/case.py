@@ -75,6 +75,8 @@ def _plain(value: Any) -> Any:
         return [_plain(part) for part in (sorted(value, key=repr) if isinstance(value, set | frozenset) else value)]
     if isinstance(value, np.ndarray | np.generic):
         return [value.dtype.str, _plain(value.tolist())]
-    if isinstance(value, torch.Tensor | int | float | complex | str | bytes | None) and not isinstance(value, Enum):
+    if isinstance(value, Enum | type) or callable(value):
+        return f"{type(value).__name__} {getattr(value, 'name', '')}"
+    if isinstance(value, torch.Tensor | int | float | complex | str | bytes | None):
         return value
     return [type(value).__name__, _plain(vars(value)) if hasattr(value, "__dict__") else str(value)]

@@ -134,6 +134,7 @@ def _reconcile(chosen: dict[str, str], dice: random.Random) -> None:
 def _struck_at(chosen: Mapping[str, str], dice: random.Random) -> str:
     """Return RANK:ITERATION, and `:raise` behind it where an exception takes the place of a kill."""
     _, batches, epochs = SIZES[chosen["size"]]
+    epochs = min(epochs, 3) if chosen["keeper"] == "early_stop" else epochs  # it may have stopped by then
     rank, iteration = dice.randrange(int(chosen["ranks"])), dice.randrange(1, epochs * batches - 2)
     if chosen["strike"] == "closing":
         iteration = batches * dice.randrange(1, max(2, epochs))
@@ -264,7 +265,8 @@ def _pipeline(chosen: Mapping[str, str]) -> str:
     lines += ["stage = PipelineStage(part, rank, world, torch.device('cpu'))"]
     lines += [f"schedule = {schedule}(stage, {dice.choice(['world', '2 * world'])}, loss_fn=nn.functional.mse_loss)"]
     lines += [f"optimizer = torch.optim.{optimizer}(part.parameters(), lr=0.02)", "step, history = 0, []"]
-    lines += ["for step in range(40):"]
+    _, batches, epochs = SIZES[chosen["size"]]
+    lines += [f"for step in range({epochs * batches}):"]
     body = [strike] if chosen["strike"] in {"batch", "loss"} else []
     body += ["x = torch.randn(12, 8, generator=torch.Generator().manual_seed(step))", "optimizer.zero_grad()"]
     body += ["losses = []", "if rank == 0:\n    schedule.step(x)", "elif rank == world - 1:"]

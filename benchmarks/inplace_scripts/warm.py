@@ -3,17 +3,29 @@
 import asyncio
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from benchmarks.harness.cluster import Scene, task
+from unicron.aio import retry_until_available
 from unicron.contracts.events import ScriptDrilled
 from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskState
 
+T = TypeVar("T")
 POLL_S = 0.03
 OWN_CARRIER = re.compile(r"can't be carried to another process as it is: (.+)")
 REFUSAL = re.compile(r"InvalidInputError: .+|\b(?:can't be|is not) healed in place\b.*|.*\bheal: restart\b.*")
+
+
+async def _answered(call: Callable[[], Awaitable[T]]) -> T:
+    """Call until the bus answers: on a machine with much to do it is away now and then."""
+    return await retry_until_available(call, "asking the cluster")
+
+
+async def _drills(scene: Scene, after: int, until: int) -> list[ScriptDrilled]:
+    return [fact async for _, fact in scene.client.follow(after, until) if isinstance(fact, ScriptDrilled)]
 
 
 @dataclass(frozen=True)
@@ -58,8 +70,8 @@ async def in_place(scene: Scene, name: str, words: Sequence[str], ranks: int, pa
         own: fields of the task besides.
     """
     fields = {"iterations": UNCOUNTED, "heal": Healing.IN_PLACE, "layout": ParallelLayout(shard=ranks), **own}
-    before, began = await scene.client.tail(), time.monotonic()
-    await scene.client.submit(task(name, words, ranks, **fields))
+    before, began = await _answered(scene.client.tail), time.monotonic()
+    await _answered(partial(scene.client.submit, task(name, words, ranks, **fields)))
     state, reason = "hung", ""
     while time.monotonic() < began + patience_s:
         view = await scene.view(name)
@@ -67,9 +79,9 @@ async def in_place(scene: Scene, name: str, words: Sequence[str], ranks: int, pa
             state, reason = str(view.state), view.reason
             break
         await asyncio.sleep(POLL_S)
-    seconds, end = time.monotonic() - began, await scene.client.tail()
-    facts = [fact async for _, fact in scene.client.follow(before, end) if isinstance(fact, ScriptDrilled)]
+    seconds, end = time.monotonic() - began, await _answered(scene.client.tail)
+    facts = await _answered(partial(_drills, scene, before, end))
     paths = sorted(scene.cluster.root.glob(f"nodes/*/logs/{name}-*.log"))
     logs = "".join(path.read_text(errors="replace") for path in paths)
-    await scene.client.remove(name)
+    await _answered(partial(scene.client.remove, name))
     return Ran(state, reason, logs, [fact.problem for fact in facts if fact.task == name], seconds)
