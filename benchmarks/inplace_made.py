@@ -61,7 +61,7 @@ def judged(ran: Ran, folder: Path, wanted: dict[int, Any], strike: str) -> tuple
     if strike and not struck:
         return "not_measured", "nobody was struck"
     again = began_again(folder)
-    return ("healed", "") if again <= {int(strike.partition(":")[0] or 0)} else ("began_again", ran.refusal)
+    return ("healed", "") if again <= {int(strike.partition(":")[0] or 0)} else ("began_again", ran.told)
 
 
 class Trial:

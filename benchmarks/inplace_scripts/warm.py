@@ -53,9 +53,15 @@ class Ran:
 
     @property
     def refusal(self) -> str:
-        """Why it isn't healed in place, where it says so."""
-        found = REFUSAL.search(self.reason) or REFUSAL.search(self.logs) or OWN_CARRIER.search(self.logs)
-        return found[0][-300:] if found else next(filter(None, self.drills), "")
+        """Why it isn't healed in place, where its task ended for that: what hampers it besides does not excuse it."""
+        found = REFUSAL.search(self.reason)
+        return found[0] if found else ""
+
+    @property
+    def told(self) -> str:
+        """What it says of why another process can't take a rank's place."""
+        found = OWN_CARRIER.search(self.logs)
+        return found[1] if found else next(filter(None, self.drills), "")
 
 
 async def in_place(scene: Scene, name: str, words: Sequence[str], ranks: int, patience_s: float, **own: Any) -> Ran:

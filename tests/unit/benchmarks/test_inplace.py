@@ -146,6 +146,7 @@ REFUSED_RUN = Ran("failed", "rank 0 is not healed in place: pipelines are not kn
         (Ran("finished"), {}, "1:5", "not_measured"),
         (Ran("hung"), {}, "", "hung"),
         (Ran("failed", "it ended with 1"), {}, "", "ended"),
+        (Ran("failed", "it ended with 1", "can't be carried to another process as it is: `x`"), {}, "", "ended"),
         (REFUSED_RUN, {}, "", "refused"),
         (REFUSED_RUN, {"struck": "7"}, "1:5", "ended"),
     ],
