@@ -28,6 +28,10 @@ async def _drills(scene: Scene, after: int, until: int) -> list[ScriptDrilled]:
     return [fact async for _, fact in scene.client.follow(after, until) if isinstance(fact, ScriptDrilled)]
 
 
+def _outcome(drill: ScriptDrilled) -> str:
+    return drill.problem or (f"unproven: {drill.unproven}" if drill.unproven else "")
+
+
 @dataclass(frozen=True)
 class Ran:
     """One run of a script in place.
@@ -36,7 +40,7 @@ class Ran:
         state: in which its task ended, `hung` where it did not.
         reason: of that.
         logs: of all its processes.
-        drills: what came of each drill: what is wrong, empty where nothing is.
+        drills: what came of each drill: what is wrong or unknown, empty where it has proven its point.
         seconds: from its submission to its end.
     """
 
@@ -90,4 +94,4 @@ async def in_place(scene: Scene, name: str, words: Sequence[str], ranks: int, pa
     paths = sorted(scene.cluster.root.glob(f"nodes/*/logs/{name}-*.log"))
     logs = "".join(path.read_text(errors="replace") for path in paths)
     await _answered(partial(scene.client.remove, name))
-    return Ran(state, reason, logs, [fact.problem for fact in facts if fact.task == name], seconds)
+    return Ran(state, reason, logs, [_outcome(fact) for fact in facts if fact.task == name], seconds)
