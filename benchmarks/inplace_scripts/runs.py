@@ -1,9 +1,12 @@
 """Plain runs of scripts by processes of our own, and what ranks have kept."""
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import runpy
 import sys
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,8 @@ import torch
 from unicron_deploy.nats_server import free_port
 
 PATIENCE_S = 60.0
-MARK = "struck"  # as `case` calls the file; the module itself is only for scripts
+IMPORTED = ("numpy", "torch._dynamo", "torch.distributed", "torch.utils.data", "tqdm.auto", "rich.progress")
+MARK, BEGUN, BEFORE = "struck", "begun", "begun-before"  # as `case` calls files; the module itself is only for scripts
 
 
 def kept(folder: Path, ranks: int = 2) -> dict[int, Any]:
@@ -25,8 +29,13 @@ def results(folder: Path, ranks: int = 2) -> dict[int, Any]:
     return {rank: one["results"] for rank, one in kept(folder, ranks).items()}
 
 
-def _be_rank(script: str, folder: str, rank: int, port: int) -> None:
-    os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+def preload(*modules: str) -> None:
+    """Have plain runs begin with these modules, and what scripts usually import, of one process that has them."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*modules, *IMPORTED])
+
+
+def _be_rank(script: str, folder: str, rank: int, ranks: int, port: int) -> None:
+    os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": f"{ranks}", "LOCAL_WORLD_SIZE": f"{ranks}"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
     log = os.open(Path(folder, f"log-{rank}"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
@@ -37,14 +46,28 @@ def _be_rank(script: str, folder: str, rank: int, port: int) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
-def plain(script: Path, folder: Path) -> dict[int, Any]:
-    """Run a script by two plain processes, as torchrun would; return each rank's results, of those that have any."""
+def plain(script: Path, folder: Path, ranks: int = 2) -> dict[int, Any]:
+    """Run a script by plain processes, as torchrun would; return each rank's results, of those that have any."""
     folder.mkdir()
     context, port = multiprocessing.get_context("forkserver"), free_port()
-    ranks = [context.Process(target=_be_rank, args=(str(script), str(folder), rank, port)) for rank in range(2)]
-    for each in ranks:
+    words = [(str(script), str(folder), rank, ranks, port) for rank in range(ranks)]
+    processes = [context.Process(target=_be_rank, args=each) for each in words]
+    for each in processes:
         each.start()
-    for each in ranks:
-        each.join(PATIENCE_S)
+    deadline = time.monotonic() + PATIENCE_S
+    while any(each.exitcode is None for each in processes) and time.monotonic() < deadline:
+        if any(each.exitcode for each in processes):
+            break  # as torchrun does
+        multiprocessing.connection.wait([each.sentinel for each in processes if each.exitcode is None], 1.0)
+    for each in processes:
         each.kill()
-    return results(folder)
+        each.join()
+    return results(folder, ranks)
+
+
+def began_again(folder: Path) -> set[int]:
+    """Return the ranks of which processes have begun since one was struck."""
+    if not (folder / BEFORE).exists():
+        return set()
+    begun, before = (Counter((folder / name).read_text().split()) for name in (BEGUN, BEFORE))
+    return {int(rank) for rank in begun - before}

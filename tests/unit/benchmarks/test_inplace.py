@@ -1,12 +1,15 @@
 """The outcome of a script that was healed in place is judged rightly, and its results are compared bit by bit."""
 
+import re
+
 import pytest
 import torch
 
-from benchmarks import inplace
+from benchmarks import inplace, inplace_made
 from benchmarks.inplace_scripts import named
-from benchmarks.inplace_scripts.made import made
+from benchmarks.inplace_scripts.made import KINDS, SIZES, made
 from benchmarks.inplace_scripts.verdicts import Run, Verdict, difference, reason, verdict, worst
+from benchmarks.inplace_scripts.warm import Ran
 
 RIGHT, REFUSED, NOT_MEASURED, ENDED, HUNG, WRONG = Verdict
 RESULTS = {0: {"weight": torch.ones(2)}, 1: {"weight": torch.ones(2)}}
@@ -105,8 +108,68 @@ def test_each_named_script_is_python_in_which_ranks_train_and_are_struck():
 
 
 def test_scripts_that_are_made_up_are_python_and_the_same_each_time():
-    for number in range(50):
-        text, chosen = made(3, number)
+    for number in range(200):
+        text, chosen = made(3, number, (2, 3))
         compile(text, "made.py", "exec")
-        assert (text, chosen) == made(3, number)
+        assert (text, chosen) == made(3, number, (2, 3))
         assert "strike(rank" in text
+        assert not re.search(r"\$|(?<! )@(?:samples|size|batches|epochs|total|source|loss|skip)\b", text)
+
+
+def test_parts_that_do_not_go_together_are_not_drawn_together():
+    for number in range(500):
+        _, chosen = made(4, number)
+        for kind, name in chosen.items():
+            part = KINDS.get(kind, {}).get(name, {})
+            assert all(chosen[other] in names for other, names in part.get("only", {}).items())
+            assert all(chosen[other] not in names for other, names in part.get("without", {}).items())
+
+
+def test_each_part_names_parts_that_there_are():
+    kinds = KINDS | {"size": SIZES}
+    for choices in KINDS.values():
+        for part in choices.values():
+            for kind, names in (part.get("only", {}) | part.get("without", {})).items():
+                assert set(names) <= set(kinds[kind])
+
+
+REFUSED_RUN = Ran("failed", "rank 0 is not healed in place: pipelines are not known; take heal: restart")
+
+
+@pytest.mark.parametrize(
+    ("ran", "left", "strike", "wanted"),
+    [
+        (Ran("finished"), {}, "", "healed"),
+        (Ran("finished"), {"struck": "7", "begun": "0 1 1", "begun-before": "0 1"}, "1:5", "healed"),
+        (Ran("finished"), {"struck": "7", "begun": "0 1 1 0", "begun-before": "0 1"}, "1:5", "began_again"),
+        (Ran("finished"), {"struck": "7", "begun": "0 1 0", "begun-before": "0 1"}, "1:5:raise", "began_again"),
+        (Ran("finished"), {}, "1:5", "not_measured"),
+        (Ran("hung"), {}, "", "hung"),
+        (Ran("failed", "it ended with 1"), {}, "", "ended"),
+        (Ran("failed", "it ended with 1", "can't be carried to another process as it is: `x`"), {}, "", "ended"),
+        (REFUSED_RUN, {}, "", "refused"),
+        (REFUSED_RUN, {"struck": "7"}, "1:5", "ended"),
+    ],
+)
+def test_a_run_in_place_is_judged_by_who_began_again(tmp_path, ran, left, strike, wanted):
+    results = {rank: {"net": torch.zeros(2)} for rank in range(2)}
+    for rank, one in results.items():
+        torch.save({"pid": rank, "results": one}, tmp_path / f"result-{rank}.pt")
+    for name, text in left.items():
+        (tmp_path / name).write_text(text)
+    assert inplace_made.judged(ran, tmp_path, results, strike)[0] == wanted
+    if ran.finished:
+        others = {rank: {"net": torch.ones(2)} for rank in range(2)}
+        assert inplace_made.judged(ran, tmp_path, others, strike)[0] == "wrong_silently"
+
+
+def test_made_up_scripts_are_counted_by_verdict_and_by_the_moment_of_the_strike():
+    def row(verdict, moment, **more):
+        return {"verdict": verdict, "moment": moment, "why": "", "seconds": 2.0, "calm": "healed", **more}
+
+    rows = [row("healed", "head", calm_drills=[""]), row("ended", "amid", calm="ended"), row("ended", "between")]
+    rows += [row("began_again", "behind", why="a file is not carried"), row("not_measured", "head")]
+    found = inplace_made.figures(rows)
+    assert (found["cases"], found["healed"], found["ended"], found["calm_ended"]) == (5, 1, 2, 1)
+    assert (found["said"], found["proven"], found["outside_healed"], found["script_s"]) == (1, 1, 0.333, 2.0)
+    assert inplace_made.moments(rows)["head"] | {"healed": 1, "not_measured": 1} == inplace_made.moments(rows)["head"]
