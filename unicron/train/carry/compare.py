@@ -21,6 +21,8 @@ from unicron.train.carry.values import bits_of, value_of
 Pairs = list[tuple[str, Any, Any]]
 """Parts of two values that are to be compared, each with the path to it."""
 
+GRADIENTS = "the gradients"
+
 SHOWN = 60
 """Characters of a value in a text."""
 
@@ -115,7 +117,9 @@ def snapshot_differences(ours: bytes, theirs: bytes) -> dict[str, str]:
     """Return where two snapshots of a script differ, by the name of a variable, each where it does first."""
     mine, other = _named_parts(read(ours)), _named_parts(read(theirs))
     partners, found = _Partners(), dict[str, str]()
-    for path in [*mine, *(path for path in other if path not in mine)]:
+    for path in {**mine, **other}:
+        if path == GRADIENTS and not (path in mine and path in other):
+            continue  # one of them has left them out, as it knows better that they are made anew
         if where := _first_difference([(path, mine.get(path, _NOTHING), other.get(path, _NOTHING))], partners):
             found[path] = where
     return found
@@ -130,7 +134,7 @@ def _named_parts(snapshot: Any) -> dict[str, Any]:
         found[path if path not in found else f"{path} ({len(found)})"] = state
     names = ("torch", "Python", "NumPy", "the accelerator")
     found |= {f"the random numbers of {name}": each for name, each in zip(names, read(states), strict=True)}
-    return {**found, "the gradients": (gradients, summed)}
+    return {**found, GRADIENTS: summed} if gradients else found
 
 
 def first_difference(ours: Any, theirs: Any) -> str:

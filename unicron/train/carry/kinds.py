@@ -261,7 +261,7 @@ class _Cell(Kind):
 
 
 class _Function(Kind):
-    """Functions, by their closures, defaults and attributes."""
+    """Functions, by their closures, defaults and attributes; a library's own are as they are in each process."""
 
     def parts(self, thing: Any) -> Parts:
         if NAME not in thing.__globals__ and not thing.__closure__:
@@ -271,6 +271,8 @@ class _Function(Kind):
         return [*found, *vars(thing).items()]
 
     def fingerprint(self, thing: Any) -> tuple[Any, ...]:
+        if NAME not in thing.__globals__:  # torch sets attributes of some as they are first called
+            return ()
         return thing.__defaults__, thing.__kwdefaults__, *vars(thing).values()
 
     def state(self, thing: Any) -> Any:

@@ -57,7 +57,7 @@ class Drill:
         self._due, self._epoch = FIRST, -1
         self._over = threading.Event()
         self._over.set()
-        self._lock = threading.Lock()
+        self._lock, self._warned = threading.Lock(), set[str]()
 
     def at_snapshot(self, record: LoopSnapshot | NotCarriedError, iteration: int, epoch: int, state: State) -> None:
         """Begin or end a recording, where one is due and no trial is under way.
@@ -84,6 +84,12 @@ class Drill:
         """Report that there is no drill."""
         if self._seed is not None:
             self._stay_unproven(0, why)
+
+    def warn(self, why: str) -> None:
+        """Report why there may be none, once."""
+        if self._seed is not None and why not in self._warned:
+            self._warned.add(why)
+            self._report(0, "", why)
 
     def _begin(self, record: LoopSnapshot, iteration: int, epoch: int, state: State) -> None:
         self._epoch = epoch

@@ -465,6 +465,11 @@ class InPlace:
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Have all ranks agree that the iteration is whole, before any of them updates its shard of a model."""
+        if not (self._models or self._sharded):
+            self._drill.warn(
+                "what it trains is neither DistributedDataParallel nor spread by fully_shard, as a pipeline's stages "
+                "are not: all ranks begin again, whichever is lost"
+            )
         if self._updates_unreduced(optimizer):
             self._refuse_all(
                 f"at {script_line(traceback.extract_stack())} {type(optimizer).__name__} makes an update from a "
