@@ -178,7 +178,7 @@ class Ghost(InPlace):
         if not differences:
             finish_trial()
         if not other.exists():  # a clock differs by itself: another ghost shows what does
-            self._through_file(OTHER, {"record": [record.chain, record.positions, record.snapshots]})
+            self._through_file(OTHER, {"record": [[*map(list, record.chain)], record.positions, record.snapshots]})
             finish_trial(again=True)
         by_itself = _differences(record, record_of(unpack(other, other.stat().st_size)))
         for name, text in differences.items():

@@ -54,7 +54,8 @@ class _Bar(Layer):
         self._bar = bar
 
     def resume(self, count: int) -> None:
-        self._bar.n = self._bar.initial + count - 1
+        if not self._bar.disable:
+            self._bar.n = self._bar.initial + count - 1
 
     def begin_next(self) -> None:
         self._bar.update(1)
