@@ -1,7 +1,12 @@
 """A script that begins in the middle of its loops has what one has that came there."""
 
 import collections
+import functools
+import io
+import itertools
+import linecache
 import random
+import re
 import types
 
 import numpy as np
@@ -9,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tqdm import tqdm, trange
 
 from unicron.rules import load
 from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
@@ -324,3 +330,259 @@ def test_what_the_body_feeds_is_refused_by_name_and_all_begin_again(over, reason
     with pytest.raises(NotCarriedError, match=reason + r".*\(what the loop at x\.py:11 goes over\)"):
         watched.run(text)
     assert isinstance(watched.records[-1], NotCarriedError), "the others are told"
+
+
+SHAPES = {
+    "partial": """
+def one(scale, x):
+    note("one", x, total, float(torch.rand(())))
+    backward()
+step = functools.partial(one, 2)
+for epoch in range(3):
+    for x in range(3):
+        step(x)
+        total += x
+""",
+    "named train": """
+class Net:
+    def train(self):
+        return self
+for part in (Net(), Net()):
+    part.train()
+ready.append(True)
+def train():
+    global total
+    for x in range(6):
+        note("train", x, total)
+        run()
+        total += x
+train()
+""",
+    "engine": """
+class Engine:
+    def __init__(self, process):
+        self.process, self.seen, self.handlers = process, 0, []
+    def run(self, data, epochs):
+        for epoch in range(epochs):
+            for x in data:
+                self.process(self, x)
+                self.seen += 1
+                for handler in self.handlers:
+                    handler(self)
+def process(engine, x):
+    note("process", x, engine.seen, total)
+    run()
+def handler(engine):
+    global total
+    total += engine.seen
+engine = Engine(process)
+engine.handlers.append(handler)
+engine.run([3, 1, 2], 3)
+""",
+    "dispatch": """
+class Trainer:
+    done = 0
+    def fit(self):
+        note("fit", self.done, float(torch.rand(())))
+        run()
+        self.done += 1
+steps = {"fit": Trainer().fit}
+kinds = ["fit"] * 6
+while kinds:
+    steps[kinds.pop()]()
+trainer = Trainer()
+for name in ["fit"] * 3:
+    getattr(trainer, name)()
+""",
+    "decorated": """
+def logged(function):
+    def call(*arguments):
+        global total
+        total += 1
+        return function(*arguments)
+    return call
+@logged
+def advance(x):
+    note("advance", x, total)
+    run()
+for x in range(6):
+    advance(x)
+""",
+    "lambda": """
+tasks = [lambda: (note("task", total), run())] * 6
+for task in tasks:
+    task()
+    total += 1
+""",
+    "generator": """
+def train(count):
+    for x in range(count):
+        note("in", x, total, float(torch.rand(())))
+        run()
+        yield x, total
+losses = []
+for x, loss in train(6):
+    note("out", x, loss, len(losses))
+    losses.append(loss)
+    total += x
+note("end", total, losses)
+""",
+    "generator of a class, in epochs, numbered": """
+class Trainer:
+    seen = 0
+    @staticmethod
+    def steps(own, count):
+        own.seen += 1
+        left = count
+        while left:
+            left -= 1
+            note("in", left, own.seen, total)
+            run()
+            own.seen += 1
+            yield left
+own = Trainer()
+for epoch in range(2):
+    for number, left in enumerate(tqdm(Trainer.steps(own, 3), file=io.StringIO()), 1):
+        note("out", epoch, number, left, total)
+        total += number
+""",
+    "validated first": """
+def loop(data, how):
+    for x in data:
+        how(x)
+def see(x):
+    note("see", x)
+def learn(x):
+    global total
+    note("learn", x, total)
+    run()
+    total += x
+loop(range(2), see)
+for epoch in range(3):
+    loop(range(3), learn)
+    loop(range(2), see)
+""",
+}
+
+
+class Confirmed(Watched):
+    """A run of a script whose training loops show as a model is called in them."""
+
+    __module__ = "unicron.tests"
+
+    def __init__(self, there=None, first=""):
+        super().__init__(1, there)
+        self.loops._is_ready = lambda: "ready" not in self.space or bool(self.space["ready"])
+        self.loops.start_at(first)
+
+    def run(self, text, **variables):
+        self.space = variables
+        update = update_of(self.loops)
+
+        def run():
+            if not self.loops.has_begun and (why := self.loops.confirm()):
+                raise NotCarriedError(why)
+            update()
+
+        module = types.ModuleType("__main__")
+        linecache.cache["x.py"] = (len(text), None, text.splitlines(keepends=True), "x.py")
+        vars(module).update(variables, run=run, backward=run, note=self, torch=torch, total=0, functools=functools)
+        vars(module).update(
+            io=io, tqdm=tqdm, trange=trange, itertools=itertools, **{NAME: self.loops, "__name__": "__main__"}
+        )
+        exec(compile(instrument(text, "x.py", "x.py"), "x.py", "exec"), vars(module))
+        return self
+
+
+@pytest.mark.parametrize("text", SHAPES.values(), ids=SHAPES)
+def test_loops_train_in_which_a_model_is_called_whatever_calls_it(text):
+    ready = {"ready": []} if "ready" in text else {}
+    whole = Confirmed().run(text, **ready)
+    notes = [each for each in whole.passed if each[0] not in {"see", "out", "end"}]
+    first, begun = whole.loops.first, [n for n, each in enumerate(whole.passed) if each in notes]
+    for begin in begun[1:]:
+        again = Confirmed(whole.there[begin], first).run(text, **({"ready": []} if ready else {}))
+        ends = whole.passed[begin:]
+        assert again.passed[-len(ends) :] == ends
+        assert [each for each in again.passed[: -len(ends)] if each[0] != "see"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("run()", r"the model is called at x\.py:1, with no loop of this program around it"),
+        ("[run() for _ in range(3)]", r"a comprehension trains, at x\.py:1: make it a `for` loop"),
+        (
+            "for x in range(3):\n    ready.append(1)\n    run()",
+            r"the loop at x\.py:1, in which x\.py:3 calls the model, begins before all is made that it trains: .* make an "
+            "optimizer, all before that loop",
+        ),
+        (
+            "def steps():\n    for x in range(3):\n        run()\n        yield x\nfound = steps()\nwhile next(found) < 2:\n"
+            "    note()",
+            r"the generator `steps` \(x\.py:1\) trains, and is asked for items by next\(\): go over it in a `for` loop",
+        ),
+        (
+            "def steps():\n    for x in range(3):\n        run()\n        yield x\nfor x in map(str, steps()):\n    note()",
+            r"what the loop at x\.py:5 goes over trains within map: go over the generator itself",
+        ),
+        (
+            "async def steps():\n    for x in range(3):\n        run()\ntry:\n    steps().send(None)\n"
+            "except StopIteration:\n    pass",
+            r"a coroutine trains, at x\.py:3: train in a function that is none",
+        ),
+    ],
+)
+def test_where_no_process_could_come_in_training_is_refused_at_once_with_the_line_and_the_cure(text, reason):
+    with pytest.raises(NotCarriedError, match=reason + ".* or set `heal: restart`$"):
+        Confirmed().run(text, ready=[] if "ready" in text else [1])
+
+
+LAYERS = {
+    "loader": "loader",
+    "tqdm(loader)": "tqdm(loader, file=io.StringIO())",
+    "tqdm(enumerate)": "tqdm(enumerate(loader), file=io.StringIO(), disable=True)",
+    "enumerate(tqdm, 1)": "enumerate(tqdm(loader, file=io.StringIO()), 1)",
+    "islice": "itertools.islice(loader, 4)",
+    "islice from 1": "itertools.islice(loader, 1, 5)",
+    "tqdm(islice)": "enumerate(tqdm(itertools.islice(loader, 4), file=io.StringIO()))",
+    "zip": "tqdm(zip(itertools.islice(loader, 4), more), file=io.StringIO())",
+    "trange": "trange(5, file=io.StringIO())",
+    "map": "map(lambda x: x + total, itertools.count(3))",
+    "chain": "itertools.chain(loader, reversed([1, 2]))",
+    "cycle": "zip(range(5), itertools.cycle(loader))",
+    "sentinel": "iter(lambda: next(more), 100)",
+    "iter(tqdm)": "iter(tqdm(loader, file=io.StringIO()))",
+}
+
+OVER = """
+loader = torch.utils.data.DataLoader(range(12), batch_size=2, shuffle=True)
+def endless():
+    while True:
+        yield from torch.randperm(7).tolist()
+more = endless()
+for epoch in range(2):
+    bar = OVER
+    for number, x in enumerate(bar):
+        note(epoch, number, str(x), float(torch.rand(())), total)
+        total += number
+        backward()
+        if number == 4:
+            break
+note("end", total, float(torch.rand(())))
+"""
+
+
+@pytest.mark.parametrize("over", LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize("inline", [True, False])
+def test_what_is_around_the_items_of_a_loop_is_as_far_as_they_are(over, inline):
+    text = OVER.replace("    bar = OVER\n", "").replace("(bar)", f"({over})") if inline else OVER.replace("OVER", over)
+    whole = Confirmed().run(text)
+    for begin in range(1, len(whole.passed) - 1, 2):
+        record = whole.there[begin][1]
+        if isinstance(record, NotCarriedError):
+            assert re.search(r"the loop at x\.py:\d+ goes over|`bar`", str(record))
+            continue
+        again = Confirmed(whole.there[begin], whole.loops.first).run(text)
+        ends = whole.passed[begin:]
+        assert again.passed[-len(ends) :] == ends
