@@ -106,7 +106,7 @@ class LoopFollower:
             at.count = where.round
             if where.point == HEAD:
                 self._restore_at(at, caller)
-        elif place not in self.stack.idle and (
+        elif not (place in self.stack.idle or self.stack.is_passed) and (
             has_inner_loop or (not self.in_iteration and (self._reduced_since or not self._has_snapshot))
         ):
             self._take_snapshot(at, caller, HEAD, dead, leaves=not self.in_iteration)
@@ -129,20 +129,23 @@ class LoopFollower:
             dead: variables that are set anew before anybody reads them.
         """
         if self.replay.is_under_way or self.taker.updates > self._updates_at_point:
-            self._updates_at_point = self.taker.updates
             self._at_point(sys._getframe(1), place, point, dead, needed=long)  # noqa: SLF001
 
     def at_end(self, place: str, point: int, *dead: str) -> None:
         """Do so at the end of a loop's body, if an update was made since the end of the last body."""
         if self.replay.is_under_way or self.taker.updates > self._updates_at_end:
-            self._updates_at_end = self._updates_at_point = self.taker.updates
-            self._at_point(sys._getframe(1), place, point, dead, needed=True)  # noqa: SLF001
+            self._at_point(sys._getframe(1), place, point, dead, needed=True, ends=True)  # noqa: SLF001
 
-    def _at_point(self, caller: FrameType, place: str, point: int, dead: Iterable[str], *, needed: bool) -> None:
+    def _at_point(
+        self, caller: FrameType, place: str, point: int, dead: Iterable[str], *, needed: bool, ends: bool = False
+    ) -> None:
         self.exit_abandoned(caller, place)
         at = self.stack.innermost
         if at is None or at.place != place or at.is_fed:
             return
+        self._updates_at_point = self.taker.updates
+        if ends:
+            self._updates_at_end = self.taker.updates
         if not self.replay.is_under_way:
             if not self.in_iteration and place not in self._changing_places:
                 self._take_snapshot(at, caller, point, dead, leaves=True, needed=needed)

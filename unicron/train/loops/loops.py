@@ -29,7 +29,7 @@ from unicron.train.loops.layers import peel
 from unicron.train.loops.phases import Move, Phase
 from unicron.train.loops.positions import Counted
 from unicron.train.loops.snapshot_points import Point
-from unicron.train.loops.unfollowed import own_frames, unfollowed_reason, why_not_fed
+from unicron.train.loops.unfollowed import own_frames, unfollowed_reason, why_asked, why_not_fed
 
 TRIES = 8
 """How often a loop may begin and not train before that is taken for certain."""
@@ -66,7 +66,7 @@ class Loops(LoopFollower):
         self._prepare, self._join_ranks, self._is_ready = prepare, join_ranks, is_ready
         self._confirming = self.begun = False
         self.first, self._told, self._begins = "", "", dict[str, int]()
-        self.results_tried = 0
+        self.results_tried, self._too_early = 0, set[str]()
         self._unnumbered: NotCarriedError | None = None
         self._thread = threading.get_ident()
         os.register_at_fork(after_in_child=functools.partial(setattr, self, "_thread", 0))
@@ -132,7 +132,12 @@ class Loops(LoopFollower):
     def _is_first(self, place: str, number: int, caller: FrameType, *, certain: bool) -> bool:
         """Number what there is if a loop is the first that trains, or may; if that is known, join the other ranks."""
         here = f"{place}#{number}"
-        if here != self._told if self._told else not (self.stack.may_train(place) and self._is_ready()):
+        if self._told:
+            follows = here == self._told
+        else:
+            follows = self.stack.may_train(place) and self._is_ready()
+            (self._too_early.discard if follows else self._too_early.add)(place)
+        if not follows:
             return False
         self.story.move(Move.TRY, here)
         self.first = here
@@ -163,10 +168,11 @@ class Loops(LoopFollower):
         self.exit_abandoned(next(iter(own_frames(caller)), caller))
         if self._told:
             raise NotCarriedError(f"this process trains before it comes to {self._told}, where the others began to")
-        if reason := unfollowed_reason(caller, self.stack.active, ready=self._is_ready()):
-            return f"`heal: in-place` can't heal this script: {reason}"
-        self.stack.note_training()
-        if reason := why_not_fed(self.stack.active):
+        reason = why_asked(self.stack) or unfollowed_reason(caller, self.stack.active, self._too_early)
+        if not reason:
+            self.stack.note_training()
+            reason = why_not_fed(self.stack.active)
+        if reason:
             return f"`heal: in-place` can't heal this script: {reason}"
         self._confirming = True
         self._begin()
@@ -211,7 +217,7 @@ class Loops(LoopFollower):
                     f"this process trains at {place} before it comes to {there}, where the others are"
                 )
         self.stack.note_training()
-        if reason := why_not_fed(self.stack.active):
+        if reason := why_asked(self.stack) or why_not_fed(self.stack.active):
             self._close_last_snapshot(reason)
         elif not self.is_resumable:
             self._close_last_snapshot(
