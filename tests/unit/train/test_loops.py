@@ -2,11 +2,10 @@
 
 import collections
 import random
-import types
 
 import numpy as np
 import pytest
-import torch
+from helpers.loops import Watched
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +14,6 @@ from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.carry.variables import NAME
 from unicron.train.loops.active_loops import LoopSnapshot
 from unicron.train.loops.instrument import instrument
-from unicron.train.loops.loops import Loops
 
 SCRIPT = """
 import torch
@@ -53,38 +51,6 @@ for x in range(3):
     at("end", x, rank, total)
     backward()
 """
-
-
-def update_of(loops):
-    """Return what makes a whole iteration."""
-    return lambda: (loops.begin_iteration(), loops.record_reduce(), loops.record_update())
-
-
-class Watched:
-    """A run of a script that says where it is; what it notes is no part of the script."""
-
-    __module__ = "unicron.tests"
-
-    def __init__(self, rank=0, there=None):
-        self.passed, self.there, self.records = [], [], [there and there[1]]
-        meet = (lambda: self._go_to(there)) if there else (lambda: None)
-        self.loops = Loops(rank, lambda: ([], [], {}), meet, self.records.append)
-        torch.manual_seed(5)
-
-    def _go_to(self, there):
-        self.loops.load_state_dict(there[0])
-        _ = there[1] is None or self.loops.take_over(there[1])
-
-    def __call__(self, *values):
-        self.passed.append(values)
-        self.there.append((self.loops.state_dict(), self.records[-1], self.loops.closed_reason))
-
-    def run(self, text, **variables):
-        module = types.ModuleType("__main__")
-        vars(module).update(backward=update_of(self.loops))
-        vars(module).update(variables, note=self, at=self, torch=torch, **{NAME: self.loops, "__name__": "__main__"})
-        exec(compile(instrument(text, "x.py", "x.py"), "x.py", "exec"), vars(module))
-        return self
 
 
 def followed(rank, there=None):

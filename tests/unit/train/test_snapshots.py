@@ -255,7 +255,7 @@ def test_what_never_comes_to_an_end_is_named_once(monkeypatch):
     before = "class No:\n    def __reduce__(self):\n        while True:\n            pass\nbox = []"
     watched = Watched(LOOP.replace("BEFORE", before).replace("BODY", "step or box.append(No())"))
     assert {str(each) for each in watched.records[2:]} == {f"`box.0` of {MODULE}: copying it takes more than 0.02 s"}
-    assert not watched.loops._taker._limit._began
+    assert not watched.loops.taker._limit._began
 
 
 def test_whatever_goes_wrong_in_a_snapshot_the_script_goes_on(monkeypatch):

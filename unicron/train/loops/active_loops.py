@@ -96,6 +96,7 @@ class ActiveLoop:
         is_drawing: its iterator is just finding the next item.
         is_fed: what its iterator does to find items trains; its body does not.
         trains: its body has trained, or its iterator.
+        body_trained: its body has trained by itself since that snapshot.
         had_inner_loop: another loop that trains has ended since its body began.
         has_begun: its body has begun, on this worker.
     """
@@ -108,13 +109,13 @@ class ActiveLoop:
         self.snapshot, self.refusal = b"", None
         self.at_snapshot: tuple[int, int | None, list[Results | None] | None] = (0, None, [])
         self.iterator_results, self.body_results, self.is_drawing = KnownResults(), KnownResults(), False
-        self.had_inner_loop = self.has_begun = self.is_fed = self.trains = False
+        self.had_inner_loop = self.has_begun = self.is_fed = self.trains = self.body_trained = False
 
     refusal: NotCarriedError | None
 
     def record_point(self, point: int) -> None:
         """Record how far it is, as a snapshot is taken at a point of its body."""
-        self.point, self.body_results = point, KnownResults()
+        self.point, self.body_results, self.body_trained = point, KnownResults(), False
         self.at_snapshot = (self.count, self.item, self.iterator_results.to_list())
 
     @property

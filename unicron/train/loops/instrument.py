@@ -121,9 +121,9 @@ class _Instrument(ast.NodeTransformer):
     def _trains(self, body: Iterable[ast.AST]) -> bool:
         return bool(called_names(body) & self._found.training)
 
-    def _is_candidate(self, node: ast.For | ast.While) -> bool:
-        """Return whether a loop may train: it calls something that is not known to be harmless."""
-        return not self._library and bool(called_names(node.body) - self._found.harmless)
+    def _is_candidate(self, body: Iterable[ast.AST]) -> bool:
+        """Return whether statements may train: they call something that is not known to be harmless."""
+        return not self._library and bool(called_names(body) - self._found.harmless)
 
     def _visit_scope(self, node: _Scope) -> _Scope:
         self._scopes.append(Liveness(node))
@@ -143,7 +143,7 @@ class _Instrument(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> ast.For:
         """Have a loop that may train iterate over what `hand_out_items` returns, and note whether it is followed."""
         certain = self._trains(node.body)
-        if certain or self._is_candidate(node):
+        if certain or self._is_candidate(node.body):
             numbered, over = False, node.iter
             if isinstance(over, ast.Call) and getattr(over.func, "id", "") == "enumerate" and len(over.args) == 1:
                 numbered, over = not over.keywords, over.args[0] if not over.keywords else over
@@ -162,7 +162,7 @@ class _Instrument(ast.NodeTransformer):
     def visit_While(self, node: ast.While) -> ast.stmt:
         """Have a loop that may train ask before its test and its body, if it is followed."""
         certain = self._trains(node.body)
-        if certain or self._is_candidate(node):
+        if certain or self._is_candidate(node.body):
             body = self._body_instrumenter(node, node.body, ast.Constant(node.end_lineno), set())
             self.generic_visit(node)
             node.body = body(node.body)
@@ -193,8 +193,7 @@ class _Instrument(ast.NodeTransformer):
         points = list[tuple[int, ast.stmt]]()
         for count, each in enumerate(whole, 1):
             ends, rest = count == len(whole), whole[count:]
-            updates = called_names([each]) & (self._found.training | {"step"})
-            if ends or (updates and not self._reads_gradients(rest)):
+            if ends or (self._may_update(each, whole) and not self._reads_gradients(rest)):
                 same = targets - {one.id for one in _assigned_names(whole[:count])}
                 how, long = ("at_end", []) if ends else ("after_update", [ast.Constant(self._takes_long(rest))])
                 points.append(
@@ -212,6 +211,12 @@ class _Instrument(ast.NodeTransformer):
             return found
 
         return body
+
+    def _may_update(self, statement: ast.stmt, whole: Iterable[ast.stmt]) -> bool:
+        """Return whether a statement of a body may make an update: one that is known to, where there is such."""
+        if called_names([statement]) & (self._found.training | {"step"}):
+            return True
+        return not self._trains(whole) and self._is_candidate([statement])
 
     def _takes_long(self, rest: Sequence[ast.stmt]) -> bool:
         """Return whether statements may take long, or make another update: by a loop, a collective, or training."""

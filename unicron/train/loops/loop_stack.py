@@ -7,7 +7,7 @@ without training it may be one of them, unless its source says for certain that 
 from types import FrameType
 
 from unicron.train.loops.active_loops import ActiveLoop
-from unicron.train.loops.positions import RUNNING
+from unicron.train.loops.positions import RUNNING, Counted
 
 
 class LoopStack:
@@ -30,9 +30,20 @@ class LoopStack:
         return self.active[-1] if self.active else None
 
     @property
+    def is_passed(self) -> bool:
+        """Whether the body around the innermost loop has trained since its snapshot: who begins there would, too."""
+        return any(each.body_trained and not each.is_fed for each in self.active[:-1])
+
+    @property
     def is_drawing(self) -> bool:
         """Whether an item is just being found that a loop, or the script, asks for."""
         return bool(RUNNING) or any(each.is_drawing for each in self.active)
+
+    @property
+    def asked_by_script(self) -> Counted | None:
+        """The iterator that the script itself asks for an item just now, by `next`; None where a loop does."""
+        drawn = [at.iterator.iterable for at in self.active if at.is_drawing and at.iterator is not None]
+        return RUNNING[0] if RUNNING and not any(each is RUNNING[0] for each in drawn) else None
 
     @property
     def is_consuming(self) -> bool:
@@ -94,6 +105,8 @@ class LoopStack:
 
     def note_training(self) -> None:
         """Note that all active loops train; one that is just finding an item is fed by those inside."""
+        for each in self.active[-1:]:
+            each.body_trained = True
         for each in self.active:
             each.trains, each.is_fed = True, each.is_fed or each.is_drawing
         self.training |= {each.place for each in self.active}
@@ -111,7 +124,7 @@ class LoopStack:
         """
         if place in self.training:
             return True
-        return place not in self.idle and not RUNNING and not self.is_consuming
+        return place not in self.idle and self.asked_by_script is None and not self.is_consuming
 
 
 def frames_of(caller: FrameType | None) -> set[int]:

@@ -45,6 +45,9 @@ BY_VALUE = (TORCH_GENERATOR, PYTHON_GENERATOR, NUMPY_GENERATOR, TENSOR, ARRAY, B
 MOST_OWN, LONGEST, MOST_VALUE_BYTES, COMPARED_BYTES = 64, 1000, 4 << 10, 64 << 10
 """Objects that what is gone over is made of, and items of a container, that are looked at before each item."""
 
+BARS = frozenset({"tqdm", "rich", "progressbar", "alive_progress", "fastprogress"})
+"""Libraries of progress bars."""
+
 RUNNING: "list[Counted]" = []
 """Iterators of the script that are just finding their next item."""
 
@@ -186,7 +189,7 @@ def _restore_counted(within: Iterable[Any], saved: dict[str, Any]) -> Counted:
 
 def counts_up(iterable: Any) -> bool:
     """Return whether what a loop goes over are numbers that tell how far it is, wherever they begin."""
-    return isinstance(getattr(iterable, "iterable", iterable), range | itertools.count)
+    return isinstance(iterable, range | itertools.count)
 
 
 def _skips(iterator: Any) -> bool:
@@ -198,6 +201,8 @@ def _look_into(iterator: Any) -> int:
     """Return something that differs with the position of a generator, as far as that can be seen; 0 of others."""
     if not isinstance(iterator, GeneratorType) or iterator.gi_frame is None:
         return 0
+    if iterator.gi_frame.f_globals.get("__name__", "").partition(".")[0] in BARS:
+        return 0  # clocks
     return fingerprint([("", iterator.gi_frame.f_lasti), *iterator.gi_frame.f_locals.items()])
 
 

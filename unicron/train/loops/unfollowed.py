@@ -11,8 +11,8 @@ from typing import Any
 from unicron.train.carry.objects import Call
 from unicron.train.carry.variables import NAME
 from unicron.train.loops.active_loops import ActiveLoop
-from unicron.train.loops.loop_stack import line_of
-from unicron.train.loops.positions import RUNNING, Counted, describe
+from unicron.train.loops.loop_stack import LoopStack, line_of
+from unicron.train.loops.positions import Counted, describe
 from unicron.train.loops.program import LIBRARIES
 
 CURE = "or set `heal: restart`"
@@ -20,13 +20,13 @@ COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
-def unfollowed_reason(caller: FrameType, active: Sequence[ActiveLoop], *, ready: bool) -> str:
+def unfollowed_reason(caller: FrameType, active: Sequence[ActiveLoop], too_early: Iterable[str]) -> str:
     """Return which loop around a model's call is not followed, and what to do about it; empty where all are.
 
     Args:
         caller: calls the model.
         active: loops that are followed.
-        ready: all that is needed to train had been made by then.
+        too_early: places of loops that have begun before all was made that is needed to train.
     """
     frames = own_frames(caller)
     if not frames:
@@ -39,7 +39,9 @@ def unfollowed_reason(caller: FrameType, active: Sequence[ActiveLoop], *, ready:
         return reason
     if missing is not None:
         loop = f"the loop at {Path(missing[0].f_code.co_filename).name}:{missing[1]}, in which {here} calls the model,"
-        if ready and not active:
+        if (Path(missing[0].f_code.co_filename).name, missing[1]) not in {
+            (_file(each), line_of(each)) for each in too_early
+        }:
             return f"{loop} can't be followed: let it be a loop of the main thread, {CURE}"
         return (
             f"{loop} begins before all is made that it trains: call init_process_group, make the models "
@@ -71,16 +73,22 @@ def _unfollowable(frame: FrameType) -> str:
     return ""
 
 
+def why_asked(stack: LoopStack) -> str:
+    """Return why training in an iterator that the script asks for items by itself can't be followed, if it does."""
+    if (asked := stack.asked_by_script) is None:
+        return ""
+    return (
+        f"{describe(asked)} trains, and is asked for items by next(), or within another iterator: go over it in a "
+        f"`for` loop, {CURE}"
+    )
+
+
 def why_not_fed(active: Iterable[ActiveLoop]) -> str:
     """Return why training in what a loop iterates over can't be followed; empty where it can, or there is none."""
     loops = list(active)
     if any(at.is_fed and not at.is_drawing for at in loops):
         at = next(at for at in loops if at.is_fed and not at.is_drawing)
         return f"the body of the loop at {at.place} trains, and so does what it goes over: train in one of them, {CURE}"
-    drawn = {id(at.iterator.iterable) for at in loops if at.is_drawing and at.iterator is not None}
-    for each in RUNNING:
-        if id(each) not in drawn and each is RUNNING[0]:
-            return f"{describe(each)} trains, and is asked for items by next(): go over it in a `for` loop, {CURE}"
     for at in loops:
         over = at.iterator.iterable if at.iterator is not None else None
         if at.is_fed and not isinstance(over, Counted | GeneratorType | Call):
@@ -112,6 +120,10 @@ def _loops_of(scope: ast.AST) -> Iterable[ast.For | ast.While]:
             yield each
         if not isinstance(each, SCOPES):
             yield from _loops_of(each)
+
+
+def _file(place: str) -> str:
+    return Path(place.rpartition(":")[0]).name
 
 
 def _place(frame: FrameType) -> str:
