@@ -368,6 +368,9 @@ class InPlace:
         if not self.loops.has_begun and (reason := self.loops.confirm()):
             self._unfollowed = reason  # nothing may come of it: some scripts only look at what a model returns
             return
+        self._open_iteration()
+
+    def _open_iteration(self) -> None:
         if self._core.phase is IterationPhase.REDUCED:  # an update that a scaler of the loss left out
             run(self._core.step())
         self.loops.begin_iteration()
@@ -400,17 +403,14 @@ class InPlace:
     def _parameters(self) -> Iterator[torch.nn.Parameter]:
         return (each for model in (*self._models, *self._sharded) for each in model.parameters())
 
-    def _check_followed(self) -> None:
-        """Refuse to train where no new rank could come.
-
-        Raises:
-            InvalidInputError: the model was called in no loop that is followed.
-        """
-        if self._unfollowed and not self.loops.has_begun:
-            raise InvalidInputError(self._unfollowed)
+    def _begin_unfollowed(self) -> None:
+        """Begin to train where no new rank could come: nobody is replaced, and all begin again when a rank is lost."""
+        self._made()
+        self.loops.start_unfollowed()
+        self._refuse_all(self._unfollowed)
+        self._open_iteration()
 
     def _on_gradient(self, model: Parallel) -> None:
-        self._check_followed()
         if not model.expects_gradient:  # as with torch: under no_sync, or for a loss that goes past the model's forward
             model.has_unreduced = True
             return
@@ -475,8 +475,8 @@ class InPlace:
                 f"at {script_line(traceback.extract_stack())} {type(optimizer).__name__} makes an update from a "
                 f"gradient that is not reduced over the ranks, {CARRY}"
             )
-        if self._sharded:
-            self._check_followed()
+        if self._sharded and self._unfollowed and not self.loops.has_begun:
+            raise InvalidInputError(f"`heal: in-place` can't heal this script: {self._unfollowed}")
         if self._sharded and self._computing and optimizer in self._optimizers:
             self._computing = False
             self._channel.injected.end()
@@ -498,6 +498,9 @@ class InPlace:
 
     def before_backward(self, loss: torch.Tensor) -> None:
         """Record the loss of a backward pass; put gradients that it adds to into snapshots."""
+        expected = any(model.expects_gradient for model in self._models)
+        if expected and self._unfollowed and not self.loops.has_begun:
+            self._begin_unfollowed()
         if self._computing and not self._backward_seen:
             used = [each for each in self._parameters() if id(each) in self._in_forward and each.grad is not None]
             self._check_missing_gradients(used)

@@ -173,7 +173,7 @@ class Loops(LoopFollower):
             self.stack.note_training()
             reason = why_not_fed(self.stack.active)
         if reason:
-            return f"`heal: in-place` can't heal this script: {reason}"
+            return reason
         self._confirming = True
         self._begin()
         self._confirming = False
@@ -181,6 +181,12 @@ class Loops(LoopFollower):
         if self.taker.can_take:
             self._publish_record(self.taker.record(self.stack.active))
         return ""
+
+    def start_unfollowed(self) -> None:
+        """Join the ranks without a loop that is followed: no snapshot is ever taken."""
+        self.first = "nowhere"
+        self.story.move(Move.START, self.first)
+        self._join_ranks()
 
     def counted_iterator(self, over: Iterable[Any]) -> Counted:
         """Return an iterator that knows how far it is."""
