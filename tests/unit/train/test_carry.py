@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 from unicron.train.carry.compare import first_difference
 from unicron.train.carry.kinds import NotCarriedError
+from unicron.train.carry.objects import text_of
 from unicron.train.carry.own_snapshot import Heap
 from unicron.train.carry.randomness import generators, set_generators
 from unicron.train.carry.variables import Variables
@@ -131,6 +132,13 @@ def numbers(value):
     return [float(len(repr(value))), 1.5, -0.0]
 
 
+def objects(*values):
+    made = np.empty(len(values), dtype=object)
+    for number, each in enumerate(values):
+        made[number] = each
+    return made
+
+
 def key_of(value):
     return 0 if value != value else value  # noqa: PLR0124 no number is no key that one finds again
 
@@ -158,7 +166,7 @@ MAKERS = {
     "array": lambda a, *_: np.array(numbers(a)),
     "zero-dimensional array": lambda a, *_: np.array(float(len(repr(a)))),
     "structured array": lambda *_: np.zeros(3, [("n", "i4"), ("x", "f8")]),
-    "array of objects": lambda a, _, x, __: np.array([a, x, None], dtype=object)[:1],
+    "array of objects": lambda a, _, x, __: objects(a, x, None),
     "tensor": lambda a, *_: torch.tensor(numbers(a)),
     "trained tensor": lambda a, *_: torch.tensor(numbers(a), requires_grad=True),
     "parameter": lambda a, *_: torch.nn.Parameter(torch.tensor(numbers(a))),
@@ -429,3 +437,13 @@ def test_numbers_that_a_thread_may_have_drawn_are_refused_by_the_name_of_the_thr
         done.set()
         thread.join()
     heap.snapshot(spaces, {})
+
+
+@settings(max_examples=100, deadline=None)
+@given(RECIPES, PLAIN, PLAIN)
+def test_a_text_of_options_is_by_value_in_all_processes(recipe, one, other):
+    ours, theirs = ({"lr": one, (1, "key"): build(recipe)} for _ in range(2))
+    assert text_of(ours) == text_of(theirs)
+    assert "0x" not in text_of({"hook": Plain(1, 2), "function": counting(1, 2), "a": np.float64(0.1)})
+    if first_difference(one, other):
+        assert text_of({"lr": one}) != text_of({"lr": other})

@@ -96,3 +96,27 @@ class Inline(Kind):
             return [*enumerate(thing)]
         reduced = thing.__reduce__()
         return [] if isinstance(reduced, str) else [*enumerate(reduced[1])]
+
+
+class ObjectArray(Kind):
+    """Arrays of objects, by what they hold."""
+
+    def parts(self, thing: Any) -> Parts:
+        """Return the objects."""
+        return [*enumerate(thing.flat)]
+
+    def fingerprint(self, thing: Any) -> tuple[Any, ...]:
+        """Return the objects, and how they are laid out."""
+        return *thing.flat, thing.shape
+
+    def state(self, thing: Any) -> Any:
+        """Return them by their places."""
+        return thing.shape, [*zip(itertools.product(*map(range, thing.shape)), thing.flat, strict=True)]
+
+    def set_state(self, thing: Any, state: Any) -> None:
+        """Have it hold these."""
+        shape, items = state
+        if thing.shape != shape:
+            thing.resize(shape, refcheck=False)
+        for place, each in items:
+            thing[place] = each

@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from xxhash import xxh3_128_digest
 
 from unicron.train.carry.bars import BAR, library_of
-from unicron.train.carry.by_value import ByValue, Hidden, Inline, Opaque, Position
+from unicron.train.carry.by_value import ByValue, Hidden, Inline, ObjectArray, Opaque, Position
 from unicron.train.carry.files import FILE, is_file
 from unicron.train.carry.kinds import (
     ATTACHED,
@@ -39,7 +39,7 @@ from unicron.train.carry.kinds import (
     Parts,
     slots,
 )
-from unicron.train.carry.values import is_plain
+from unicron.train.carry.values import NUMBERS, is_plain, value_of
 
 _ITERATED: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), range(1), range(1 << 70), "", b"")
 BARE_ITERATORS = frozenset({type(iter(each)) for each in _ITERATED})
@@ -259,7 +259,7 @@ def _put_numpy_state(thing: Any, state: Any) -> None:
         thing.state = state
 
 
-DATA = Opaque()
+DATA, OBJECT_ARRAY = Opaque(), ObjectArray()
 ARRAY = ByValue(lambda thing: thing.copy(), _put_array, _look_array)
 NUMPY_GENERATOR = ByValue(_numpy_state, _put_numpy_state, lambda thing: repr(_numpy_state(thing)))
 
@@ -338,6 +338,8 @@ def kind_of(thing: Any) -> Kind | None:
     kind = _kind(cls)
     if kind is OPAQUE and isinstance(thing, io.IOBase) and is_file(thing):
         return FILE
+    if kind is ARRAY and thing.dtype == object:
+        return OBJECT_ARRAY
     if kind is ARRAY and thing.nbytes > ARRAY_BYTES:
         return DATA if thing.flags.writeable else OPAQUE
     return kind
@@ -375,3 +377,19 @@ def is_large_tensor(thing: Any, kind: Kind) -> bool:
 def is_moving(thing: Any) -> bool:
     """Return whether something changes where nobody sees it: an iterator, by itself or in a tuple."""
     return isinstance(thing, ITERATORS) or (isinstance(thing, tuple) and any(map(is_moving, thing)))
+
+
+def text_of(value: Any, deep: int = 8) -> str:
+    """Return a text that is the same in all processes for what has the same value; of what has none, its type."""
+    cls = type(value)
+    if kind_of(value) is OBJECT_ARRAY:
+        value = value.tolist()
+    if isinstance(value, dict | list | tuple | set | frozenset) and deep:
+        items = value.items() if isinstance(value, dict) else value
+        texts = [text_of(each, deep - 1) for each in items]
+        return f"{cls.__name__}({', '.join(sorted(texts) if isinstance(value, set | frozenset | dict) else texts)})"
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.nbytes <= COMPARED_BYTES:
+        return f"tensor({value.tolist()}, {value.dtype})"
+    if kind_of(value) is ARRAY:
+        return f"array({xxh3_128_digest(value.tobytes()).hex()}, {value.dtype})"
+    return repr(value) if cls in NUMBERS or value_of(value) is not None else cls.__qualname__

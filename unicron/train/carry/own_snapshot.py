@@ -109,7 +109,7 @@ class Heap:
             key = (level, *path)
             if key in self._numbered or key in new:  # keys that look alike, in a dictionary
                 key = (*key, self._last_number)
-            always = level or kind is OPTIMIZER or id(thing) in self._updated
+            always = level or kind is OPTIMIZER or (id(thing) in self._updated and kind is not ATTACHED)
             self._last_number += 1
             new[key] = (Numbered if always else number_object)(self._last_number, thing, kind)
             self._keys[id(thing)] = key

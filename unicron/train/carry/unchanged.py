@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
+from unicron.train.carry.batch import SameTensors, can_be_batched
 from unicron.train.carry.by_value import Opaque
 from unicron.train.carry.kinds import Kind, NotCarriedError
 from unicron.train.carry.large import Large
@@ -86,6 +87,7 @@ class Changes:
 
     def __init__(self) -> None:
         self._watched, self._unchanged = dict[Key, Numbered](), list[Unchanged]()
+        self._tensors, self._batched = SameTensors({}), dict[Key, Numbered]()
         self._large = dict[str, Large]()
         self._objects, self._array_bytes = dict[Key, Numbered](), 0
         self.written = set[Key]()
@@ -111,7 +113,13 @@ class Changes:
         if level:
             self._watched |= watched
             return
-        those = iter([*watched.items()])
+        self._batched = {
+            key: each
+            for key, each in watched.items()
+            if each.fingerprint is not None and can_be_batched(each.thing, each.kind)
+        }
+        self._tensors = SameTensors({key: each.thing for key, each in self._batched.items()})
+        those = iter([(key, each) for key, each in watched.items() if key not in self._batched])
         while some := dict(islice(those, TOGETHER)):
             self._unchanged.append(group := Unchanged(some))
             self._watched |= group.others
@@ -142,6 +150,11 @@ class Changes:
                 left = Unchanged(group.objects)
                 self._watched |= left.others  # from now on; whatever is raised in between, none is lost
                 self._unchanged[place] = left
+        if not self._tensors.are_same():
+            changed = {key: each for key, each in self._batched.items() if not each.is_same()}
+            self._watched |= changed  # from now on
+            self._batched = {key: each for key, each in self._batched.items() if key not in changed}
+            self._tensors = SameTensors({key: each.thing for key, each in self._batched.items()})
         found = [key for key, one in self._watched.items() if one.is_moving or not one.is_same()]
         if hidden := next((key for key in found if isinstance(self._watched[key].kind, Opaque)), None):
             kind = type(self._watched[hidden].thing).__qualname__

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from unicron.errors import DrillFailedError, InvalidInputError
-from unicron.train.carry.objects import LARGE_BYTES
+from unicron.train.carry.objects import LARGE_BYTES, text_of
 from unicron.train.inplace.parallel import CURE, Parallel, digest_of_buffers
 
 WORDS = {torch.float64: torch.int32, torch.float32: torch.int16}
@@ -205,7 +205,7 @@ class Piggyback:
     def _options(self) -> str:
         """Return what all options of the optimizers are; ranks mostly have the same."""
         kept = [each for optimizer in self._optimizers for each in optimizer.param_groups]
-        return repr([{name: each[name] for name in sorted(each) if name != "params"} for each in kept])
+        return text_of([{name: value for name, value in each.items() if name != "params"} for each in kept])
 
     @torch.no_grad()
     def apply(self, summed: torch.Tensor, *, replaced: bool = False) -> None:
