@@ -161,7 +161,7 @@ REFUSED = {
     "comprehension": ("[run() for _ in range(3)]", r"a comprehension trains, at x\.py:1: make it a `for` loop"),
     "before the model": (
         "for x in range(3): ready.append(1); run()",
-        r"the loop at x\.py:1, in which x\.py:1 calls the model, begins before all is made that it trains: .* before",
+        r"the loop at x\.py:1, in which x\.py:1 calls the model, begins before all is made that it trains: ",
     ),
     "next": (
         """
