@@ -183,3 +183,9 @@ def test_snapshots_of_a_script_differ_by_the_name_of_a_variable():
         "seen = kept; import torch; torch.rand(1); del torch": "the random numbers of torch",
     }.items():
         assert words in str(snapshot_differences(first, snapshot(change)))
+    gone = [
+        snapshot(f"seen = kept; held = kept; kept.append({number}); kept = []; seen = held = 0") for number in (4, 5)
+    ]
+    assert snapshot_differences(*gone) == {}, "nothing leads to it any more"
+    still = [snapshot(f"seen = kept; kept.append({number}); kept = []") for number in (4, 5)]
+    assert "`kept` of train.py[0][3][1]: 4 here, 5 there" in str(snapshot_differences(*still))

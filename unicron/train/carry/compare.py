@@ -33,6 +33,7 @@ _SHARED = (list, dict, set, bytearray, collections.deque, torch.Tensor)
 
 _MADE_ANEW = (tuple, frozenset, types.MethodType, types.BuiltinFunctionType, weakref.ref)
 _MADE_SHARED, _NEVER_CHANGED = {"_tensor", "_frombuffer", "_reconstruct"}, {"dtype"}
+_SHOWN_ONLY = {"new_bar"}
 
 
 class _Nothing:
@@ -99,7 +100,12 @@ class _Reader(pickle.Unpickler):
             return found
         return _made_by(module, name)
 
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self.referred = set[Any]()
+
     def persistent_load(self, key: Any) -> Reference:
+        self.referred.add(key)
         return Reference(key)
 
 
@@ -115,26 +121,49 @@ def read(data: bytes) -> Any:
 
 def snapshot_differences(ours: bytes, theirs: bytes) -> dict[str, str]:
     """Return where two snapshots of a script differ, by the name of a variable, each where it does first."""
-    mine, other = _named_parts(read(ours)), _named_parts(read(theirs))
+    mine, other = _Snapshot(ours), _Snapshot(theirs)
     partners, found = _Partners(), dict[str, str]()
-    for path in {**mine, **other}:
-        if path == GRADIENTS and not (path in mine and path in other):
-            continue  # one of them has left them out, as it knows better that they are made anew
-        if where := _first_difference([(path, mine.get(path, _NOTHING), other.get(path, _NOTHING))], partners):
-            found[path] = where
+    for key, name in (mine.names | other.names).items():
+        if key not in mine.left_out | other.left_out:
+            pair = mine.parts.get(key, _NOTHING), other.parts.get(key, _NOTHING)
+            if where := _first_difference([(name, *pair)], partners):
+                found[name] = where
     return found
 
 
-def _named_parts(snapshot: Any) -> dict[str, Any]:
-    variables, entries, states, gradients, summed, _ = snapshot
-    found = {f"`{name}` of {space}": value for space, values, *_ in variables for name, value in values.items()}
-    found |= {f"the variables of {space}": {*names} for space, _, names, _ in variables}
-    for (_, space, *way), state in entries:
-        path = f"`{'.'.join(map(str, way))}` of {space}"
-        found[path if path not in found else f"{path} ({len(found)})"] = state
-    names = ("torch", "Python", "NumPy", "the accelerator")
-    found |= {f"the random numbers of {name}": each for name, each in zip(names, read(states), strict=True)}
-    return {**found, GRADIENTS: summed} if gradients else found
+class _Snapshot:
+    """A snapshot of a script as it is compared.
+
+    Attributes:
+        parts: variables, states of objects and generators, by key.
+        names: for people, likewise.
+        left_out: keys of what is not compared: objects that nothing leads to any more, gradients that are made anew.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        reader = _Reader(io.BytesIO(data))
+        variables, entries, states, gradients, summed, _ = reader.load()
+        self.parts, self.names, self.left_out = dict[Any, Any](), dict[Any, str](), set[Any]()
+        for space, values, names, *_ in variables:
+            for name, value in values.items():
+                self._add(("", space, name), f"`{name}` of {space}", value)
+            self._add(space, f"the variables of {space}", {*names})
+        rebound = {key[1:] for key in self.parts if isinstance(key, tuple)}
+        changed = rebound | {key[1:] for key, _ in entries}
+        for key, state in entries:
+            self._add((*key, ""), f"`{'.'.join(map(str, key[2:]))}` of {key[1]}", state)
+            if (key[1:] in rebound or key[1:-1] in changed) and key not in reader.referred:
+                self.left_out.add((*key, ""))  # what held it has something else now, and nothing refers to it
+            if isinstance(state, list) and {"n", "iterable"} <= {name for name, *_ in state if isinstance(name, str)}:
+                self.left_out.add((*key, ""))  # a bar: what it shows people, and what goes over it is compared
+        for number, each in enumerate(read(states)):
+            self._add(number, f"the random numbers of {('torch', 'Python', 'NumPy', 'the accelerator')[number]}", each)
+        self._add(GRADIENTS, GRADIENTS, summed)
+        if not gradients:
+            self.left_out.add(GRADIENTS)
+
+    def _add(self, key: Any, name: str, value: Any) -> None:
+        self.parts[key], self.names[key] = value, name
 
 
 def first_difference(ours: Any, theirs: Any) -> str:
@@ -298,6 +327,8 @@ _MADE_FROM: dict[Any, tuple[str, ...]] = {
 
 def _value(thing: Any) -> Any:
     """Return what is equal for two values of a type that are the same, None for what has parts."""
+    if isinstance(thing, _Made) and type(thing).__name__ in _SHOWN_ONLY:
+        return "a bar"
     if isinstance(thing, _Made) and type(thing).__name__ in _NEVER_CHANGED:
         return repr([thing.arguments, getattr(thing, "state", None)])
     if type(thing) is bytearray:
