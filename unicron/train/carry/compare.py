@@ -44,6 +44,16 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 
+POSITION = frozenset({"count", "over", "first", "last", "seen"})
+
+
+def without_aids(value: Any) -> Any:
+    """Return the position of what a loop goes over without what finds it anew: one process may need less than another."""
+    if not (isinstance(value, dict) and value.keys() >= POSITION):
+        return value
+    return {name: each for name, each in value.items() if name not in {"first", "last"}}
+
+
 class Reference:
     """What is numbered, in a snapshot that is read without the objects that it refers to.
 
@@ -72,7 +82,7 @@ class _Made:
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         made = super().__new__(cls)
-        made.arguments, made.named, made.items = arguments, named, []
+        made.arguments, made.named, made.items = tuple(map(without_aids, arguments)), named, []
         return made
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
@@ -144,10 +154,9 @@ class _Snapshot:
         reader = _Reader(io.BytesIO(data))
         variables, entries, states, gradients, summed, _ = reader.load()
         self.parts, self.names, self.left_out = dict[Any, Any](), dict[Any, str](), set[Any]()
-        for space, values, names, *_ in variables:
+        for space, values, *_ in variables:
             for name, value in values.items():
                 self._add(("", space, name), f"`{name}` of {space}", value)
-            self._add(space, f"the variables of {space}", {*names})
         rebound = {key[1:] for key in self.parts if isinstance(key, tuple)}
         changed = rebound | {key[1:] for key, _ in entries}
         for key, state in entries:
@@ -163,7 +172,7 @@ class _Snapshot:
             self.left_out.add(GRADIENTS)
 
     def _add(self, key: Any, name: str, value: Any) -> None:
-        self.parts[key], self.names[key] = value, name
+        self.parts[key], self.names[key] = without_aids(value), name
 
 
 def first_difference(ours: Any, theirs: Any) -> str:

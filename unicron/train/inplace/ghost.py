@@ -16,7 +16,7 @@ from typing import Any, NoReturn, cast
 import torch
 
 from unicron.contracts.worker import NOWHERE, Membership, ToAgent
-from unicron.train.carry.compare import first_difference, read, snapshot_differences
+from unicron.train.carry.compare import first_difference, read, snapshot_differences, without_aids
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.groups.switched import Work
 from unicron.train.inplace.files_of_ghost import GhostFiles
@@ -221,15 +221,9 @@ def _differences(ours: LoopSnapshot, theirs: LoopSnapshot) -> dict[str, str]:
     for mine, other in ((mine, other) for mine, other in pairs if mine != other):
         found |= snapshot_differences(mine, other)
     for (place, *_), mine, other in zip(ours.chain, ours.positions, theirs.positions, strict=True):
-        if mine != other and (where := first_difference(_position(mine), _position(other))):
+        if mine != other and (where := first_difference(*(without_aids(read(each)) for each in (mine, other) if each))):
             found[place] = f"what the loop at {place} goes over: {where}"
     return found
-
-
-def _position(data: bytes) -> Any:
-    """Return how far a loop is, without what another process needs to find that anew: it may need less."""
-    found = read(data) if data else {}
-    return {name: value for name, value in found.items() if name not in {"first", "last"}}
 
 
 def finish_trial(**verdict: Any) -> NoReturn:

@@ -470,11 +470,6 @@ class InPlace:
                 "what it trains is neither DistributedDataParallel nor spread by fully_shard, as a pipeline's stages "
                 "are not: all ranks begin again, whichever is lost"
             )
-        if self._updates_unreduced(optimizer):
-            self._refuse_all(
-                f"at {script_line(traceback.extract_stack())} {type(optimizer).__name__} makes an update from a "
-                f"gradient that is not reduced over the ranks, {CARRY}"
-            )
         if self._sharded and self._unfollowed and not self.loops.has_begun:
             raise InvalidInputError(f"`heal: in-place` can't heal this script: {self._unfollowed}")
         if self._sharded and self._computing and optimizer in self._optimizers:
@@ -486,7 +481,7 @@ class InPlace:
             self._next_microbatch()
 
     def _updates_unreduced(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether an optimizer is about to make an update from gradients that only this rank has."""
+        """Return whether an optimizer has made an update from gradients that only this rank has."""
         if not any(model.has_unreduced for model in self._models):
             return False
         trained = {id(each) for model in self._models if model.has_unreduced for each in model.reduced}
@@ -535,6 +530,11 @@ class InPlace:
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """End the iteration."""
+        if self._updates_unreduced(optimizer):  # only now: a closure may have computed it
+            self._refuse_all(
+                f"at {script_line(traceback.extract_stack())} {type(optimizer).__name__} makes an update from a "
+                f"gradient that is not reduced over the ranks, {CARRY}"
+            )
         if self._in_loops and self._core.phase is IterationPhase.REDUCED and optimizer in self._optimizers:
             run(self._core.step())
             self._begun_versions = None
