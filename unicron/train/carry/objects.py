@@ -384,10 +384,12 @@ def text_of(value: Any, deep: int = 8) -> str:
     cls = type(value)
     if kind_of(value) is OBJECT_ARRAY:
         value = value.tolist()
-    if isinstance(value, dict | list | tuple | set | frozenset) and deep:
-        items = value.items() if isinstance(value, dict) else value
-        texts = [text_of(each, deep - 1) for each in items]
-        return f"{cls.__name__}({', '.join(sorted(texts) if isinstance(value, set | frozenset | dict) else texts)})"
+    if isinstance(value, dict) and deep:
+        pairs = (f"{text_of(key, deep - 1)}: {text_of(each, deep - 1)}" for key, each in value.items())
+        return f"{{{', '.join(sorted(pairs))}}}"
+    if isinstance(value, list | tuple | set | frozenset) and deep:
+        texts = [text_of(each, deep - 1) for each in value]
+        return f"{cls.__name__}({', '.join(texts if isinstance(value, list | tuple) else sorted(texts))})"
     if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.nbytes <= COMPARED_BYTES:
         return f"tensor({value.tolist()}, {value.dtype})"
     if kind_of(value) is ARRAY:

@@ -73,7 +73,8 @@ def thread_that_may_draw() -> str:
                 first = frame  # the outermost, at last: whose thread it is
             frame = frame.f_back
         if first is not None and _package_of(first) not in HARMLESS:
-            return f"thread {thread.name} ({Path(first.f_code.co_filename).name}:{first.f_lineno})"
+            code = first.f_code
+            return f"a thread that runs `{code.co_name}` ({Path(code.co_filename).name}:{code.co_firstlineno})"
     return ""
 
 
