@@ -48,7 +48,7 @@ POSITION = frozenset({"count", "over", "first", "last", "seen"})
 
 
 def without_aids(value: Any) -> Any:
-    """Return the position of what a loop goes over without what finds it anew: one process may need less than another."""
+    """Return how far something is that a loop goes over, without what finds it anew: one process may need less."""
     if not (isinstance(value, dict) and value.keys() >= POSITION):
         return value
     return {name: each for name, each in value.items() if name not in {"first", "last"}}

@@ -132,7 +132,9 @@ class WholeRanks(TorchRanks):
         if ended.in_loops:
             new = [rank for rank, (_, joined) in enumerate(standings) if not joined]
             refused, closed = self._records.move_to(membership, new), self._loops.closed_reason if new else ""
-            shown = self._records.shown or (MOVED if self._records.moved() else "") if new else ""
+            shown = (
+                self._records.shown or (MOVED if self._records.moved() else self._loops.taker.written()) if new else ""
+            )
             self._takeover_refusal = self._takeover_refusal or shown or refused or closed
             if new:
                 self._records.iterations_compared = COMPARED_ITERATIONS

@@ -93,6 +93,15 @@ class SnapshotTaker:
         """Whether the script is numbered, so that snapshots can be taken."""
         return self._heap is not None
 
+    def written(self) -> str:
+        """Return which large array or tensor was written to, that no snapshot has; empty where none was."""
+        try:
+            if self._heap is not None:
+                self._heap.find_written()
+        except NotCarriedError as error:
+            return str(error)
+        return ""
+
     @property
     def has_other_parameters(self) -> bool:
         """Whether parameters were changed since the last snapshot, and not by an optimizer."""
