@@ -84,6 +84,11 @@ class Moments(Stateful):
                 yield place, state
 
 
+def total_of(found: Mapping[str, int]) -> bytes:
+    """Return a digest of digests by name."""
+    return blake2b(repr(sorted(found.items())).encode(), digest_size=16).digest()
+
+
 class Notices(Protocol):
     """What ranks leave for one another, by rank and name."""
 
@@ -137,9 +142,8 @@ class Alike:
         self._at, self._due = iteration, AGAIN * iteration
         names = {id(each): name for name, each in self._models.named_parameters()}
         self._mine = self.digest_parameters() | digests((name, one) for name, _, one in self._moments.shared(names))
-        total = blake2b(repr(sorted(self._mine.items())).encode(), digest_size=16).digest()
         notices.leave(ALL, msgspec.msgpack.encode((iteration, self._mine)))
-        notices.leave(TOTAL, msgspec.msgpack.encode((iteration, total)))
+        notices.leave(TOTAL, msgspec.msgpack.encode((iteration, total_of(self._mine))))
 
     def end(self, notices: Notices) -> str:
         """End a comparison that is under way, as soon as that can be done.

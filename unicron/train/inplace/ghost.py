@@ -207,6 +207,9 @@ class Ghost(InPlace):
             tensor.data.copy_(left)
         return Work()
 
+    def _refuse_all(self, why: str) -> NoReturn:
+        finish_trial(problem=why)
+
     def _begin_again(self, why: str, *, uncarried: bool = False) -> NoReturn:  # noqa: ARG002
         finish_trial(problem=why)
 

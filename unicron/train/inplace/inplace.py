@@ -27,7 +27,7 @@ from unicron.train.carry.files import Files
 from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.carry.objects import LARGE_BYTES
 from unicron.train.groups.rendezvous import await_all_done
-from unicron.train.inplace.alike import Alike, Moments
+from unicron.train.inplace.alike import Alike, Moments, total_of
 from unicron.train.inplace.drill import Drill
 from unicron.train.inplace.groups import ScriptGroups
 from unicron.train.inplace.parallel import Parallel
@@ -82,7 +82,7 @@ class InPlace:
         self._sharded: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._loss: torch.Tensor | None = None
-        self._unfollowed, self._known = "", list[int]()
+        self._unfollowed, self._known, self._is_extended = "", list[int](), False
         self._reduce_queued = self._computing = self._backward_seen = False
         self._drill = Drill(channel, self.rank, seed, self._records.refuse_all)
         self._in_forward, self._with_gradient = set[int](), set[int]()
@@ -128,7 +128,7 @@ class InPlace:
 
     def add_model(self, model: Parallel, shared: Iterable[torch.Tensor]) -> None:
         """Add a model whose gradients are to be reduced, and broadcast these tensors of the first rank."""
-        self._refuse_after_start("a model is made DistributedDataParallel")
+        self._extend("a model is made DistributedDataParallel")
         if self._groups is not None:  # who comes later gets them with the state
             self._groups.records_setup = False
             with torch.no_grad():
@@ -166,21 +166,26 @@ class InPlace:
         self._optimizers.append(optimizer)
 
     def check_extension(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse parameters for an optimizer in the loops, as a new rank would not add them."""
+        """Take in that an optimizer of the script is given parameters."""
         if any(each is optimizer for each in self._optimizers):
-            self._refuse_after_start(f"{type(optimizer).__name__} is given parameters")
+            self._extend(f"{type(optimizer).__name__} is given parameters")
 
-    def _refuse_after_start(self, what: str) -> None:
-        """Refuse to make something that a new rank, which begins in the loops, would not make.
+    def _extend(self, what: str) -> None:
+        """Train something more from the next iteration on; a new rank, which begins in the loops, would not make it.
 
         Raises:
-            InvalidInputError: the first training loop has begun.
+            InvalidInputError: models are spread over the ranks.
         """
-        if self.loops.has_begun:
-            raise InvalidInputError(
-                f"{what} after the first training loop has begun, and a rank that is replaced would not have it: do "
-                "that before the loop, or set `heal: restart`"
-            )
+        if not self.loops.has_begun:
+            return
+        why = (
+            f"{what} after the first training loop has begun, and a rank that is replaced would not have it: do that "
+            "before the loop, or set `heal: restart`"
+        )
+        if self._piggyback is None:
+            raise InvalidInputError(why)
+        self._refuse_all(why)
+        self._is_extended = True
 
     def _is_ready(self) -> bool:
         """Return whether the script has made what it trains, in a way that can be healed in place."""
@@ -227,48 +232,53 @@ class InPlace:
                 f"a model or an optimizer is made in the loop at {self.loops.first.partition('#')[0]}, which trains "
                 "it, and a rank that is replaced would not have it: make it before that loop, or set `heal: restart`"
             )
-        others = {f"other{number}": each for number, each in enumerate(self._optimizers[1:])}
         models = self._modules()
-        own = {"optimizer": self._optimizers[0], "loops": self.loops, "groups": self._groups}
         self._groups.begin_loops([*models.parameters(), *models.buffers()])
+        self._groups.sharded = bool(self._sharded)
         if self._sharded:
-            self._groups.sharded = True
-            own["record"] = self._records
             self._drill.skip(
                 "a model that is spread by fully_shard is not tried: all ranks begin again, whichever is lost"
             )
-        else:
-            self._piggyback = own["piggyback"] = Piggyback(self._models, self._optimizers, first=self.rank == 0)
-            self._groups.on_shared = self._piggyback.invalidate_shared
         ranks = 1 if self._sharded else self.size
         self._alike = Alike(self.rank, ranks, models, self._trained, self._moments)
-        self._protect(self._groups, {"model": models, **own, **others}, self._trained)
+        self._make_core(self._groups)
         self._join_ranks()
 
-    def _protect(self, groups: ScriptGroups, protected: dict[str, Any], trained: set[int]) -> None:
-        """Make the core, with these objects as the state; gradients of `trained` parameters are summed."""
-        model, parts = protected["model"], (groups, self.loops, self._records)
-        if self._piggyback is None:  # the script's own collectives sum gradients: here goes only what is announced
+    def _make_core(self, groups: ScriptGroups) -> None:
+        """Make the core of this rank, with what the script has made."""
+        if self._sharded:  # the script's own collectives sum gradients: here goes only what is announced
             self._ranks = TorchRanks(self._line, self.rank, groups)
-            states = ScriptStates(self._line, self._ranks, *parts)
+        self._states = ScriptStates(self._line, self._ranks, groups, self.loops, self._records)
+        if self._sharded:
             self._gradients = TorchGradients(self._ranks, None, 1, PlannedCollection(0))
-            summed, own = [torch.nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))], protected
         else:
-            states = ScriptStates(self._line, self._ranks, *parts)
-            self._gradients = WholeGradients(self._ranks, states, self.size)
-            # in reverse: what goes along comes behind the model
-            summed = [self._piggyback.carrier, *(each for each in model.parameters() if id(each) in trained)]
+            self._gradients = WholeGradients(self._ranks, self._states, self.size)
+        self._protect(groups)
+        self._ranks.prepare(next(self._modules().parameters()).device)
+        core, microbatches = (SpreadCore, 1) if self._sharded else (WholeCore, self.size)
+        shell = Shell(self._ranks, self._states, self._gradients)
+        self._core = core(shell, int(os.environ["UNICRON_ITERATIONS"]), microbatches)
+        self._rendezvous.group = self._ranks.group
+
+    def _protect(self, groups: ScriptGroups) -> None:
+        """Make the state of what there is, and sum the gradients of all that is trained."""
+        models, trained = self._modules(), self._trained
+        names = ["optimizer", *(f"other{number}" for number in range(len(self._optimizers) - 1))]
+        optimizers = dict(zip(names, self._optimizers, strict=True))
+        protected: dict[str, Any] = {"model": models, **optimizers, "loops": self.loops, "groups": groups}
+        if self._sharded:
+            own = protected = {**protected, "record": self._records}
+            summed = [torch.nn.Parameter(torch.zeros(1, device=next(models.parameters()).device))]
+        else:
+            self._piggyback = protected["piggyback"] = Piggyback(self._models, self._optimizers, first=self.rank == 0)
+            groups.on_shared = self._piggyback.invalidate_shared
             own = {**(protected if self.rank == 0 else {}), "record": self._records}  # of all else others have the same
+            # in reverse: what goes along comes behind the model
+            summed = [self._piggyback.carrier, *(each for each in models.parameters() if id(each) in trained)]
         self._gradients.prepare(summed)
         made = (f"{type(each).__name__} {name}" for name, each in protected.items())
         self._gradients.shapes = ", ".join([self._gradients.shapes, *made])
-        self._ranks.prepare(summed[0].device)
-        states.protect(protected, own)
-        self._states = states
-        core, microbatches = (SpreadCore, 1) if self._piggyback is None else (WholeCore, self.size)
-        shell = Shell(self._ranks, states, self._gradients)
-        self._core = core(shell, int(os.environ["UNICRON_ITERATIONS"]), microbatches)
-        self._rendezvous.group = self._ranks.group
+        self._states.protect(protected, own)
 
     def _join_ranks(self) -> None:
         """Join the other ranks and load their state; take over the replaced rank if there is one."""
@@ -290,12 +300,12 @@ class InPlace:
     def _compare_parameters(self) -> None:
         """Have no rank take another's place where ranks begin with other parameters."""
         mine = self._alike.digest_parameters()
-        found = list[dict[str, int]]()
         with contextlib.suppress(GroupBrokenError):  # some rank is lost already: then they are compared later
-            found = run(self._ranks.gather(mine))
-        for theirs in found:
-            if different := next((name for name in mine if mine[name] != theirs.get(name)), ""):
-                self._refuse_all(f"{different} is not the same on all ranks, {CARRY}")
+            totals = run(self._ranks.gather(total_of(mine)))
+            found = run(self._ranks.gather(mine)) if len(set(totals)) > 1 else []
+            for theirs in found:
+                if different := next((name for name in mine if mine[name] != theirs.get(name)), ""):
+                    self._refuse_all(f"{different} is not the same on all ranks, {CARRY}")
 
     def _end_comparison(self) -> None:
         """Take in whether ranks are alike; publish what could not be before that was known."""
@@ -373,6 +383,9 @@ class InPlace:
     def _open_iteration(self) -> None:
         if self._core.phase is IterationPhase.REDUCED:  # an update that a scaler of the loss left out
             run(self._core.step())
+        if self._is_extended and self._groups is not None:
+            self._is_extended = False
+            self._protect(self._groups)
         self.loops.begin_iteration()
         self._backward_seen, self._begun_versions = False, self._versions()
         self._channel.injected.begin()
