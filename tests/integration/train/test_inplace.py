@@ -372,9 +372,7 @@ async def test_unused_and_frozen_parameters_buffers_and_averages_are_what_torch_
     ("line", "told"),
     [
         ("torch.nn.Linear(16, 1)", ("torch.nn.Linear(16, 1), mixed_precision=1", "with mixed_precision=")),
-        ("    *first", ("    DistributedDataParallel(model.module); *first", "made DistributedDataParallel after")),
         ("seen = step", ("rank or torch.optim.SGD(model.parameters()); seen = step", "have not made the same")),
-        ("optimizer.step()", ("optimizer.add_param_group({'params': [torch.nn.Parameter(last)]})", "SGD is given")),
     ],
 )
 async def test_what_can_not_be_healed_in_place_is_refused_at_the_start(scene, tmp_path, line, told):
@@ -382,6 +380,27 @@ async def test_what_can_not_be_healed_in_place_is_refused_at_the_start(scene, tm
     name = f"refused-{abs(hash(line))}"
     await scene.client.submit(program(tmp_path, name, text, ranks=2))
     assert told[1] in (await scene.fails(name)).reason
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "told"),
+    [
+        ("    *first", "    DistributedDataParallel(model.module); *first", "made DistributedDataParallel after"),
+        ("optimizer.step()", "optimizer.add_param_group({'params': [torch.nn.Parameter(last)]})", "SGD is given"),
+        (
+            "torch.manual_seed(1 + rank)",
+            "torch.manual_seed(1); dist.broadcast(torch.ones(1 << 19), 0)",
+            "more than 1 MiB",
+        ),
+    ],
+)
+async def test_what_no_replacement_would_have_is_trained_and_said(scene, tmp_path, line, instead, told):
+    name = f"said-{abs(hash(line))}"
+    spec = program(tmp_path, name, LOOSE.replace(line, instead), ranks=2)
+    await scene.client.submit(replace(spec, drill=True))
+    await scene.ends(name)
+    assert not scene.of(FailureDetected, task=name)
+    assert any(told in each.problem + each.unproven for each in scene.of(ScriptDrilled, task=name))
 
 
 HIDES = LOOSE.replace("[:, rank::2]", "[:, rank::2] + __import__('os').getpid() / 1e6")

@@ -280,7 +280,7 @@ def test_variables_that_are_set_before_they_are_read_or_can_not_be_carried_are_l
         (None, {}, None),
         (2.0, {}, torch.nan),
         (0.0, {}, torch.nan),
-        (0.0, {"zeroed": True}, None),
+        (0.0, {"zeroed": True}, 0.0),
         (2.0, {"zeroed": True}, torch.nan),
         (2.0, {"gradients": True}, 2.0),
     ],

@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from xxhash import xxh3_128_digest
 
 from unicron.train.carry.bars import BAR, library_of
-from unicron.train.carry.by_value import ByValue, Hidden, Inline, ObjectArray, Opaque, Position
+from unicron.train.carry.by_value import ByValue, Hidden, Inline, ObjectArray, Opaque, Position, look_at_cache
 from unicron.train.carry.files import FILE, is_file
 from unicron.train.carry.kinds import (
     ATTACHED,
@@ -298,7 +298,7 @@ _BY_CLASS: dict[Any, Kind] = {
     (io.BytesIO, io.StringIO): IN_MEMORY,
     _SingleProcessDataLoaderIter: LOADING,
     type(os.environ): Hidden(lambda thing: thing._data.copy()),  # noqa: SLF001 as bytes, which takes no decoding
-    type(functools.lru_cache(len)): Hidden(lambda thing: thing.cache_info()),
+    type(functools.lru_cache(len)): Hidden(look_at_cache),
     threading.local: Hidden(lambda thing: list(map(id, vars(thing).values()))),
     # these move where nobody sees it
     type(itertools.tee(())[0]): Hidden(lambda _: object()),

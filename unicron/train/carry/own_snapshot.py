@@ -29,6 +29,9 @@ from unicron.train.worker.injected import InjectedFault
 MOST_OBJECTS = 200_000
 """Numbered; a script with more holds data in many small objects, and looking at each in each iteration takes long."""
 
+ABSENT, LEFT_OUT, ZERO = range(3)
+"""Of gradients that a snapshot has not: there was none, there was one, or there was one that is all zeros."""
+
 LARGEST_BYTES = 32 << 20
 """Of a snapshot."""
 
@@ -239,7 +242,10 @@ class Heap:
         if gradients:
             summed: Any = [each if each is None else _raw_parts(local(each)) for each in there]
         else:
-            summed = bytes(each is not None and (not zeroed or bool(local(each).any())) for each in there)
+            summed = bytes(
+                ABSENT if each is None else ZERO if zeroed and not bool(local(each).any()) else LEFT_OUT
+                for each in there
+            )
         hooks = RemovableHandle.next_id if self._hooks != RemovableHandle.next_id else 0
         whole = variables, entries, self._certain_generators(), gradients, summed, hooks
         try:
@@ -370,9 +376,11 @@ class Heap:
             if whole:
                 gradient = None if one is None else unraw(*one).to(parameter.device)
                 parameter.grad = None if gradient is None else as_shard_of(gradient, parameter)
-            elif one:
+            elif one == LEFT_OUT:
                 self.missing_gradients.append(parameter)
                 parameter.grad = torch.full_like(parameter, torch.nan)
+            elif one == ZERO:  # an optimizer moves what has one, and a script may look at it
+                parameter.grad = torch.zeros_like(parameter)
             else:
                 parameter.grad = None
 

@@ -96,7 +96,7 @@ class Drill:
         try:
             self.recording = Recording(SnapshotMemory.of_worker().folder / trial_name(os.environ["UNICRON_WORKER"]))
             self.recording.begin(iteration, record, state())
-        except (NoRoomError, OSError) as error:
+        except (NoRoomError, NotCarriedError, OSError) as error:
             self._stay_unproven(iteration, f"{error}")
         except Exception as error:  # noqa: BLE001 whatever the script's objects raise, the script goes on
             self._stay_unproven(iteration, f"its state can't be written: {error!r}")

@@ -36,7 +36,7 @@ from unicron.train.inplace.piggyback import Piggyback
 from unicron.train.inplace.records import Records
 from unicron.train.inplace.script_rendezvous import ScriptRendezvous
 from unicron.train.inplace.seed import Seed
-from unicron.train.inplace.shell import ScriptStates, SpreadCore, WholeCore, WholeGradients, WholeRanks
+from unicron.train.inplace.shell import UNKNOWN, ScriptStates, SpreadCore, WholeCore, WholeGradients, WholeRanks
 from unicron.train.loops.active_loops import LoopSnapshot
 from unicron.train.loops.loops import Loops
 from unicron.train.session.gradients import TorchGradients
@@ -340,7 +340,7 @@ class InPlace:
         """Return what a process on trial begins from, besides this rank's own snapshot."""
         setup = self._groups.setup if self._groups is not None else None
         if setup is None:
-            raise NotCarriedError("what a collective before its loop gave is not known")
+            raise NotCarriedError(UNKNOWN)
         return {"objects": collect_state(self._core.iteration, self._states.protected)["objects"], "setup": setup}
 
     def _report_unusable(self, error: NotCarriedError, *, uncarried: bool = False) -> None:

@@ -37,6 +37,11 @@ COMPARED_ITERATIONS = 3
 
 MOVED = "parameters are changed amid an iteration, as by a first step of two, and no process could begin there"
 
+UNKNOWN = (
+    "what a collective of this script gave before its loop, or since its last snapshot, can't be given to a new rank: "
+    "it was more than 1 MiB, or not the same on all ranks"
+)
+
 RANK_LOST = "a rank is gone, and with it its part of the model: all begin again, from what was saved last in memory"
 
 
@@ -108,12 +113,10 @@ class WholeRanks(TorchRanks):
             ConnectionAbortedError: results of collectives are not known that a new rank needs, so all ranks restart.
         """
         setup = self._script_groups.setup
-        if setup is None or not self._loops.is_reachable:
-            raise ConnectionAbortedError(
-                "what a collective of this script gave before its loop, or since its last snapshot, can't be given to "
-                "a new rank: it was more than 1 MiB, or not the same on all ranks"
-            )
-        Rendezvous(membership, SCRIPT_PART).set(f"{membership.rank}", CONTINUES + setup)
+        if setup is not None and self._loops.is_reachable:
+            Rendezvous(membership, SCRIPT_PART).set(f"{membership.rank}", CONTINUES + setup)
+        elif self._script_groups.ended.in_loops:  # else all ranks are new, and nobody has to be given anything
+            raise ConnectionAbortedError(UNKNOWN)
         await super().form(membership)
         if self._script_groups.epoch != membership.epoch:
             self._script_groups.form(membership.epoch, lambda: Rendezvous(membership, "-script"))
