@@ -332,6 +332,16 @@ def test_where_nothing_can_be_carried_it_is_unproven_and_no_fault(rank):
     assert (one.shown, one.seed.ran) == ([], 0)
 
 
+def test_without_room_on_its_gpu_it_is_unproven(rank, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 20, 1 << 30))
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 5 << 20)
+    one = rank()
+    one.iterate(4)
+    [said] = one.sent
+    assert said.unproven == "its GPU has 1 MiB left, and a ghost may need 5 MiB"
+
+
 def test_the_end_of_a_script_waits_a_moment_for_a_trial_and_says_that_it_is_not_over(rank, monkeypatch):
     monkeypatch.setattr(drill, "PATIENCE_S", 0.0)
     one = rank({"by_itself": []})

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from unicron.contracts.worker import Drilled
 from unicron.snapshots.memory import SnapshotMemory, trial_name
 from unicron.train.carry.kinds import NotCarriedError
@@ -93,6 +95,9 @@ class Drill:
 
     def _begin(self, record: LoopSnapshot, iteration: int, epoch: int, state: State) -> None:
         self._epoch = epoch
+        if why := lacking_gpu_memory():
+            self._stay_unproven(iteration, why)
+            return
         try:
             self.recording = Recording(SnapshotMemory.of_worker().folder / trial_name(os.environ["UNICRON_WORKER"]))
             self.recording.begin(iteration, record, state())
@@ -183,6 +188,14 @@ class Drill:
             recording.count(called)
 
         return Work(finish)
+
+
+def lacking_gpu_memory() -> str:
+    """Return why a ghost has no room beside this rank on its GPU; empty where it has, or there is no GPU."""
+    if not torch.cuda.is_available():
+        return ""
+    (free, _), used = torch.cuda.mem_get_info(), torch.cuda.max_memory_reserved()
+    return "" if used <= free else f"its GPU has {free >> 20} MiB left, and a ghost may need {used >> 20} MiB"
 
 
 def read_verdict(folder: Path, status: int) -> dict[str, Any]:
