@@ -236,6 +236,7 @@ class Program:
         self._spec, self._drill = what.spec, what.drill
         self._attendance = Attendance(what.nodes, JOIN_S)
         self.drilled: ScriptDrilled | None = None
+        self._passed = False
         named = self._spec.max_workers > 1
         self._ending = Ending(self._spec.name)
         self._ranks = Ranks(cluster.root, f"nodes/*/logs/{self._spec.name}-*.log", named=named)
@@ -274,6 +275,13 @@ class Program:
                     return view
             await asyncio.sleep(LOOK_S)
 
+    def _take_outcome(self, drilled: ScriptDrilled) -> None:
+        """Keep the outcome of a drill; that a script can't be carried everywhere outlasts a later one that it passes."""
+        passed = not (drilled.problem or drilled.unproven)
+        if not (passed and self._passed and self.drilled is not None and self.drilled.unproven):
+            self.drilled = drilled
+        self._passed |= passed
+
     async def _until_alone(self, client: Client) -> None:
         """Wait until the others have seen that it is over, and have gone; for so long only."""
         with suppress(TimeoutError, UnicronError):
@@ -292,6 +300,6 @@ class Program:
             elif isinstance(message, ScriptDrilled):
                 if self.drilled is None or message.problem != self.drilled.problem or message.unproven:
                     self._log(f"unicron: in place: {message.outcome}")
-                self.drilled = message
+                self._take_outcome(message)
             elif isinstance(message, TaskRecovered) and failed:
                 self._log(f"unicron: {describe(message)}")

@@ -282,11 +282,20 @@ def test_calls_that_change_how_gradients_are_reduced_are_refused(call):
         call(ScriptRank().make(nn.Linear(1, 1)))
 
 
-def test_names_to_ignore_and_models_that_do_not_train_are_refused():
-    model = nn.BatchNorm1d(2)
-    model._ddp_params_and_buffers_to_ignore = ["running_mean"]
-    with pytest.raises(InvalidInputError, match=r"_ddp_params_and_buffers_to_ignore \(running_mean\)"):
-        ScriptRank().make(model)
+def test_what_is_to_be_ignored_is_each_ranks_own():
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
+    model._ddp_params_and_buffers_to_ignore = ["0.running_mean", "1.bias"]
+    made = ScriptRank().make(model)
+    assert [tuple(each.shape) for each in made.reduced] == [(2,), (2,), (1, 2)]
+    assert sorted(made.shared_buffers()) == ["0.num_batches_tracked", "0.running_var"]
+    before = made.digest_buffers()
+    model[0].running_mean.fill_(7.0)
+    assert made.digest_buffers() == before
+    model[0].running_var.fill_(7.0)
+    assert made.digest_buffers() != before
+
+
+def test_models_that_do_not_train_are_refused():
     with pytest.raises(RuntimeError, match="is not needed"):
         ScriptRank().make(nn.Linear(1, 1).requires_grad_(False))
 

@@ -54,23 +54,6 @@ def without_aids(value: Any) -> Any:
     return {name: each for name, each in value.items() if name not in {"first", "last"}}
 
 
-class Reference:
-    """What is numbered, in a snapshot that is read without the objects that it refers to.
-
-    Attributes:
-        key: of the object.
-    """
-
-    __slots__ = ("key",)
-
-    def __init__(self, key: tuple[Any, ...]) -> None:
-        self.key = key
-
-    def __repr__(self) -> str:
-        """Return its path."""
-        return ".".join(map(str, self.key[2:]))
-
-
 class _Made:
     """An object as a pickle makes it: by a function or class, from arguments, with a state and items."""
 
@@ -102,6 +85,25 @@ class _Made:
         return f"{type(self).__name__}({', '.join(map(_shown, self.arguments))})"
 
 
+class Reference(type):
+    """What is numbered, in a snapshot that is read without the objects that it refers to; it may be a class to call.
+
+    Attributes:
+        key: of the object.
+    """
+
+    key: tuple[Any, ...]
+
+    def __repr__(cls) -> str:
+        """Return its path."""
+        return ".".join(map(str, cls.key[2:]))
+
+
+@functools.cache
+def _reference(key: tuple[Any, ...]) -> Reference:
+    return Reference("numbered", (_Made,), {"key": key, "__slots__": ()})
+
+
 class _Reader(pickle.Unpickler):
     """Reads a pickle without running or importing what it names."""
 
@@ -116,7 +118,7 @@ class _Reader(pickle.Unpickler):
 
     def persistent_load(self, key: Any) -> Reference:
         self.referred.add(key)
-        return Reference(key)
+        return _reference(key)
 
 
 @functools.cache
@@ -234,7 +236,7 @@ def _compare(path: str, ours: Any, theirs: Any, partners: _Partners) -> str | Pa
     """Return a difference between two objects of a type by themselves, or else what is to be compared in them."""
     if (value := _value(ours)) is not None:
         return [] if value == _value(theirs) else _words(path, ours, theirs)
-    if isinstance(ours, _IDENTICAL) or (isinstance(ours, Reference) and ours.key != theirs.key):
+    if isinstance(ours, _IDENTICAL):
         return _words(path, ours, theirs)
     if isinstance(ours, torch.Tensor):
         return _tensors_difference(path, ours, theirs) or [(f"{path}.grad", ours.grad, theirs.grad)] * ours.is_leaf

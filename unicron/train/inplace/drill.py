@@ -26,7 +26,7 @@ from unicron.train.loops.active_loops import LoopSnapshot
 from unicron.train.worker.channel import AgentChannel
 
 FIRST, LATEST = 2, 10
-"""Iterations: in which the first drill begins, and in which it is given up where no snapshot could be taken so far."""
+"""Iterations: in which the first drill begins, and from which on it is said that no snapshot could be taken."""
 
 AGAIN = 4
 """The next drill begins as soon as there are so many times as many iterations; the second, once an epoch is over."""
@@ -59,7 +59,7 @@ class Drill:
         self._due, self._epoch = FIRST, -1
         self._over = threading.Event()
         self._over.set()
-        self._lock, self._warned = threading.Lock(), set[str]()
+        self._lock, self._warned, self._has_passed = threading.Lock(), False, False
 
     def at_snapshot(self, record: LoopSnapshot | NotCarriedError, iteration: int, epoch: int, state: State) -> None:
         """Begin or end a recording, where one is due and no trial is under way.
@@ -75,7 +75,8 @@ class Drill:
         if self.recording is not None and epoch != self._epoch:  # a rank was lost, and with it what was to be given
             self._drop()
         elif isinstance(record, NotCarriedError):
-            self._give_up(record, iteration)
+            if iteration >= LATEST:
+                self.warn(f"not at each place of its loops: {record}" if self._has_passed else f"{record}", iteration)
         elif self.recording is None:
             if iteration >= self._due:
                 self._begin(record, iteration, epoch, state)
@@ -87,11 +88,11 @@ class Drill:
         if self._seed is not None:
             self._stay_unproven(0, why)
 
-    def warn(self, why: str) -> None:
+    def warn(self, why: str, iteration: int = 0) -> None:
         """Report why there may be none, once."""
-        if self._seed is not None and why not in self._warned:
-            self._warned.add(why)
-            self._report(0, "", why)
+        if self._seed is not None and not self._warned:
+            self._warned = True
+            self._report(iteration, "", why)
 
     def _begin(self, record: LoopSnapshot, iteration: int, epoch: int, state: State) -> None:
         self._epoch = epoch
@@ -130,15 +131,11 @@ class Drill:
         with self._lock:
             if not self._over.is_set():  # else the script has ended, and that is said
                 self.problem = str(verdict.get("problem", ""))
+                self._has_passed |= not (self.problem or verdict.get("unproven"))
                 if self.problem:
                     self._on_problem(self.problem)
                 self._report(trial.began, self.problem, str(verdict.get("unproven", "")))
                 self._over.set()
-
-    def _give_up(self, record: NotCarriedError, iteration: int) -> None:
-        """Report that there was no drill, where no snapshot could be taken for long."""
-        if self.recording is None and iteration >= max(self._due, LATEST):
-            self._stay_unproven(iteration, f"{record}")
 
     def _stay_unproven(self, iteration: int, why: str) -> None:
         self._drop()

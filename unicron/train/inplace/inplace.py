@@ -136,8 +136,9 @@ class InPlace:
                     dist.broadcast(each, 0)
             self._groups.records_setup = True
         self._models.append(model)
+        reduced = {id(each) for each in model.reduced}
         for parameter in model.module.parameters():
-            if parameter.requires_grad:
+            if id(parameter) in reduced:
                 parameter.register_post_accumulate_grad_hook(lambda _: self._on_gradient(model))
 
     def synchronize_buffers(self, model: Parallel) -> None:

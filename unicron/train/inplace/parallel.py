@@ -79,22 +79,24 @@ class Parallel(DistributedDataParallel):
         _check(module, given, self.rank.size)
         torch.nn.Module.__init__(self)
         self.module = module
-        self.reduced = [each for each in module.parameters() if each.requires_grad]
+        self.parameters_to_ignore = {*getattr(module, "_ddp_params_and_buffers_to_ignore", ())}
+        found = module.named_parameters()
+        parameters = [each for name, each in found if name not in self.parameters_to_ignore]
+        self.reduced = [each for each in parameters if each.requires_grad]
         self.require_backward_grad_sync = self.require_forward_param_sync = True
         self.expects_gradient = self.has_unreduced = False
         self.find_unused_parameters = bool(given.get("find_unused_parameters"))
         self.static_graph = bool(given.get("static_graph"))
         synced, older = given.get("forward_sync_buffers"), given.get("broadcast_buffers")
         self.forward_sync_buffers = synced if synced is not None else older is not False
-        self.parameters_to_ignore: set[str] = set()
         self.reducer = Reducer()  # type: ignore[assignment]
         first = next(module.parameters())
         self.device, self.device_type = first.device, first.device.type
         self.device_ids = list(given.get("device_ids") or ()) if self.device_type != "cpu" else []
-        buffers = module.buffers() if synced is not None or older is not False else ()
+        buffers = self.shared_buffers().values() if synced is not None or older is not False else ()
         shared = given.get("init_sync", True)
-        self.rank.add_model(self, [*module.parameters(), *buffers] if shared else [])
-        self.buffers_digest = digest_of_buffers(module) if shared else None
+        self.rank.add_model(self, [*parameters, *buffers] if shared else [])
+        self.buffers_digest = self.digest_buffers() if shared else None
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the model."""
@@ -108,6 +110,18 @@ class Parallel(DistributedDataParallel):
         output = self.module(*inputs, **named)
         self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
         return output
+
+    def shared_buffers(self) -> dict[str, torch.Tensor]:
+        """Return the buffers that ranks share, by name: all but those that the script has said are to be ignored."""
+        found = self.module.named_buffers()
+        return {name: each for name, each in found if name not in self.parameters_to_ignore}
+
+    def digest_buffers(self) -> int:
+        """Return a digest of them."""
+        found = 0
+        for each in self.shared_buffers().values():
+            found = zlib.crc32(each.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, found)
+        return found
 
     @property
     def uses_vary(self) -> bool:
@@ -126,14 +140,6 @@ class Parallel(DistributedDataParallel):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         torch.nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
-
-
-def digest_of_buffers(module: torch.nn.Module) -> int:
-    """Return a digest of the buffers of a model."""
-    found = 0
-    for each in module.buffers():
-        found = zlib.crc32(each.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, found)
-    return found
 
 
 def parallel(rank: ScriptRank) -> type[Parallel]:
@@ -155,9 +161,6 @@ def _check(module: torch.nn.Module, given: Mapping[str, Any], ranks: int) -> Non
     for name, size in (("process_group", dist.get_world_size), ("device_mesh", DeviceMesh.size)):
         if given.get(name) is not None and size(given[name]) != ranks:
             _refuse(f"{name}= of less than all {ranks} ranks", "have all of them train one model")
-    if ignored := getattr(module, "_ddp_params_and_buffers_to_ignore", ()):
-        names = ", ".join(sorted(ignored)[:3])
-        _refuse(f"_ddp_params_and_buffers_to_ignore ({names})", "leave it out")
     if not any(each.requires_grad for each in module.parameters()):
         raise RuntimeError(
             "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a gradient."

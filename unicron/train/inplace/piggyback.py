@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from unicron.errors import DrillFailedError, InvalidInputError
 from unicron.train.carry.objects import LARGE_BYTES, text_of
-from unicron.train.inplace.parallel import CURE, Parallel, digest_of_buffers
+from unicron.train.inplace.parallel import CURE, Parallel
 
 WORDS = {torch.float64: torch.int32, torch.float32: torch.int16}
 """By the precision of the gradient, integers that it holds exactly; in any other it is those of one byte."""
@@ -48,11 +48,11 @@ class Buffers:
     @property
     def has_changed(self) -> bool:
         """Whether they have changed since gradients were reduced, so that those sent along are outdated."""
-        return self.model.buffers_digest != digest_of_buffers(self.model.module)
+        return self.model.buffers_digest != self.model.digest_buffers()
 
     def record_digest(self) -> None:
         """Record their digest; it is part of the script's snapshot."""
-        self.model.buffers_digest = digest_of_buffers(self.model.module)
+        self.model.buffers_digest = self.model.digest_buffers()
 
     def broadcast(self) -> None:
         """Broadcast those that the first rank has now, as torch does in each forward pass.
@@ -60,7 +60,7 @@ class Buffers:
         Raises:
             InvalidInputError: there is a large one, which no snapshot has, and a new rank would have it change twice.
         """
-        if large := [name for name, each in self.model.module.named_buffers() if each.nbytes > LARGE_BYTES]:
+        if large := [name for name, each in self.model.shared_buffers().items() if each.nbytes > LARGE_BYTES]:
             raise InvalidInputError(
                 f"buffers were changed between a backward pass and a forward pass that is to have them on all ranks, "
                 f"and {large[0]} of the model has more than {LARGE_BYTES >> 20} MiB: change them in the only forward "
@@ -84,7 +84,9 @@ class Buffers:
                 f"buffer {names[0]} of the model was added, left out or made in another shape or type in a training "
                 f"loop, and a new rank would not have it: register it in that shape before the loop, {CURE}"
             )
-        parts = [each.detach().contiguous().reshape(-1).view(torch.uint8) for each in self.model.module.buffers()]
+        parts = [
+            each.detach().contiguous().reshape(-1).view(torch.uint8) for each in self.model.shared_buffers().values()
+        ]
         return torch.cat([each.to(self.model.device) for each in parts])
 
     @torch.no_grad()
@@ -92,7 +94,7 @@ class Buffers:
         """Set them to these bytes, unless they have them already."""
         if torch.equal(self.read(), data):
             return
-        buffers = list(self.model.module.buffers())
+        buffers = list(self.model.shared_buffers().values())
         parts = torch.split(data, [each.nbytes for each in buffers])
         with torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):  # type: ignore[attr-defined]  # noqa: SLF001 as torch does
             for buffer, part in zip(buffers, parts, strict=True):
@@ -125,7 +127,7 @@ class Piggyback:
         still = [each for model in models for each in model.module.parameters() if id(each) not in self._reduced]
         small = sum(each.nbytes for each in still) <= FOLLOWERS * sum(each.nbytes for each in self._reduced.values())
         self._followers = still if small else []  # as a key encoder, that follows in the forward pass
-        self._buffers = [Buffers(each) for each in models if any(True for _ in each.module.buffers())]
+        self._buffers = [Buffers(each) for each in models if each.shared_buffers()]
         self._synchronized = [each for each in self._buffers if each.model.forward_sync_buffers]
         self._in_iteration = False
         self._base = self._current()
@@ -144,7 +146,7 @@ class Piggyback:
         """Take buffers for changed that a collective of the script has set: on some ranks they have."""
         shared = {each.data_ptr() for each in tensors}
         for buffers in self._synchronized:
-            if any(each.data_ptr() in shared for each in buffers.model.module.buffers()):
+            if any(each.data_ptr() in shared for each in buffers.model.shared_buffers().values()):
                 buffers.model.buffers_digest = None
 
     def begin_iteration(self) -> None:
@@ -184,7 +186,8 @@ class Piggyback:
     def _check(self) -> None:
         for model in self._models:
             for name, parameter in model.module.named_parameters():
-                if parameter.grad is not None and parameter.requires_grad and id(parameter) not in self._reduced:
+                known = id(parameter) in self._reduced or name in model.parameters_to_ignore
+                if parameter.grad is not None and parameter.requires_grad and not known:
                     raise InvalidInputError(
                         f"parameter {name} has a gradient, and did not require one when the model was made "
                         "DistributedDataParallel, so that ranks would drift apart: freeze it after that, with "
@@ -286,4 +289,4 @@ def _as_sparse(gradient: torch.Tensor | None, touched: torch.Tensor) -> torch.Te
 
 
 def _layout(model: Parallel) -> dict[str, Any]:
-    return {name: (each.shape, each.dtype) for name, each in model.module.named_buffers()}
+    return {name: (each.shape, each.dtype) for name, each in model.shared_buffers().items()}
