@@ -276,7 +276,7 @@ class Program:
             await asyncio.sleep(LOOK_S)
 
     def _take_outcome(self, drilled: ScriptDrilled) -> None:
-        """Keep the outcome of a drill; that a script can't be carried everywhere outlasts a later one that it passes."""
+        """Keep the outcome of a drill: that a script can't be carried everywhere outlasts one that it passes."""
         passed = not (drilled.problem or drilled.unproven)
         if not (passed and self._passed and self.drilled is not None and self.drilled.unproven):
             self.drilled = drilled
