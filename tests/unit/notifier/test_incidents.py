@@ -115,12 +115,6 @@ def test_a_suspicion_alone_is_not_told():
     assert desk.core.state.incidents == {}
 
 
-def test_a_rank_that_is_replaced_in_a_drill_is_told_to_nobody():
-    desk = Desk(rule(wait_s=0.0))
-    desk.say(running("gpt", "n1", "n2"), failed(status="drill"))
-    assert desk.notices_after(3600.0) == []
-
-
 def test_a_failed_worker_is_told_with_what_is_done_about_it():
     desk = failing()
     assert desk.notices_after(10.0) == [("opened", "gpt-2 on n2 failed: exited_abnormally, severity 2")]
