@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from helpers.loops import Watched
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.carry.variables import NAME
 from unicron.train.loops.active_loops import LoopSnapshot
 from unicron.train.loops.instrument import instrument
+from unicron.train.loops.positions import Counted
 
 SCRIPT = """
 import torch
@@ -290,3 +292,32 @@ def test_what_the_body_feeds_is_refused_by_name_and_all_begin_again(over, reason
     with pytest.raises(NotCarriedError, match=reason + r".*\(what the loop at x\.py:11 goes over\)"):
         watched.run(text)
     assert isinstance(watched.records[-1], NotCarriedError), "the others are told"
+
+
+class Spread(torch.Tensor):
+    """A tensor that gives nobody its numbers, as one that is spread over ranks."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), named=None):
+        raise RuntimeError("not supported for tensor subclasses")
+
+
+class Shy:
+    """An object that raises whoever looks at it."""
+
+    def __iter__(self):
+        return (each for each in ([1], [2]))
+
+    @property
+    def __dict__(self):
+        raise ValueError("nobody's business")
+
+
+def test_what_nobody_can_look_at_is_gone_over_all_the_same():
+    spread = torch.Tensor._make_subclass(Spread, torch.ones(2))
+    over = Counted(iter({"weight": spread}.items()))
+    assert next(over)[1] is spread
+    shy = Counted(Shy())
+    assert [*shy] == [[1], [2]]
+    with pytest.raises(NotCarriedError, match="what Shy hands out can't be looked at: ValueError"):
+        shy.position()

@@ -170,6 +170,8 @@ def raw(tensor: torch.Tensor) -> Any:
         )
     try:
         return tensor.numpy(force=True).tobytes()
+    except RuntimeError as error:  # of a class of its own, as one that is spread over ranks
+        raise NotCarriedError(f"a {type(tensor).__qualname__}: {error}") from error
     except TypeError:  # numpy has no such numbers
         there = tensor.detach().cpu().contiguous().reshape(-1)
         return there.view(torch.uint8).numpy().tobytes() if there.numel() else b""

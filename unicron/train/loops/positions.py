@@ -8,10 +8,10 @@ import itertools
 import operator
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import GeneratorType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.utils.data import IterableDataset
@@ -34,6 +34,8 @@ from unicron.train.carry.objects import (
 from unicron.train.carry.randomness import generators, set_generators
 from unicron.train.loops.collective_results import KnownResults
 from unicron.train.worker.injected import InjectedFault
+
+T = TypeVar("T")
 
 MOST_DRAWN = 16
 """Items for which the generators' states are kept, 11 KiB each."""
@@ -70,7 +72,8 @@ class Counted(Resumable, Iterator[Any]):
 
     def __init__(self, over: Iterable[Any], running: "list[Counted] | None" = None) -> None:
         before = generators()
-        self._first = self._last = _parts_of(over)
+        self._unseen = ""
+        self._first = self._last = self._look(lambda: _parts_of(over), list[Part]())
         self.own = {("part", number): part.thing for number, part in enumerate(self._first)}
         self.iterable, self._iterator, self._running = over, iter(over), RUNNING if running is None else running
         self.count, self.exhausted, self.results, self.is_replaying = 0, False, KnownResults(), False
@@ -85,7 +88,7 @@ class Counted(Resumable, Iterator[Any]):
         """Return the next item."""
         draws = type(self._iterator) not in BARE_ITERATORS
         before = generators() if draws else b""
-        self._last = _parts_of(self.iterable)
+        self._last = self._look(lambda: _parts_of(self.iterable), self._last)
         self._running.append(self)
         try:
             self.count += 1
@@ -94,7 +97,7 @@ class Counted(Resumable, Iterator[Any]):
             self.exhausted = True
             raise
         else:
-            self._item_seen = fingerprint([("", item)]) if draws else 0
+            self._item_seen = self._look(lambda: fingerprint([("", item)]), 0) if draws else 0
             return item
         finally:
             self._running.pop()
@@ -111,6 +114,16 @@ class Counted(Resumable, Iterator[Any]):
 
     _generator_states: dict[int, bytes] | None
 
+    def _look(self, how: Callable[[], T], otherwise: T) -> T:
+        """Return what is looked at; a script whose objects can't be looked at goes on, and can't be carried."""
+        try:
+            return how()
+        except InjectedFault:
+            raise
+        except Exception as error:  # noqa: BLE001 whatever a script's objects raise
+            self._unseen = repr(error)
+            return otherwise
+
     def _record_draw(self, before: bytes) -> None:
         if self._generator_states is not None and generators() != before:
             self._generator_states[self.count] = before
@@ -123,6 +136,8 @@ class Counted(Resumable, Iterator[Any]):
         Raises:
             NotCarriedError: no other process could.
         """
+        if self._unseen:
+            raise NotCarriedError(f"what {type(self.iterable).__name__} hands out can't be looked at: {self._unseen}")
         if self._generator_states is None:
             raise NotCarriedError(
                 f"what draws random numbers for more than {MOST_DRAWN} of its items ({type(self.iterable).__name__})"
@@ -213,7 +228,8 @@ def fingerprint(named: Iterable[tuple[str, Any]]) -> int:
         name, each = todo.popleft()
         looked += 1
         if isinstance(each, torch.Tensor):
-            small = each.nbytes <= left and each.device.type == "cpu" and each.layout == torch.strided
+            own = type(each) in {torch.Tensor, torch.nn.Parameter}  # one of another class may be spread over ranks
+            small = own and each.layout == torch.strided and each.device.type == "cpu" and each.nbytes <= left
             left -= each.nbytes if small else 0
             found = zlib.crc32(raw(each) if small else repr(each.shape).encode(), found)
         elif isinstance(each, tuple | list):
