@@ -310,3 +310,45 @@ def test_only_what_a_rank_of_the_same_membership_has_signed_is_unpickled():
     for forged in (sign(b"snapshot", [other]), b"snapshot", b""):
         with pytest.raises(NotCarriedError, match="no rank of this task has made"):
             verify(forged, [secret])
+
+
+@pytest.mark.parametrize(
+    ("made", "kept"),
+    [
+        ("model(x)", True),
+        ("[model(x) * 2, 1]", True),
+        ("model.weight + 1", True),
+        ("model(x).detach()", False),
+        ("backwards(model(x).square().mean())", False),
+        ("backwards(model(x).square().mean()) + 1", False),
+        ("(x * 2).sum()", False),
+        ("Doubled.apply(model(x))", True),
+        ("backwards(Doubled.apply(model(x)).sum())", False),
+    ],
+)
+def test_a_tensor_that_a_later_backward_pass_may_go_through_is_refused_by_name(made, kept):
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, given):
+            ctx.save_for_backward(given)
+            return given * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2 + 0 * ctx.saved_tensors[0]
+
+    def backwards(loss):
+        loss.backward()
+        return loss
+
+    model, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    variables = {"fake": None, "model": model}
+    heap, spaces = Heap([model.weight, model.bias]), {"x": Variables(variables)}
+    heap.number_objects(spaces)
+    variables["fake"] = eval(made, {"model": model, "x": x, "backwards": backwards, "Doubled": Doubled})
+    if not kept:
+        heap.snapshot(spaces, {})
+        return
+    with pytest.raises(NotCarriedError, match="`fake` of x still has the graph by which it was computed"):
+        heap.snapshot(spaces, {})
+    heap.snapshot(spaces, {"x": {"fake"}})  # set before it is read

@@ -27,6 +27,10 @@ class NotCarriedError(InvalidInputError):
     """Something of a script can't be had by another process; its text names it."""
 
 
+class GraphKeptError(NotCarriedError):
+    """A tensor has the graph by which it was computed, which another process has not."""
+
+
 class OwnCheckpointNewerError(NotCarriedError):
     """A script has begun from a checkpoint of its own that is newer than the snapshot to be taken, and so than any."""
 

@@ -16,7 +16,16 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from unicron.train.carry.by_value import Opaque
-from unicron.train.carry.kinds import ATTACHED, ATTRIBUTES, OPTIMIZER, Kind, NotCarriedError, is_of_script, own_hooks
+from unicron.train.carry.kinds import (
+    ATTACHED,
+    ATTRIBUTES,
+    OPTIMIZER,
+    GraphKeptError,
+    Kind,
+    NotCarriedError,
+    is_of_script,
+    own_hooks,
+)
 from unicron.train.carry.objects import INLINE, OPAQUE, POSITION, is_moving, kind_of, raw, unraw
 from unicron.train.carry.pickling import Key, Pickler, Unpickler
 from unicron.train.carry.randomness import generators, set_generators, thread_that_may_draw
@@ -254,6 +263,12 @@ class Heap:
             raise
         except TooLargeError as error:
             raise NotCarriedError(str(error)) from None
+        except GraphKeptError as error:  # it is no variable to do without: who lacks it trains something else
+            named = ((each, name, value) for name, values, *_ in variables for each, value in values.items())
+            where = next(
+                (f"`{each}` of {name}" for each, name, value in named if self._packing_error(value)), "a tensor"
+            )
+            raise NotCarriedError(f"{where} {error}") from None
         except Exception as error:
             if self._exclude_unpicklable(variables):
                 return self.snapshot(spaces, dead, gradients=gradients, zeroed=zeroed)

@@ -15,7 +15,8 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from unicron.train.carry.bars import BAR, remade
 from unicron.train.carry.by_value import Opaque
-from unicron.train.carry.kinds import NotCarriedError, check_order, items_of_set, refill_set
+from unicron.train.carry.graphs import keeps_graph
+from unicron.train.carry.kinds import GraphKeptError, NotCarriedError, check_order, items_of_set, refill_set
 from unicron.train.carry.objects import kind_of, raw, unraw
 
 Key = tuple[Any, ...]
@@ -108,7 +109,16 @@ class Pickler(pickle.Pickler):
 
 
 def _reduce_tensor(thing: torch.Tensor) -> Any:
-    """Return the parts of a tensor; of one that was computed the value is kept, and not from what."""
+    """Return the parts of a tensor; of one that was computed the value is kept, and not from what.
+
+    Raises:
+        GraphKeptError: a backward pass may go through that yet.
+    """
+    if keeps_graph(thing):
+        raise GraphKeptError(
+            "still has the graph by which it was computed, which a later backward pass may go through: compute it "
+            "where it is used, or keep it detached"
+        )
     trained = thing.requires_grad and thing.is_leaf
     grad = thing.grad if thing.is_leaf else None
     made = type(thing), raw(thing), thing.dtype, tuple(thing.shape), trained, grad
