@@ -27,7 +27,7 @@ class NotCarriedError(InvalidInputError):
     """Something of a script can't be had by another process; its text names it."""
 
 
-class GraphKeptError(NotCarriedError):
+class GraphKeptError(Exception):
     """A tensor has the graph by which it was computed, which another process has not."""
 
 

@@ -245,6 +245,6 @@ def report_failure(error: BaseException) -> NoReturn:
     where = f" at {Path(trace[-1].filename).name}:{trace[-1].lineno}" if trace else ""
     text = f"{type(error).__name__}{where}: {error}"[:500]
     traceback.print_exception(error)
-    if isinstance(error, PermissionError):  # of the sandbox: it says nothing of a replacement
-        finish_trial(unproven=f"a process on trial may not do what the script does: {text}")
+    if isinstance(error, OSError):  # as it may write nowhere, and finds its own files by Python's calls only
+        finish_trial(unproven=f"a process on trial can't do what the script does with files or connections: {text}")
     finish_trial(problem=text)

@@ -284,6 +284,7 @@ class InPlace:
     def _join_ranks(self) -> None:
         """Join the other ranks and load their state; take over the replaced rank if there is one."""
         self._channel.on_membership = self._rendezvous.interrupt
+        own = [(each, each.detach().clone()) for model in self._models for each in model.own_tensors()]
         with self._peers.waiting(Waiting(Wait.LOOP)):
             run(self._core.join_first())
         if self._core.phase is IterationPhase.TAKEN:
@@ -294,6 +295,9 @@ class InPlace:
         else:
             self._files.set_joins_late(late=False)
             self._records.move_to(self._core.membership, ())
+            with torch.no_grad():
+                for tensor, value in own:  # the first state is the first rank's
+                    tensor.copy_(value)
             self._compare_parameters()
         if self._groups is not None:
             self._groups.ended.in_loops = True

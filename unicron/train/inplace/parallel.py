@@ -116,6 +116,13 @@ class Parallel(DistributedDataParallel):
         found = self.module.named_buffers()
         return {name: each for name, each in found if name not in self.parameters_to_ignore}
 
+    def own_tensors(self) -> list[torch.Tensor]:
+        """Return the tensors of the model that each rank has for itself."""
+        shared = self.shared_buffers() if self.forward_sync_buffers else {}
+        own: list[torch.Tensor] = [each for name, each in self.module.named_buffers() if name not in shared]
+        ignored = self.parameters_to_ignore
+        return own + [each for name, each in self.module.named_parameters() if name in ignored]
+
     def digest_buffers(self) -> int:
         """Return a digest of them."""
         found = 0

@@ -127,8 +127,7 @@ class Piggyback:
         still = [each for model in models for each in model.module.parameters() if id(each) not in self._reduced]
         small = sum(each.nbytes for each in still) <= FOLLOWERS * sum(each.nbytes for each in self._reduced.values())
         self._followers = still if small else []  # as a key encoder, that follows in the forward pass
-        self._buffers = [Buffers(each) for each in models if each.shared_buffers()]
-        self._synchronized = [each for each in self._buffers if each.model.forward_sync_buffers]
+        self._synchronized = [Buffers(each) for each in models if each.forward_sync_buffers and each.shared_buffers()]
         self._in_iteration = False
         self._base = self._current()
         kinds = [each.dtype.to_real() for each in self._reduced.values()]
@@ -242,8 +241,8 @@ class Piggyback:
     def _current(self) -> dict[str, Any]:
         modules = [each for model in self._models for each in model.module.modules()]
         return {
-            "buffers": [each.read() for each in self._buffers],
-            "reduced": [each.reduced for each in self._buffers],
+            "buffers": [each.read() for each in self._synchronized],
+            "reduced": [each.reduced for each in self._synchronized],
             "followers": [each.detach().clone() for each in self._followers],
             "requires_grad": [each.requires_grad for model in self._models for each in model.module.parameters()],
             "training": [each.training for each in modules],
@@ -256,7 +255,7 @@ class Piggyback:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore these values; the first rank takes the buffers that it is to send to the others."""
-        for buffers, data, reduced in zip(self._buffers, state["buffers"], state["reduced"], strict=True):
+        for buffers, data, reduced in zip(self._synchronized, state["buffers"], state["reduced"], strict=True):
             first = self._first and reduced is not None
             buffers.reduced = None if reduced is None else reduced.to(buffers.model.device)
             buffers.write((reduced if first else data).to(buffers.model.device))
