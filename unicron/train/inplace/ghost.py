@@ -17,7 +17,7 @@ import torch
 
 from unicron.contracts.worker import NOWHERE, Membership, ToAgent
 from unicron.train.carry.compare import first_difference, read, snapshot_differences, without_aids
-from unicron.train.carry.kinds import NotCarriedError
+from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.groups.switched import Work
 from unicron.train.inplace.files_of_ghost import GhostFiles
 from unicron.train.inplace.groups import ScriptGroups
@@ -160,6 +160,8 @@ class Ghost(InPlace):
     def _publish_record(self, record: LoopSnapshot | NotCarriedError) -> None:
         """Compare what there is, where the recording ends."""
         if not self._arrived and isinstance(record, NotCarriedError):
+            if isinstance(record, OwnCheckpointNewerError):  # which was not there when the rank was where it begins
+                finish_trial(unproven=str(record))
             finish_trial(problem=str(record))
         end = self._recorded.end
         if not self._arrived or self._core.iteration < end["iteration"]:
