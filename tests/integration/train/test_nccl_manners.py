@@ -300,7 +300,7 @@ SCRIPT = """
         inner.form(2, lambda: Rendezvous(membership("script", 2, size)))
         return True
 
-    loops = SimpleNamespace(has_begun=False, in_iteration=False)
+    loops = SimpleNamespace(has_begun=False, in_iteration=False, is_tried=False)
     peers = SimpleNamespace(waiting=lambda *_, **__: contextlib.nullcontext())
     inner = ScriptGroups(ParallelLayout(shard=3), rank, cpu, loops, go_on, peers)
     inner.form(1, lambda: Rendezvous(membership("script", 1, size)))
