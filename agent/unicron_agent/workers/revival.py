@@ -10,10 +10,10 @@ from unicron.contracts.events import StandbyDied, StandbyRevived
 from unicron_agent.effects import Out, StartStandby
 from unicron_agent.stimuli import StandbyEnded, StandbyReady
 
-FIRST_S, LONGEST_S = 0.5, 60.0
+FIRST_S, LONGEST_S = 0.5, 30.0
 """Waits before it is started again: none after the first death, then twice as long each time."""
 
-LIVES_S = 60.0
+LIVES_S = 30.0
 """A standby that has lived for so long after it was ready has not died in a row with the one before."""
 
 HELPLESS = 8
