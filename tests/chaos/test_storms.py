@@ -357,7 +357,7 @@ def sooner(monkeypatch):
         pytest.param(StormParts(worker=Heedless), "was still saving", 18, id="updated-while-saved"),
         pytest.param(StormParts(worker=Trusting), "with several states of place", 1, id="states-not-compared"),
         pytest.param(StormParts(worker=Departing), "nobody has written its model", 29, id="model-not-waited-for"),
-        pytest.param(StormParts(worker=Undiscerning), "a state that is no good", 0, id="states-not-tried"),
+        pytest.param(StormParts(worker=Undiscerning), "a state that is no good", 13, id="states-not-tried"),
         pytest.param(StormParts(planner=Domainless), "has room for it", 77, id="domains-unread"),
         pytest.param(StormParts(planner=Unconfined), "which is confined to one", 54, id="tasks-not-confined"),
         pytest.param(StormParts(remembers=False), "stands in the journal twice", 0, id="no-duplicate-window"),
