@@ -84,6 +84,29 @@ def test_a_parameter_that_one_rank_has_otherwise_is_named_on_all():
     assert compared(those) == ["parameter weight"] * 3
 
 
+def test_a_connection_that_breaks_amid_a_comparison_ends_nobody():
+    those = ranks()
+    for number, rank in enumerate(those):
+        rank.update(scale=-1.0 if number == 1 else 1.0)
+        rank.advance(1)
+    whole = those[0].notices
+    those[0].notices = Broken(whole, "digests")
+    assert (those[0].advance(1), those[0].alike.is_confirmed) == ("", False)
+    those[0].notices = whole
+    assert compared(those) == ["parameter weight"] * 3
+
+
+class Broken:
+    """Notices of which some can't be read."""
+
+    def __init__(self, whole, name):
+        self.leave, self._whole, self._name = whole.leave, whole, name
+
+    def read_left(self, names, ranks):
+        found = self._whole.read_left(names, ranks)
+        return [b""] * len(found) if self._name in names else found
+
+
 def test_moments_that_differ_become_each_ranks_own_and_go_with_its_snapshot():
     those = ranks()
     for number, rank in enumerate(those):

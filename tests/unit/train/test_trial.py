@@ -64,9 +64,9 @@ def test_a_recording_is_read_as_it_was_made(tmp_path):
     made.add_iteration(2, given, reduced)
     made.wait()
     given.zero_()  # from here on it may change
-    made.add_collective(called := Called("allreduce", [torch.ones(1)], []))
-    called.left.append(torch.zeros(1))
-    made.count(called)
+    made.add_collective(called := Called("allreduce", [], []))
+    made.keep(called.given, lambda: [torch.ones(1)])
+    made.keep(called.left, lambda: [torch.zeros(1)])
     made.end(4, snapshot(1), STATE)
     read = Recorded(tmp_path / "trial")
     assert (read.begin["iteration"], read.end["iteration"], bytes(read.begin["setup"])) == (2, 4, b"setup")
@@ -93,6 +93,13 @@ def test_without_room_nothing_is_recorded(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100))
     with pytest.raises(NoRoomError, match="no room for a trial"):
         Recording(tmp_path / "trial").begin(2, snapshot(), STATE)
+
+
+def test_a_collective_that_is_too_large_is_never_copied(tmp_path):
+    made = Recording(tmp_path / "trial")
+    kept = []
+    made.keep(kept, lambda: [torch.empty(1 << 50, device="meta")])  # which no copy has room for
+    assert (kept, made.problem) == ([], "its own collectives take more than 64 MiB")
 
 
 ONE, TWO = torch.ones(1), torch.ones(2)
@@ -239,6 +246,10 @@ found = [Path("log").read_text(), loaded, Path("folder/inner/new").read_text(), 
 # --- the drill --------------------------------------------------------------------------------------------------------
 
 
+ONE_DRILL = 7
+"""Iterations in which there is one drill, however fast that is: the next is due in the eighth."""
+
+
 class FakeSeed:
     """Ghosts that leave these verdicts, one after the other."""
 
@@ -295,7 +306,7 @@ def rank(monkeypatch, tmp_path):
 )
 def test_what_a_trial_has_shown_is_reported_once(rank, tmp_path, verdict, said):
     one = rank({"by_itself": []} if verdict == {} else verdict)
-    one.iterate(12)
+    one.iterate(ONE_DRILL)
     assert one.over() == [Drilled(iteration=2, rank=1, **said)]
     assert one.shown == [text for key, text in said.items() if key == "problem"]
     assert not list(tmp_path.iterdir()), "nothing is left of it"
@@ -303,15 +314,15 @@ def test_what_a_trial_has_shown_is_reported_once(rank, tmp_path, verdict, said):
 
 def test_a_second_ghost_shows_what_differs_by_itself(rank):
     one = rank({"again": True}, {"by_itself": ["a clock"]})
-    one.iterate(12)
+    one.iterate(ONE_DRILL)
     assert (one.over(), one.seed.ran) == ([Drilled(iteration=2, rank=1)], 2)
 
 
 def test_it_is_repeated_when_four_times_as_many_iterations_are_done_and_never_after_a_problem(rank):
     one = rank({"by_itself": []}, {"problem": "it has a lock"})
-    one.iterate(7)
+    one.iterate(ONE_DRILL)
     one.over()
-    one.iterate(20, begin=7)
+    one.iterate(20, begin=ONE_DRILL)
     one.over()
     assert [each.iteration for each in one.sent] == [2, 8]
     one.iterate(60, begin=20)
@@ -342,11 +353,39 @@ def test_without_room_on_its_gpu_it_is_unproven(rank, monkeypatch):
     assert said.unproven == "its GPU has 1 MiB left, and a ghost may need 5 MiB"
 
 
+class Odd(torch.Tensor):
+    """A tensor that nobody can copy."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), named=None):
+        raise RuntimeError("not for you")
+
+
+def raising():
+    raise ValueError("nobody's business")
+
+
+@pytest.mark.parametrize("at", ["begin", "end", "iteration", "collective"])
+def test_whatever_can_not_be_recorded_the_script_goes_on(rank, tmp_path, at):
+    one, odd = rank(), torch.Tensor._make_subclass(Odd, torch.ones(1))
+    for iteration in range(12):
+        fails = at == "begin" or (at == "end" and one.drill.recording is not None)
+        at_which = snapshot(iteration // 3, iteration % 3), iteration, 0
+        one.drill.at_snapshot(*at_which, raising if fails else lambda: STATE)
+        if (recording := one.drill.recording) is not None:
+            recording.add_iteration(iteration, *([odd] * 2 if at == "iteration" else [torch.ones(1)] * 2))
+            given = odd if at == "collective" else torch.ones(1)
+            one.drill.run_collective("allreduce", ([given],), 1, Work).wait()
+    [said] = one.sent
+    assert said.unproven.startswith("what it has can't be recorded: ")
+    assert (said.problem, one.shown, list(tmp_path.iterdir())) == ("", [], [])
+
+
 def test_the_end_of_a_script_waits_a_moment_for_a_trial_and_says_that_it_is_not_over(rank, monkeypatch):
     monkeypatch.setattr(drill, "PATIENCE_S", 0.0)
     one = rank({"by_itself": []})
     one.seed.may_end.clear()
-    one.iterate(12)
+    one.iterate(ONE_DRILL)
     one.drill.finish()
     assert one.sent == [Drilled(iteration=2, rank=1, unproven="the script had ended before the trial was over")]
 

@@ -169,10 +169,12 @@ class Alike:
             return None
         mine = msgspec.msgpack.decode(own, type=tuple[int, bytes])
         different = dict[str, None]()
-        for all_of in notices.read_left(
-            [ALL], [rank for rank, each in zip(others, totals, strict=True) if each != mine]
-        ):
-            iteration, theirs = msgspec.msgpack.decode(all_of, type=tuple[int, dict[str, int]])
+        odd = [rank for rank, each in zip(others, totals, strict=True) if each != mine]
+        found = notices.read_left([ALL], odd)
+        if not all(found):  # the connection broke in between
+            return None
+        for each in found:
+            iteration, theirs = msgspec.msgpack.decode(each, type=tuple[int, dict[str, int]])
             if iteration == self._at:
                 names = self._mine | theirs
                 different |= dict.fromkeys(name for name in names if self._mine.get(name) != theirs.get(name))

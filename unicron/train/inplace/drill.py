@@ -20,7 +20,7 @@ from unicron.contracts.worker import Drilled
 from unicron.snapshots.memory import SnapshotMemory, trial_name
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.groups.switched import Work
-from unicron.train.inplace.recording import Called, NoRoomError, Recording, contribution, copies, flatten
+from unicron.train.inplace.recording import Called, Recording, contribution, flatten, reason_of
 from unicron.train.inplace.seed import OUTPUT, VERDICT, Seed
 from unicron.train.loops.active_loops import LoopSnapshot
 from unicron.train.worker.channel import AgentChannel
@@ -102,16 +102,14 @@ class Drill:
         try:
             self.recording = Recording(SnapshotMemory.of_worker().folder / trial_name(os.environ["UNICRON_WORKER"]))
             self.recording.begin(iteration, record, state())
-        except (NoRoomError, NotCarriedError, OSError) as error:
-            self._stay_unproven(iteration, f"{error}")
         except Exception as error:  # noqa: BLE001 whatever the script's objects raise, the script goes on
-            self._stay_unproven(iteration, f"its state can't be written: {error!r}")
+            self._stay_unproven(iteration, reason_of(error))
 
     def _end(self, recording: Recording, record: LoopSnapshot, iteration: int, state: State) -> None:
         try:
             recording.end(iteration, record, state())
-        except (NoRoomError, OSError) as error:
-            recording.problem = f"{error}"
+        except Exception as error:  # noqa: BLE001 likewise
+            recording.problem = reason_of(error)
         self.recording = None
         if recording.problem:
             recording.remove()
@@ -175,14 +173,14 @@ class Drill:
         recording = self.recording
         if recording is None:
             return begin()
-        called = Called(name, copies(contribution(name, arguments, rank)), [])
+        called = Called(name, [], [])
         recording.add_collective(called)
+        recording.keep(called.given, lambda: contribution(name, arguments, rank))
         work = begin()
 
         def finish() -> None:
             work.wait()
-            called.left.extend(copies(flatten(list(arguments))))
-            recording.count(called)
+            recording.keep(called.left, lambda: flatten(list(arguments)))
 
         return Work(finish)
 
@@ -204,7 +202,7 @@ def read_verdict(folder: Path, status: int) -> dict[str, Any]:
     """
     try:
         return dict(json.loads((folder / VERDICT).read_text()))
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         pass
     if status < 0:
         return {"unproven": "its trial took too long"}

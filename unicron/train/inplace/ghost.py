@@ -56,10 +56,6 @@ class Silent:
         """Do nothing."""
 
 
-class Unequal(BaseException):
-    """The trial is over: it has shown something. It is no `Exception`, which a script might catch."""
-
-
 class GhostCore:
     """The worker's core of a ghost: each iteration takes the course that it took for the rank.
 

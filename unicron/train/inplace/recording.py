@@ -5,13 +5,14 @@ stay as they are meanwhile: the sums of an iteration do until the next one begin
 """
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.groups.switched import TRANSFERS
 from unicron.train.loops.active_loops import Chain, LoopSnapshot
 from unicron.train.snapshots.packed import Packing, map_file, unpack
@@ -109,12 +110,25 @@ class Recording:
         """Record a collective of the script's own that begins."""
         self._collectives.append(called)
 
-    def count(self, called: Called) -> None:
-        """Count what a collective that has ended takes."""
-        self._collective_bytes += sum(each.nbytes for each in (*called.given, *called.left))
-        if self._collective_bytes > MOST_COLLECTIVE_BYTES:
+    def keep(self, where: list[torch.Tensor], find: Callable[[], list[torch.Tensor]]) -> None:
+        """Keep copies of tensors of a collective, if there is room: whatever they are, the script goes on.
+
+        Args:
+            where: to put them.
+            find: returns the tensors.
+        """
+        if self.problem:
+            return
+        try:
+            tensors = find()
+            self._collective_bytes += sum(each.numel() * each.element_size() for each in tensors)
+            if self._collective_bytes <= MOST_COLLECTIVE_BYTES:
+                where.extend(copies(tensors))
+                return
             self.problem = f"its own collectives take more than {MOST_COLLECTIVE_BYTES >> 20} MiB"
-            self._collectives.clear()
+        except Exception as error:  # noqa: BLE001 a tensor of any class
+            self.problem = reason_of(error)
+        self._collectives.clear()
 
     def wait(self) -> None:
         """Wait until all that was given is copied."""
@@ -122,8 +136,8 @@ class Recording:
         if copying is not None:
             try:
                 copying.result()
-            except (NoRoomError, OSError) as error:
-                self.problem = self.problem or f"{error}"
+            except Exception as error:  # noqa: BLE001 the script goes on
+                self.problem = self.problem or reason_of(error)
 
     def remove(self) -> None:
         """Remove it."""
@@ -166,6 +180,12 @@ class Recorded:
     def _read(self, name: str) -> Any:
         path = self._folder / name
         return unpack(path, path.stat().st_size)
+
+
+def reason_of(error: Exception) -> str:
+    """Return why there is no recording, for people."""
+    known = isinstance(error, NoRoomError | NotCarriedError | OSError)
+    return f"{error}" if known else f"what it has can't be recorded: {error!r}"
 
 
 def record_of(state: Mapping[str, Any]) -> LoopSnapshot:
