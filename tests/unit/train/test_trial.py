@@ -18,6 +18,7 @@ from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.groups.switched import Work
 from unicron.train.inplace import drill, sandbox
 from unicron.train.inplace.files_of_ghost import GhostFiles
+from unicron.train.inplace.ghost import state_difference
 from unicron.train.inplace.recording import (
     LEAST,
     MOST,
@@ -246,8 +247,8 @@ found = [Path("log").read_text(), loaded, Path("folder/inner/new").read_text(), 
 # --- the drill --------------------------------------------------------------------------------------------------------
 
 
-ONE_DRILL = 7
-"""Iterations in which there is one drill, however fast that is: the next is due in the eighth."""
+ONE_DRILL = 6
+"""Iterations in which there is one drill, however fast that is: with an epoch's end behind five it ends there."""
 
 
 class FakeSeed:
@@ -278,9 +279,10 @@ class OfRank:
         self.seed = FakeSeed(*verdicts)
         self.drill = drill.Drill(SimpleNamespace(send=self.sent.append), 1, self.seed, self.shown.append)
 
-    def iterate(self, until, begin=0, epoch=0, record=None):
+    def iterate(self, until, begin=0, epoch=0, record=None, epochs_of=100):
         for iteration in range(begin, until):
-            self.drill.at_snapshot(record or snapshot(iteration // 3, iteration % 3), iteration, epoch, lambda: STATE)
+            there = record or snapshot(iteration // epochs_of, iteration % epochs_of)
+            self.drill.at_snapshot(there, iteration, epoch, lambda: STATE)
             if self.drill.recording is not None:
                 self.drill.recording.add_iteration(iteration, torch.ones(1), torch.ones(1))
 
@@ -306,7 +308,7 @@ def rank(monkeypatch, tmp_path):
 )
 def test_what_a_trial_has_shown_is_reported_once(rank, tmp_path, verdict, said):
     one = rank({"by_itself": []} if verdict == {} else verdict)
-    one.iterate(ONE_DRILL)
+    one.iterate(ONE_DRILL, epochs_of=5)
     assert one.over() == [Drilled(iteration=2, rank=1, **said)]
     assert one.shown == [text for key, text in said.items() if key == "problem"]
     assert not list(tmp_path.iterdir()), "nothing is left of it"
@@ -314,25 +316,58 @@ def test_what_a_trial_has_shown_is_reported_once(rank, tmp_path, verdict, said):
 
 def test_a_second_ghost_shows_what_differs_by_itself(rank):
     one = rank({"again": True}, {"by_itself": ["a clock"]})
-    one.iterate(ONE_DRILL)
+    one.iterate(ONE_DRILL, epochs_of=5)
     assert (one.over(), one.seed.ran) == ([Drilled(iteration=2, rank=1)], 2)
 
 
 def test_it_is_repeated_when_four_times_as_many_iterations_are_done_and_never_after_a_problem(rank):
     one = rank({"by_itself": []}, {"problem": "it has a lock"})
-    one.iterate(ONE_DRILL)
+    one.iterate(11)
     one.over()
-    one.iterate(20, begin=ONE_DRILL)
+    one.iterate(30, begin=11)
     one.over()
-    assert [each.iteration for each in one.sent] == [2, 8]
-    one.iterate(60, begin=20)
+    assert [each.iteration for each in one.sent] == [2, 11]
+    one.iterate(60, begin=30)
     assert one.seed.ran == 2
+
+
+def test_it_is_repeated_once_when_the_first_epoch_is_over(rank):
+    one = rank(*[{"by_itself": []}] * 9)
+    for iteration in range(60):
+        one.iterate(iteration + 1, begin=iteration, epochs_of=5)
+        one.over()  # none is under way when the next may be due
+        if iteration == 20:
+            one.drill._due = 1000  # nor is one due by the number of iterations
+    assert [each.iteration for each in one.sent] == [2, 6], "in the first epoch, and once behind it"
+
+
+@pytest.mark.parametrize(
+    ("change", "close"),
+    [
+        (lambda state: state["model"]["weight"].mul_(1 + 1e-5), True),
+        (lambda state: state["model"]["weight"].mul_(1.1), False),
+        (lambda state: state["model"]["weight"][0].fill_(torch.nan), False),
+        (lambda state: state["optimizer"]["groups"].append(1), False),
+        (lambda state: state["optimizer"].update(step=4), False),
+        (lambda state: state["optimizer"]["groups"][0]["mask"].fill_(1), False),
+    ],
+)
+def test_states_are_the_same_bits_or_on_gpus_as_good_as_that(change, close):
+    def made():
+        group = {"lr": 0.1, "mask": torch.zeros(2, dtype=torch.int64)}
+        return {"model": {"weight": torch.ones(3)}, "optimizer": {"step": 3, "groups": [group]}}
+
+    ours, theirs = made(), made()
+    assert state_difference(ours, theirs, 0.0) == state_difference(ours, theirs, 1e-3) == ""
+    change(theirs)
+    assert state_difference(ours, theirs, 0.0)
+    assert bool(state_difference(ours, theirs, 1e-3)) is not close
 
 
 def test_a_rank_lost_meanwhile_makes_it_begin_once_more(rank):
     one = rank({"by_itself": []})
     one.iterate(4)
-    one.iterate(12, begin=4, epoch=1)
+    one.iterate(14, begin=4, epoch=1)
     assert one.over() == [Drilled(iteration=5, rank=1)]
 
 
@@ -385,7 +420,7 @@ def test_the_end_of_a_script_waits_a_moment_for_a_trial_and_says_that_it_is_not_
     monkeypatch.setattr(drill, "PATIENCE_S", 0.0)
     one = rank({"by_itself": []})
     one.seed.may_end.clear()
-    one.iterate(ONE_DRILL)
+    one.iterate(ONE_DRILL, epochs_of=5)
     one.drill.finish()
     assert one.sent == [Drilled(iteration=2, rank=1, unproven="the script had ended before the trial was over")]
 

@@ -20,7 +20,7 @@ from unicron.contracts.worker import Drilled
 from unicron.snapshots.memory import SnapshotMemory, trial_name
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.groups.switched import Work
-from unicron.train.inplace.recording import Called, Recording, contribution, flatten, reason_of
+from unicron.train.inplace.recording import Called, Recording, contribution, flatten, outer, reason_of
 from unicron.train.inplace.seed import OUTPUT, VERDICT, Seed
 from unicron.train.loops.active_loops import LoopSnapshot
 from unicron.train.worker.channel import AgentChannel
@@ -29,7 +29,7 @@ FIRST, LATEST = 2, 10
 """Iterations: in which the first drill begins, and from which on it is said that no snapshot could be taken."""
 
 AGAIN = 4
-"""The next drill begins as soon as there are so many times as many iterations; the second, once an epoch is over."""
+"""The next drill begins when there are so many times as many iterations, and once as the first epoch is over."""
 
 PATIENCE_S = 10.0
 """Seconds that the end of a script waits for a trial that is under way."""
@@ -57,6 +57,7 @@ class Drill:
         self.recording: Recording | None = None
         self.problem = ""
         self._due, self._epoch = FIRST, -1
+        self._first_outer: list[Any] | None = None
         self._over = threading.Event()
         self._over.set()
         self._lock, self._warned, self._has_passed = threading.Lock(), False, False
@@ -78,10 +79,14 @@ class Drill:
             if iteration >= LATEST:
                 self.warn(f"not at each place of its loops: {record}" if self._has_passed else f"{record}", iteration)
         elif self.recording is None:
-            if iteration >= self._due:
+            if iteration >= self._due or self._is_after_first_epoch(record):
                 self._begin(record, iteration, epoch, state)
         elif self.recording.is_enough(iteration, record):
             self._end(self.recording, record, iteration, state)
+
+    def _is_after_first_epoch(self, record: LoopSnapshot) -> bool:
+        """Return whether the epoch is over in which the first drill began, and none has begun since."""
+        return self._first_outer is not None and outer(record.chain) != self._first_outer
 
     def skip(self, why: str) -> None:
         """Report that there is no drill."""
@@ -96,6 +101,10 @@ class Drill:
 
     def _begin(self, record: LoopSnapshot, iteration: int, epoch: int, state: State) -> None:
         self._epoch = epoch
+        if self._due == FIRST:
+            self._first_outer = outer(record.chain)
+        elif outer(record.chain) != self._first_outer:
+            self._first_outer = None
         if why := lacking_gpu_memory():
             self._stay_unproven(iteration, why)
             return

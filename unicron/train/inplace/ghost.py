@@ -25,7 +25,7 @@ from unicron.train.inplace.inplace import InPlace
 from unicron.train.inplace.recording import Recorded, contribution, copies, flatten, record_of, record_state
 from unicron.train.inplace.seed import VERDICT
 from unicron.train.loops.active_loops import LoopSnapshot
-from unicron.train.session.gradients import TorchGradients
+from unicron.train.session.gradients import TorchGradients, are_close
 from unicron.train.snapshots.gathering import Gathering, collect_state, load_state
 from unicron.train.snapshots.packed import Packing, map_file, unpack
 from unicron.train.worker.channel import AgentChannel
@@ -169,8 +169,9 @@ class Ghost(InPlace):
 
     def _compare(self, record: LoopSnapshot, end: Mapping[str, Any]) -> NoReturn:
         found = self._through_file("ours", collect_state(self._core.iteration, self._states.protected))["objects"]
+        rounding = ROUNDING if torch.cuda.is_available() else 0.0
         for name, value in found.items():
-            if name not in COMPARED_APART and (where := first_difference(value, end["objects"][name])):
+            if name not in COMPARED_APART and (where := state_difference(value, end["objects"][name], rounding)):
                 finish_trial(problem=f"{name} differs after iteration {end['iteration'] - 1}: {where}")
         differences = _differences(record, record_of(end))
         other = self._folder / OTHER
@@ -213,6 +214,29 @@ class Ghost(InPlace):
 
     def _finish(self, where: str) -> None:
         finish_trial(problem=f"it has ended its script {where}, and the rank had not")
+
+
+def state_difference(ours: Any, theirs: Any, rounding: float) -> str:
+    """Return where two states that were read from files first differ; empty where they don't.
+
+    Args:
+        ours: nested dictionaries and lists of tensors and plain values.
+        theirs: likewise.
+        rounding: how far numbers of a tensor may be apart, in relation to its largest; 0: they are the same bits.
+    """
+    if not rounding:
+        return first_difference(ours, theirs)
+    if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor) and ours.is_floating_point():
+        same = ours.shape == theirs.shape and ours.dtype == theirs.dtype
+        return "" if same and are_close(ours, theirs, rounding) else first_difference(ours, theirs)
+    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
+        pairs = [(f"[{name!r}]", each, theirs[name]) for name, each in ours.items()]
+    elif isinstance(ours, list | tuple) and isinstance(theirs, list | tuple) and len(ours) == len(theirs):
+        pairs = [(f"[{at}]", each, theirs[at]) for at, each in enumerate(ours)]
+    else:
+        return first_difference(ours, theirs)
+    found = ((path, state_difference(mine, other, rounding)) for path, mine, other in pairs)
+    return next((f"{path}{where}" for path, where in found if where), "")
 
 
 def _differences(ours: LoopSnapshot, theirs: LoopSnapshot) -> dict[str, str]:

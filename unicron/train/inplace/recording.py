@@ -97,7 +97,7 @@ class Recording:
     def is_enough(self, iteration: int, record: LoopSnapshot) -> bool:
         """Return whether it may end here: an epoch's end was in it, or none came soon."""
         done = iteration - self.began
-        return done >= LEAST and (done >= MOST or _outer(record.chain) != _outer(self.chain))
+        return done >= LEAST and (done >= MOST or outer(record.chain) != outer(self.chain))
 
     def add_iteration(self, iteration: int, given: torch.Tensor, reduced: torch.Tensor) -> None:
         """Record the gradient that this rank computed and the one of all ranks, which stay as they are until `wait`."""
@@ -229,6 +229,6 @@ def record_state(iteration: int, record: LoopSnapshot) -> dict[str, Any]:
     return {"iteration": iteration, "record": [chain, list(record.positions), list(record.snapshots)]}
 
 
-def _outer(chain: Chain) -> list[Any]:
+def outer(chain: Chain) -> list[Any]:
     """Return where the loops around the innermost one are."""
     return [list(each)[:3] for each in chain[:-1]]

@@ -297,9 +297,7 @@ class TorchGradients:
         ours, theirs = self._accumulated[: -len(ANNOUNCED)], accumulated[: -len(ANNOUNCED)].to(self._accumulated.device)
         owners = [f"the gradient of {names.get(id(each), 'what goes along')}" for each in self._parameters]
         parts = zip([*owners, "the loss"], pairwise([0, *self._ends, len(ours)]), strict=True)
-        differ = [
-            owner for owner, (begin, end) in parts if not _are_close(ours[begin:end], theirs[begin:end], rounding)
-        ]
+        differ = [owner for owner, (begin, end) in parts if not are_close(ours[begin:end], theirs[begin:end], rounding)]
         return differ[-2 if len(differ) > 1 and differ[-1] == "the loss" else -1] if differ else ""
 
     @property
@@ -357,11 +355,14 @@ def _as_dense(gradient: torch.Tensor) -> torch.Tensor:
     return gradient if gradient.layout == torch.strided else gradient.to_dense()
 
 
-def _are_close(one: torch.Tensor, other: torch.Tensor, rounding: float) -> bool:
+def are_close(one: torch.Tensor, other: torch.Tensor, rounding: float) -> bool:
     """Return whether all numbers are the same, or as good as that; what is no number is equal to what is none."""
     if torch.equal(one.nan_to_num(), other.nan_to_num()):
         return True
-    return bool(rounding and (one - other).abs().max() <= rounding * torch.maximum(one.abs().max(), other.abs().max()))
+    if not rounding or not torch.equal(one.isfinite(), other.isfinite()):
+        return False
+    mine, theirs = one.nan_to_num(0.0, 0.0, 0.0), other.nan_to_num(0.0, 0.0, 0.0)
+    return bool((mine - theirs).abs().max() <= rounding * torch.maximum(mine.abs().max(), theirs.abs().max()))
 
 
 def _buffer(parameter: torch.nn.Parameter) -> torch.Tensor | None:
