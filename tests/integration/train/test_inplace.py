@@ -403,6 +403,31 @@ async def test_what_no_replacement_would_have_is_trained_and_said(scene, tmp_pat
     assert any(told in each.problem + each.unproven for each in scene.of(ScriptDrilled, task=name))
 
 
+MOVES = LOOSE.replace(
+    "        gate.at(step, rank=rank)\n        (model(last)",
+    "        kept = [each.detach().clone() for each in model.parameters()]\n"
+    "        with torch.no_grad():\n"
+    "            for each in model.parameters():\n"
+    "                each.add_(each.grad, alpha=0.01)\n"
+    "        optimizer.zero_grad()\n"
+    "        gate.at(step, rank=rank)\n"
+    "        (model(last)",
+).replace(
+    "        optimizer.step()\n",
+    "        with torch.no_grad():\n"
+    "            for each, before in zip(model.parameters(), kept):\n"
+    "                each.copy_(before)\n"
+    "        optimizer.step()\n",
+)
+
+
+async def test_where_parameters_are_moved_amid_an_iteration_all_begin_again_and_no_copy_is_of_that_moment(scene):
+    async with disturbed(scene, MOVES, (10,)) as run:
+        await run.at(10)
+        await run.strike(1)
+    assert run.begun.count(0) == 2, "nobody takes a place there"
+
+
 HIDES = LOOSE.replace("[:, rank::2]", "[:, rank::2] + __import__('os').getpid() / 1e6")
 
 

@@ -253,3 +253,37 @@ def test_what_was_reduced_is_finite_or_not(value, where):
         found.accumulate()
         reduced(model, found)
         assert found.finite is is_finite
+
+
+def test_gradients_of_complex_numbers_go_with_those_of_real_ones():
+    model = torch.nn.ParameterDict(
+        {"real": torch.nn.Parameter(torch.ones(2)), "complex": torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))}
+    )
+    found = gradients_of(model)
+    loss = (model["complex"] * (1 + 2j) * model["real"]).abs().square().sum()
+    loss.backward()
+    wanted = {name: each.grad.clone() for name, each in model.items()}
+    found.clear()
+    found.accumulate()
+    accumulated, _ = found.sums
+    assert accumulated.dtype == torch.float32
+    found.take_reduced(accumulated)
+    found.publish()
+    count = found._microbatches
+    assert all(torch.equal(each.grad * count, wanted[name]) for name, each in model.items())
+    assert model["complex"].grad.dtype == torch.complex64
+
+
+def test_the_parameter_whose_gradient_differs_is_named():
+    model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.ones(2)) for name in ("one", "other")})
+    found = gradients_of(model)
+    found.clear()
+    there, _ = (each.clone() for each in found.sums)
+    names = {id(each): name for name, each in model.items()}
+    assert found.first_difference(there, names, 0.0) == ""
+    model["other"].grad = torch.full((2,), 1.0)
+    found.accumulate()
+    assert found.first_difference(there, names, 0.0) == "the gradient of other"
+    there.copy_(found.sums[0] * (1 + 1e-5))
+    assert found.first_difference(there, names, 0.0) == "the gradient of other"
+    assert found.first_difference(there, names, 1e-3) == ""

@@ -282,6 +282,35 @@ def test_calls_that_change_how_gradients_are_reduced_are_refused(call):
         call(ScriptRank().make(nn.Linear(1, 1)))
 
 
+def test_a_sparse_gradient_has_the_rows_that_any_rank_has_had_though_their_sum_be_zero():
+    first, other = those = ranks(lambda: nn.Embedding(6, 2, sparse=True))
+    for each, rows, sign in ((first, [1, 4], 1.0), (other, [4, 5, 5], -1.0)):
+        (each.model(torch.tensor(rows)).sum() * sign).backward()
+    summed = sum(each.model.module.weight.grad.to_dense() for each in those)
+    reduce(*those)
+    assert [each.model.module.weight.grad.coalesce().indices().tolist() for each in those] == [[[1, 4, 5]]] * 2
+    assert summed[4].tolist() == [0.0, 0.0], "a sum of zeros is a gradient all the same"
+
+
+def test_a_backward_pass_is_reduced_if_the_forward_pass_said_so_as_with_torch():
+    [one] = ranks(lambda: nn.Linear(2, 1), 1)
+    x, seen = torch.ones(1, 2), []
+    for forward in (
+        lambda: one.model.module(x),
+        lambda: torch.no_grad()(one.model)(x),
+        lambda: within(one.model, x),
+        lambda: one.model(x),
+    ):
+        forward()
+        seen.append(one.model.expects_gradient)
+    assert seen == [False, False, False, True]
+
+
+def within(model, x):
+    with model.no_sync():
+        return model(x)
+
+
 def test_what_is_to_be_ignored_is_each_ranks_own():
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
     model._ddp_params_and_buffers_to_ignore = ["0.running_mean", "1.bias"]

@@ -99,6 +99,16 @@ def test_two_files_take_turns_and_each_says_what_it_holds(saver):
     assert not saver.why
 
 
+def test_a_state_that_changed_as_it_was_copied_is_none(saver):
+    saver.through(state(0))
+    saver.begin(state(1), REF, saver.of.append, lambda: False, 0.5)
+    saver.wait()
+    assert [ref.location.name for ref in saver.memory.saved()] == ["t-1.1.saved"], "the one before"
+    assert len(saver.of) == 1
+    [why] = saver.why
+    assert "parameters were changed while they were copied" in why
+
+
 def test_the_last_whole_state_stays_while_the_next_is_written(saver):
     for number in range(2):
         saver.through(state(number))
