@@ -392,6 +392,7 @@ async def test_what_can_not_be_healed_in_place_is_refused_at_the_start(scene, tm
             "torch.manual_seed(1); dist.broadcast(torch.ones(1 << 19), 0)",
             "more than 1 MiB",
         ),
+        ("(model(last)", "(model.module(last)", "from a gradient that is not reduced over the ranks"),
     ],
 )
 async def test_what_no_replacement_would_have_is_trained_and_said(scene, tmp_path, line, instead, told):
