@@ -17,13 +17,16 @@ import torch
 
 from unicron.contracts.worker import NOWHERE, Membership, ToAgent
 from unicron.train.carry.compare import first_difference, read, snapshot_differences, without_aids
+from unicron.train.carry.files import Files
 from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.groups.switched import Work
 from unicron.train.inplace.files_of_ghost import GhostFiles
 from unicron.train.inplace.groups import ScriptGroups
 from unicron.train.inplace.inplace import InPlace
+from unicron.train.inplace.member import Member
 from unicron.train.inplace.recording import Recorded, contribution, copies, flatten, record_of, record_state
-from unicron.train.inplace.seed import VERDICT
+from unicron.train.inplace.seed import VERDICT, Seed
+from unicron.train.inplace.takeover import Takeover
 from unicron.train.loops.active_loops import LoopSnapshot
 from unicron.train.session.gradients import TorchGradients, are_close
 from unicron.train.snapshots.gathering import Gathering, collect_state, load_state
@@ -108,59 +111,36 @@ class GhostCore:
         self.phase = IterationPhase.BETWEEN
 
 
-class Ghost(InPlace):
-    """A rank on trial.
+class TrialTakeover(Takeover):
+    """The takeover of a rank on trial: it is compared with the rank, and what can't be is its verdict.
 
     Args:
+        member: the rank on trial.
+        files: that the script opens.
         folder: of the trial.
+        recorded: what happened.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._recorded = folder, Recorded(folder)
-        self._arrived = False
-        files: Any = GhostFiles(folder, folder / f"files-{os.getpid()}")
-        files.install()
-        super().__init__(cast("AgentChannel", Silent()), files, None)
-        self._core: Any = None
+    def __init__(self, member: Member, files: Files, folder: Path, recorded: Recorded) -> None:
+        super().__init__(member, files, None)
+        self._folder, self._recorded, self._arrived = folder, recorded, False
 
-    @property
-    def _line(self) -> AgentChannel | None:
-        return None
-
-    def _join_membership(self, groups: ScriptGroups) -> None:
-        groups.replay_setup(bytes(self._recorded.begin["setup"]))
-        groups.trial = self
-
-    def _join_ranks(self) -> None:
-        """Take the recorded state, and the place of the rank."""
-        protected = self._states.protected
-        gathering = Gathering(protected)
-        gathering.add(self._recorded.begin)
-        if gathering.missing:
-            finish_trial(problem=f"the state of the rank lacks {gathering.missing}")
-        load_state(gathering.result(int(self._recorded.begin["iteration"])), protected)
-        names = {id(each): name for model in self._models for name, each in model.module.named_parameters()}
-        self._core = GhostCore(self._recorded, self._gradients, names, self.rank)
-        self.loops.take_over(record_of(self._recorded.begin), self._arrive)
-        if self._groups is not None:
-            self._groups.ended.in_loops = True
+    def take_over(self) -> None:
+        """Take the place of the rank."""
+        self._loops.take_over(record_of(self._recorded.begin), self._arrive)
 
     def _arrive(self) -> None:
         self._arrived = True
         self._files.write_in_place()
 
-    @property
-    def _in_loops(self) -> bool:
-        return self._core is not None
-
-    def _publish_record(self, record: LoopSnapshot | NotCarriedError) -> None:
+    def publish(self, record: LoopSnapshot | NotCarriedError) -> None:
         """Compare what there is, where the recording ends."""
         if not self._arrived and isinstance(record, NotCarriedError):
             if isinstance(record, OwnCheckpointNewerError):  # which was not there when the rank was where it begins
                 finish_trial(unproven=str(record))
             finish_trial(problem=str(record))
         end = self._recorded.end
-        if not self._arrived or self._core.iteration < end["iteration"]:
+        if not self._arrived or self._member.core.iteration < end["iteration"]:
             return
         if isinstance(record, NotCarriedError):
             finish_trial(problem=str(record))
@@ -168,7 +148,8 @@ class Ghost(InPlace):
             self._compare(record, end)
 
     def _compare(self, record: LoopSnapshot, end: Mapping[str, Any]) -> NoReturn:
-        found = self._through_file("ours", collect_state(self._core.iteration, self._states.protected))["objects"]
+        state = collect_state(self._member.core.iteration, self._member.states.protected)
+        found = self._through_file("ours", state)["objects"]
         rounding = ROUNDING if torch.cuda.is_available() else 0.0
         for name, value in found.items():
             if name not in COMPARED_APART and (where := state_difference(value, end["objects"][name], rounding)):
@@ -178,7 +159,7 @@ class Ghost(InPlace):
         if not differences:
             finish_trial()
         if not other.exists():  # a clock differs by itself: another ghost shows what does
-            self._through_file(OTHER, record_state(self._core.iteration, record))
+            self._through_file(OTHER, record_state(self._member.core.iteration, record))
             finish_trial(again=True)
         by_itself = _differences(record, record_of(unpack(other, other.stat().st_size)))
         for name, text in differences.items():
@@ -206,11 +187,49 @@ class Ghost(InPlace):
             tensor.data.copy_(left)
         return Work()
 
-    def _refuse_all(self, why: str) -> NoReturn:
+    def refuse_all(self, why: str) -> NoReturn:
+        """End the trial: no process could take the rank's place."""
         finish_trial(problem=why)
 
-    def _begin_again(self, why: str, *, uncarried: bool = False) -> NoReturn:  # noqa: ARG002
+    def begin_again(self, why: str) -> NoReturn:
+        """End the trial: this process would not continue as the rank."""
         finish_trial(problem=why)
+
+
+class Ghost(InPlace):
+    """A rank on trial.
+
+    Args:
+        folder: of the trial.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._recorded = folder, Recorded(folder)
+        files: Any = GhostFiles(folder, folder / f"files-{os.getpid()}")
+        files.install()
+        super().__init__(cast("AgentChannel", Silent()), files, None)
+        self._member.line = None
+
+    def _make_takeover(self, seed: Seed | None) -> TrialTakeover:  # noqa: ARG002 nobody tries a trial
+        self._trial = TrialTakeover(self._member, self._files, self._folder, self._recorded)
+        return self._trial
+
+    def _join_membership(self, groups: ScriptGroups) -> None:
+        groups.replay_setup(bytes(self._recorded.begin["setup"]))
+        groups.trial = self._trial
+
+    def _join_ranks(self) -> None:
+        """Take the recorded state, and the place of the rank."""
+        protected = self._member.states.protected
+        gathering = Gathering(protected)
+        gathering.add(self._recorded.begin)
+        if gathering.missing:
+            finish_trial(problem=f"the state of the rank lacks {gathering.missing}")
+        load_state(gathering.result(int(self._recorded.begin["iteration"])), protected)
+        names = {id(each): name for model in self.trained.models for name, each in model.module.named_parameters()}
+        core: Any = GhostCore(self._recorded, self._member.gradients, names, self.rank)
+        self._member.core = core
+        self._trial.take_over()
 
     def _finish(self, where: str) -> None:
         finish_trial(problem=f"it has ended its script {where}, and the rank had not")

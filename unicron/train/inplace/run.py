@@ -53,7 +53,7 @@ def install(channel: AgentChannel | None, seed: Seed | None = None) -> InPlace:
         return make(ranks, timeout, None, **named)
 
     def noting(tensors: Any, *arguments: Any, **named: Any) -> None:
-        mine.before_backward(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)))
+        mine.iteration.before_backward(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)))
         backward(tensors, *arguments, **named)
 
     def broadcast_object_list(objects: list[Any], src: int | None = None, *arguments: Any, **named: Any) -> None:
@@ -76,16 +76,16 @@ def install(channel: AgentChannel | None, seed: Seed | None = None) -> InPlace:
         (torch.autograd, "backward", noting),
         (torch.nn.parallel, "DistributedDataParallel", model),
         (torch.nn.parallel.distributed, "DistributedDataParallel", model),
-        (torch.optim.Optimizer, "__init__", call_after(torch.optim.Optimizer, mine.add_optimizer)),
+        (torch.optim.Optimizer, "__init__", call_after(torch.optim.Optimizer, mine.trained.add_optimizer)),
         (
             torch.optim.Optimizer,
             "add_param_group",
-            call_after(torch.optim.Optimizer, mine.check_extension, "add_param_group"),
+            call_after(torch.optim.Optimizer, mine.iteration.check_extension, "add_param_group"),
         ),
     ):
         setattr(place, name, mended)
-    register_optimizer_step_pre_hook(lambda optimizer, *_: mine.before_update(optimizer))
-    register_optimizer_step_post_hook(lambda optimizer, *_: mine.after_update(optimizer))
+    register_optimizer_step_pre_hook(lambda optimizer, *_: mine.iteration.before_update(optimizer))
+    register_optimizer_step_post_hook(lambda optimizer, *_: mine.iteration.after_update(optimizer))
     return mine
 
 

@@ -1,0 +1,151 @@
+"""A rank of a script that is healed in place, as a member of memberships: its groups and its worker's core."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from unicron.contracts.tasks import ParallelLayout
+from unicron.contracts.worker import Membership, Ready
+from unicron.errors import GroupBrokenError
+from unicron.train.carry.files import Files
+from unicron.train.inplace.groups import ScriptGroups
+from unicron.train.inplace.peers import Peers, RankPosition, Wait, Waiting
+from unicron.train.inplace.piggyback import Piggyback
+from unicron.train.inplace.records import Records
+from unicron.train.inplace.script_rendezvous import ScriptRendezvous
+from unicron.train.inplace.shell import ScriptStates, SpreadCore, WholeCore, WholeGradients, WholeRanks
+from unicron.train.inplace.trained import Trained
+from unicron.train.loops.loops import Loops
+from unicron.train.session.gradients import TorchGradients
+from unicron.train.session.ranks import TorchRanks
+from unicron.train.session.states import TorchStates
+from unicron.train.worker.channel import AgentChannel
+from unicron.train.worker.iteration import WorkerCore
+from unicron.train.worker.phases import IterationPhase
+from unicron.train.worker.shell import Shell, run
+from unicron.train.worker.timing import PlannedCollection
+
+
+class Member:
+    """This rank among the others.
+
+    Args:
+        channel: to the agent.
+        files: that the script opens.
+        loops: of the script.
+        trained: what the script has made.
+
+    Attributes:
+        channel, loops, trained: see above.
+        rank, size: of this process, and how many there are.
+        line: to the agent, where there is one.
+        groups: of the script; None before it has made them.
+        piggyback: what goes along with gradients; None before the loops, and where models are spread over the ranks.
+        rendezvous, records, peers: by which ranks find one another, may replace one another, and tell where they are.
+        ranks, states, gradients, core: of the worker; there are none before the loops.
+    """
+
+    ranks: TorchRanks
+    states: TorchStates
+    gradients: TorchGradients
+    core: WorkerCore
+
+    def __init__(self, channel: AgentChannel, files: Files, loops: Loops, trained: Trained) -> None:
+        self._layout = msgspec.json.decode(os.environ["UNICRON_LAYOUT"], type=ParallelLayout)
+        self.rank, self.size = int(os.environ["UNICRON_PLACE"]), self._layout.replica_workers
+        self.channel, self.trained, self.loops = channel, trained, loops
+        self.line: AgentChannel | None = channel
+        self.groups: ScriptGroups | None = None
+        self.piggyback: Piggyback | None = None
+        self.rendezvous, self.records = ScriptRendezvous(channel, files), Records()
+        self.peers = Peers(channel, self.membership, self.position)
+
+    def make_groups(self, rejoin: Callable[[GroupBrokenError], bool]) -> ScriptGroups:
+        """Make the script's groups, in which nobody is yet.
+
+        Args:
+            rejoin: joins the next membership, and returns whether a broken collective may be begun again there.
+        """
+        if self.groups is not None:
+            raise ValueError("trying to initialize the default process group twice!")
+        device = (
+            torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+        )
+        self.channel.send(Ready())
+        self.groups = ScriptGroups(self._layout, self.rank, device, self.loops, rejoin, self.peers)
+        self.ranks = WholeRanks(self.line, self.groups, self.loops, self.records)
+        return self.groups
+
+    def begin_loops(self, groups: ScriptGroups) -> None:
+        """Make the core of this rank, with what the script has made."""
+        models = self.trained.modules()
+        groups.begin_loops([*models.parameters(), *models.buffers()])
+        groups.sharded = bool(self.trained.sharded)
+        if self.trained.sharded:  # the script's own collectives sum gradients: here goes only what is announced
+            self.ranks = TorchRanks(self.line, self.rank, groups)
+        self.states = ScriptStates(self.line, self.ranks, groups, self.loops, self.records)
+        if self.trained.sharded:
+            self.gradients = TorchGradients(self.ranks, None, 1, PlannedCollection(0))
+        else:
+            self.gradients = WholeGradients(self.ranks, self.states, self.size)
+        self.protect(groups)
+        self.ranks.prepare(next(models.parameters()).device)
+        core, microbatches = (SpreadCore, 1) if self.trained.sharded else (WholeCore, self.size)
+        shell = Shell(self.ranks, self.states, self.gradients)
+        self.core = core(shell, int(os.environ["UNICRON_ITERATIONS"]), microbatches)
+        self.rendezvous.group = self.ranks.group
+
+    def protect(self, groups: ScriptGroups) -> None:
+        """Make the state of what there is, and sum the gradients of all that is trained."""
+        models, trained = self.trained.modules(), self.trained.reduced
+        names = ["optimizer", *(f"other{number}" for number in range(len(self.trained.optimizers) - 1))]
+        optimizers = dict(zip(names, self.trained.optimizers, strict=True))
+        protected: dict[str, Any] = {"model": models, **optimizers, "loops": self.loops, "groups": groups}
+        if self.trained.sharded:
+            own = protected = {**protected, "record": self.records}
+            summed = [torch.nn.Parameter(torch.zeros(1, device=next(models.parameters()).device))]
+        else:
+            self.piggyback = Piggyback(self.trained.models, self.trained.optimizers, first=self.rank == 0)
+            protected["piggyback"] = self.piggyback
+            groups.on_shared = self.piggyback.invalidate_shared
+            own = {**(protected if self.rank == 0 else {}), "record": self.records}  # of all else others have the same
+            # in reverse: what goes along comes behind the model
+            summed = [self.piggyback.carrier, *(each for each in models.parameters() if id(each) in trained)]
+        self.gradients.prepare(summed)
+        made = (f"{type(each).__name__} {name}" for name, each in protected.items())
+        self.gradients.shapes = ", ".join([self.gradients.shapes, *made])
+        self.states.protect(protected, own)
+
+    def next_microbatch(self) -> int | None:
+        """Return the microbatch to compute; None once the gradient of all ranks is reduced."""
+        self.peers.iteration = self.core.iteration
+        with self.peers.waiting(Waiting(Wait.GRADIENT, self.core.iteration)):
+            return run(self.core.next_microbatch())
+
+    @property
+    def in_loops(self) -> bool:
+        """Whether the script has come to its first loop."""
+        return self.rendezvous.group is not None and self.core.epoch >= 0
+
+    def membership(self) -> Membership:
+        """Return the membership that this rank is in."""
+        return self.core.membership if self.in_loops else self.rendezvous.membership
+
+    def position(self, waits: Waiting | None, where: str) -> RankPosition:
+        """Return what this rank has begun by now, where it is and what it waits for."""
+        setup, collectives = self.groups.begun_counts if self.groups is not None else (0, 0)
+        iterations = self.core.iteration + (self.core.phase is IterationPhase.REDUCED) if self.in_loops else 0
+        if waits is not None and waits.wait is Wait.GRADIENT:
+            iterations = waits.number + 1
+        return RankPosition(
+            rank=self.rank,
+            where=where,
+            waits=waits,
+            setup=setup,
+            begun=self.in_loops,
+            collectives=collectives,
+            iterations=iterations,
+        )

@@ -1,0 +1,136 @@
+"""Whether another process can take over a rank of a script that is healed in place, and how this one takes over one."""
+
+import contextlib
+from typing import Any, NoReturn
+
+from unicron.contracts.worker import Drilled, Unusable
+from unicron.errors import GroupBrokenError
+from unicron.train.carry.files import Files
+from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
+from unicron.train.inplace.alike import Alike, total_of
+from unicron.train.inplace.drill import Drill
+from unicron.train.inplace.member import Member
+from unicron.train.inplace.seed import Seed
+from unicron.train.inplace.shell import UNKNOWN
+from unicron.train.loops.active_loops import LoopSnapshot
+from unicron.train.snapshots.gathering import collect_state
+from unicron.train.worker.phases import IterationPhase
+from unicron.train.worker.shell import run
+
+CARRY = "so that no other one has it: keep what is a rank's own out of DistributedDataParallel, or set `heal: restart`"
+
+
+class Takeover:
+    """What this rank publishes for whoever replaces it, and how it replaces another.
+
+    Args:
+        member: this rank.
+        files: that the script opens.
+        seed: from which a process on trial grows; None where this rank is not drilled.
+
+    Attributes:
+        drill: in which such a process is tried.
+    """
+
+    _alike: Alike
+
+    def __init__(self, member: Member, files: Files, seed: Seed | None) -> None:
+        self._member, self._records, self._loops, self._files = member, member.records, member.loops, files
+        self.drill = Drill(member.channel, member.rank, seed, member.records.refuse_all)
+        self._unpublished: LoopSnapshot | NotCarriedError | None = None
+
+    def begin(self) -> None:
+        """Begin to compare this rank with the others, as the first loop trains."""
+        trained = self._member.trained
+        if trained.sharded:
+            self.drill.skip(
+                "a model that is spread by fully_shard is not tried: all ranks begin again, whichever is lost"
+            )
+        ranks = 1 if trained.sharded else self._member.size
+        self._alike = Alike(self._member.rank, ranks, trained.modules(), trained.reduced, trained.moments)
+
+    def compare_parameters(self) -> None:
+        """Have no rank take another's place where ranks begin with other parameters."""
+        mine = self._alike.digest_parameters()
+        with contextlib.suppress(GroupBrokenError):  # some rank is lost already: then they are compared later
+            totals = run(self._member.ranks.gather(total_of(mine)))
+            found = run(self._member.ranks.gather(mine)) if len(set(totals)) > 1 else []
+            for theirs in found:
+                if different := next((name for name in mine if mine[name] != theirs.get(name)), ""):
+                    self.refuse_all(f"{different} is not the same on all ranks, {CARRY}")
+
+    def publish_unpublished(self) -> None:
+        """Publish what waits for the ranks to be compared, if they are."""
+        if self._unpublished is not None:
+            self._end_comparison()
+
+    def _end_comparison(self) -> None:
+        """Take in whether ranks are alike; publish what could not be before that was known."""
+        if different := self._alike.end(self._records):
+            self.refuse_all(f"{different} is not the same on all ranks, {CARRY}")
+        if self._alike.is_confirmed and self._unpublished is not None:
+            self._records.publish(self._unpublished)
+            self._unpublished = None
+
+    def refuse_all(self, why: str) -> None:
+        """Have no process take a rank's place, as one that did would train something else; nobody is stopped."""
+        if not self._records.shown:
+            self._records.refuse_all(why)
+            at = max(0, self._member.core.iteration)
+            self._member.channel.send(Drilled(iteration=at, rank=self._member.rank, problem=why))
+
+    def publish(self, record: LoopSnapshot | NotCarriedError) -> None:
+        """Publish this rank's own record, or why there is none; between iterations, go on comparing and drilling."""
+        between = self._member.in_loops and self._member.core.phase is IterationPhase.BETWEEN
+        if between:
+            self._end_comparison()
+            self._alike.begin(self._member.core.iteration, self._records)
+            if not self._alike.is_confirmed:
+                self._unpublished = record
+                self._records.wait_for_comparison()
+                return
+        self._records.publish(record)
+        if isinstance(record, NotCarriedError) and self._loops.candidate_chains:
+            self._report_unusable(record)
+        elif between:
+            known = NotCarriedError(self._records.refusal) if self._records.refusal else record
+            core = self._member.core
+            self.drill.at_snapshot(known, core.iteration, core.epoch, self._recorded_state)
+
+    def _recorded_state(self) -> dict[str, Any]:
+        """Return what a process on trial begins from, besides this rank's own snapshot."""
+        setup = self._member.groups.setup if self._member.groups is not None else None
+        if setup is None:
+            raise NotCarriedError(UNKNOWN)
+        state = collect_state(self._member.core.iteration, self._member.states.protected)
+        return {"objects": state["objects"], "setup": setup}
+
+    def _report_unusable(self, error: NotCarriedError) -> None:
+        """Report the saved states as unusable, if all ranks have restarted from one."""
+        if self._member.groups is not None and self._member.groups.restored:
+            none = isinstance(error, OwnCheckpointNewerError)  # then no older copy can be used either
+            core = self._member.core
+            at = 0 if none else core.iteration
+            self._member.ranks.send(Unusable(epoch=core.epoch, iteration=at, copies="copies", reason=str(error)))
+
+    def take_over(self) -> None:
+        """Take over the rank that this one replaces.
+
+        Raises:
+            NotCarriedError: its record can't be used; the others are told.
+        """
+        try:
+            record = self._records.take_over(self._member.core.membership, self._loops.candidate_chains)
+            self._loops.take_over(record, self._files.write_in_place)
+        except NotCarriedError as error:
+            self._records.publish_refusal(str(error))
+            self._report_unusable(error)
+            raise
+        self._alike.is_confirmed = True
+
+    def begin_again(self, why: str) -> NoReturn:
+        """Restart all ranks, as this process would not continue as the rank which it replaces."""
+        error = NotCarriedError(why)
+        self._records.publish_refusal(why)
+        self._report_unusable(error)
+        raise error

@@ -1,0 +1,108 @@
+"""The models and optimizers that a script has made: which of them are carried apart, and which gradients reduced."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from unicron.errors import InvalidInputError
+from unicron.train.carry.objects import LARGE_BYTES
+from unicron.train.inplace.alike import Moments
+from unicron.train.inplace.parallel import Parallel
+
+
+class Trained:
+    """The models and optimizers of a script.
+
+    Attributes:
+        models: whose gradients are reduced.
+        sharded: modules that are spread over the ranks by `fully_shard`, but for those inside of others.
+        optimizers: of all of them.
+        moments: parts of optimizers' states that are this rank's own.
+    """
+
+    moments: Moments
+
+    def __init__(self) -> None:
+        self.models: list[Parallel] = []
+        self.sharded: list[torch.nn.Module] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self._known = list[int]()
+
+    def add_sharded(self, module: torch.nn.Module) -> None:
+        """Add a module that was sharded over the ranks; those inside of it come before it."""
+        within = {id(each) for each in module.modules()}
+        self.sharded = [each for each in self.sharded if id(each) not in within] + [module]
+
+    def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Add an optimizer.
+
+        Raises:
+            InvalidInputError: each rank has a part of its state, of which a new one would have nothing.
+        """
+        if "ZeroRedundancyOptimizer" in {kind.__name__ for kind in type(optimizer).__mro__}:
+            raise InvalidInputError(
+                "`heal: in-place` can't give a new rank its part of a ZeroRedundancyOptimizer: give each rank all of "
+                "the optimizer that it spreads, spread the model by fully_shard instead, or set `heal: restart`"
+            )
+        self.optimizers.append(optimizer)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is what can be trained, in a way that can be healed in place."""
+        return bool(self.models) + bool(self.sharded) == 1 and bool(self.optimizers)
+
+    @property
+    def reduced(self) -> set[int]:
+        """The identities of parameters whose gradients are summed."""
+        return {id(each) for model in self.models for each in model.reduced}
+
+    def record(self) -> tuple[list[Any], list[Any], dict[str, Any]]:
+        """Return what the script has made, as a loop begins that may train it.
+
+        Returns:
+            objects whose state is transferred apart from the script's snapshots, those that loading it changes, and
+            those that go with the snapshots besides variables, by name.
+        """
+        models, trained = self.modules(), self.reduced
+        self.moments = Moments(() if self.sharded else self.optimizers, trained)
+        self._known = self._identities()
+        carried: list[torch.Tensor] = [
+            each for each in models.parameters() if self.sharded or id(each) in trained or each.nbytes > LARGE_BYTES
+        ]
+        carried += [each for each in models.buffers() if each.nbytes > LARGE_BYTES]
+        changed = [*self.models, *models.modules(), *models.parameters(), *models.buffers()]
+        return [*carried, *self.optimizers], changed, {"moments": self.moments}
+
+    @property
+    def is_as_recorded(self) -> bool:
+        """Whether nothing was made or given parameters since `record`."""
+        return self._known == self._identities()
+
+    def _identities(self) -> list[int]:
+        """Return the identities of models, optimizers and their parameters."""
+        updated = [each for one in self.optimizers for group in one.param_groups for each in group["params"]]
+        return [*map(id, (*self.models, *self.sharded, *self.optimizers, *updated))]
+
+    def modules(self) -> torch.nn.ModuleList:
+        """Return the models as they were before they were made DistributedDataParallel."""
+        return torch.nn.ModuleList([each.module for each in self.models] or self.sharded)
+
+    def versions(self) -> int:
+        """Return the sum of the versions of trained parameters, which grows as they are changed."""
+        return sum(each._version for model in self.models for each in model.reduced)  # noqa: SLF001 there is no other way to it
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Return the parameters of all models."""
+        return (each for model in (*self.models, *self.sharded) for each in model.parameters())
+
+    def updates_unreduced(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether an optimizer has made an update from gradients that only this rank has."""
+        if not any(model.has_unreduced for model in self.models):
+            return False
+        trained = {id(each) for model in self.models if model.has_unreduced for each in model.reduced}
+        return any(
+            each.grad is not None and id(each) in trained
+            for group in optimizer.param_groups
+            for each in group["params"]
+        )
