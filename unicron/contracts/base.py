@@ -71,6 +71,14 @@ class Message(Record, tag_field="type", tag=True, kw_only=True, frozen=True):
         return msgspec.structs.replace(self, id=digest, at=at, source=source, correlation=cause.correlation or cause.id)
 
 
+class AgentMessage(Message, kw_only=True, frozen=True):
+    """Base of what only the agent of a node may send: about itself, its node, or what runs there."""
+
+    SENDER: ClassVar[str] = AGENT
+
+    node: Name
+
+
 class SetTimer(Message, kw_only=True, frozen=True):
     """A core asks its shell for a `TimerFired` with the same key after `after_s` seconds.
 

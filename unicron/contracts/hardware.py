@@ -1,15 +1,15 @@
 """Reports of a node's kernel and of the drivers of its GPUs."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from unicron.contracts.base import AGENT, Message, Record
+from unicron.contracts.base import AgentMessage, Record
 from unicron.contracts.ranges import Amount, Count, Few, Label, Name, Number, Size
 from unicron.contracts.sentences import after
 
 # --- from agents -----------------------------------------------------------------------------------------------------
 
 
-class FaultLogged(Message, kw_only=True, frozen=True):
+class FaultLogged(AgentMessage, kw_only=True, frozen=True):
     """The kernel of a node, the driver of a GPU or a worker reported a fault of the machine.
 
     Attributes:
@@ -19,9 +19,6 @@ class FaultLogged(Message, kw_only=True, frozen=True):
         printed: that worker wrote it. Anybody's script may write anything, so it only explains what fails.
     """
 
-    SENDER: ClassVar[str] = AGENT
-
-    node: Name
     text: Label
     slot: Number = -1
     task: Name = ""
@@ -82,14 +79,11 @@ class Gpu(Record, kw_only=True, frozen=True):
 # --- telemetry: core NATS, may be lost -------------------------------------------------------------------------------
 
 
-class GpusSampled(Message, kw_only=True, frozen=True):
+class GpusSampled(AgentMessage, kw_only=True, frozen=True):
     """The counters of a node's GPUs, every few seconds; telemetry.
 
     Attributes:
         gpus: those that answer.
     """
 
-    SENDER: ClassVar[str] = AGENT
-
-    node: Name
     gpus: Annotated[list[Gpu], Few]

@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar
 
-from unicron.contracts.base import AGENT, Message, Record
+from unicron.contracts.base import AgentMessage, Message, Record
 from unicron.contracts.ranges import Amount, Count, Few, Label, Many, Name, Number, Seconds
 
 ALL_SLOW = 1.1
@@ -41,7 +41,7 @@ class SlowWorker(Record, kw_only=True, frozen=True):
 # --- from agents -----------------------------------------------------------------------------------------------------
 
 
-class ComputeTimed(Message, kw_only=True, frozen=True):
+class ComputeTimed(AgentMessage, kw_only=True, frozen=True):
     """How long the workers of a task on one node compute; of each iteration, or, where these are short, of several.
 
     Attributes:
@@ -50,9 +50,6 @@ class ComputeTimed(Message, kw_only=True, frozen=True):
         pressure: share of the time, lately, for which something that could run on this machine waited for a core.
     """
 
-    SENDER: ClassVar[str] = AGENT
-
-    node: Name
     task: Name
     epoch: Number
     iteration: Number

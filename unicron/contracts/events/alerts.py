@@ -2,19 +2,16 @@
 
 from typing import ClassVar
 
-from unicron.contracts.base import AGENT, Message
+from unicron.contracts.base import AgentMessage, Message
 from unicron.contracts.failures import Cure
 from unicron.contracts.ranges import Label, Name, Number, Text, Who
 from unicron.contracts.sentences import after
 from unicron.contracts.watchdogs import AlertKind
 
 
-class CommandRefused(Message, kw_only=True, frozen=True):
+class CommandRefused(AgentMessage, kw_only=True, frozen=True):
     """An agent did not carry out a command, and why."""
 
-    SENDER: ClassVar[str] = AGENT
-
-    node: Name
     command: Label
     reason: Text
     task: Name = ""

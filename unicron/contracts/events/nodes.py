@@ -2,12 +2,12 @@
 
 from typing import Annotated, ClassVar
 
-from unicron.contracts.base import AGENT, Message
+from unicron.contracts.base import AgentMessage, Message
 from unicron.contracts.ranges import Count, Few, Label, Name, Seconds, Text
 from unicron.contracts.tasks import Slot, WorkerStatus
 
 
-class NodeJoined(Message, kw_only=True, frozen=True):
+class NodeJoined(AgentMessage, kw_only=True, frozen=True):
     """An agent has started, or has come back.
 
     Attributes:
@@ -26,9 +26,6 @@ class NodeJoined(Message, kw_only=True, frozen=True):
         version: of the agent's program.
     """
 
-    SENDER: ClassVar[str] = AGENT
-
-    node: Name
     incarnation: Label
     host: Label
     slots: Annotated[list[Slot], Few]
@@ -48,16 +45,13 @@ class NodeJoined(Message, kw_only=True, frozen=True):
         return f"{self.node} joined with {len(self.slots)} slots, {len(self.workers)} workers alive"
 
 
-class NodeLeft(Message, kw_only=True, frozen=True):
+class NodeLeft(AgentMessage, kw_only=True, frozen=True):
     """An agent said goodbye: its workers are stopped and it goes away on purpose.
 
     Attributes:
         reason: why it does not stay, of what a person has to mend; empty where somebody has ended it.
     """
 
-    SENDER: ClassVar[str] = AGENT
-
-    node: Name
     incarnation: Label
     reason: Text = ""
 
@@ -65,16 +59,13 @@ class NodeLeft(Message, kw_only=True, frozen=True):
         return f"{self.node} says goodbye" + f": {self.reason}" * bool(self.reason)
 
 
-class NodeLeaving(Message, kw_only=True, frozen=True):
+class NodeLeaving(AgentMessage, kw_only=True, frozen=True):
     """An agent was notified that its node will go; until it leaves, it hands over what others count on.
 
     Attributes:
         seconds: after which it leaves in any case.
     """
 
-    SENDER: ClassVar[str] = AGENT
-
-    node: Name
     incarnation: Label
     seconds: Seconds
 
@@ -82,7 +73,7 @@ class NodeLeaving(Message, kw_only=True, frozen=True):
         return f"{self.node} is to go, and hands over what it has for up to {self.seconds:g} s"
 
 
-class StandbyDied(Message, kw_only=True, frozen=True):
+class StandbyDied(AgentMessage, kw_only=True, frozen=True):
     """The warm standby of a node has ended, which forks its workers: until there is another, starts wait there.
 
     Attributes:
@@ -92,9 +83,6 @@ class StandbyDied(Message, kw_only=True, frozen=True):
         helpless: so many that the node gets no work until one lives.
     """
 
-    SENDER: ClassVar[str] = AGENT
-
-    node: Name
     how: Text
     deaths: Count
     wait_s: Seconds
@@ -107,28 +95,22 @@ class StandbyDied(Message, kw_only=True, frozen=True):
         return f"the warm standby of {self.node} {self.how}{row}: {cure if self.helpless else then}"
 
 
-class StandbyRevived(Message, kw_only=True, frozen=True):
+class StandbyRevived(AgentMessage, kw_only=True, frozen=True):
     """A node that had lost its warm standby has another, which lives.
 
     Attributes:
         seconds: for which there was none.
     """
 
-    SENDER: ClassVar[str] = AGENT
-
-    node: Name
     seconds: Seconds
 
     def __str__(self) -> str:
         return f"{self.node} has a warm standby again, {self.seconds:.1f} s after the last one's end"
 
 
-class NodeHeartbeat(Message, kw_only=True, frozen=True):
+class NodeHeartbeat(AgentMessage, kw_only=True, frozen=True):
     """Sign of life of an agent."""
 
-    SENDER: ClassVar[str] = AGENT
-
-    node: Name
     incarnation: Label
 
 

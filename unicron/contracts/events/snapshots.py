@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar
 
-from unicron.contracts.base import AGENT, Message
+from unicron.contracts.base import AgentMessage, Message
 from unicron.contracts.events.workers import WorkerFact
 from unicron.contracts.ranges import Count, Few, Label, Many, Name, Number, Seconds, Text
 from unicron.contracts.sentences import after, where
@@ -95,7 +95,7 @@ class StateUnusable(WorkerFact, kw_only=True, frozen=True):
         return f"{self.worker} can't go on from iteration {self.iteration}, which is from {self.copies}: {self.reason}"
 
 
-class StateRejected(Message, kw_only=True, frozen=True):
+class StateRejected(AgentMessage, kw_only=True, frozen=True):
     """A copy of a state is not what its checksum says, and must not be used by anybody.
 
     Attributes:
@@ -103,9 +103,6 @@ class StateRejected(Message, kw_only=True, frozen=True):
         state: the copy.
     """
 
-    SENDER: ClassVar[str] = AGENT
-
-    node: Name
     task: Name
     state: StateRef
     reason: Text
@@ -114,7 +111,7 @@ class StateRejected(Message, kw_only=True, frozen=True):
         return f"{self.state.location.node} holds a bad copy, found out on {self.node}: {self.reason}"
 
 
-class StateCopied(Message, kw_only=True, frozen=True):
+class StateCopied(AgentMessage, kw_only=True, frozen=True):
     """The answer to `CopyState`: another node has a copy now; or it has none, and why.
 
     Attributes:
@@ -123,9 +120,6 @@ class StateCopied(Message, kw_only=True, frozen=True):
         problem: why it does not; empty where it does.
     """
 
-    SENDER: ClassVar[str] = AGENT
-
-    node: Name
     task: Name
     state: StateRef
     problem: Text = ""
@@ -138,7 +132,7 @@ class StateCopied(Message, kw_only=True, frozen=True):
         )
 
 
-class StatesFound(Message, kw_only=True, frozen=True):
+class StatesFound(AgentMessage, kw_only=True, frozen=True):
     """The answer to `FindStates`: what lies in the memory of a node.
 
     Attributes:
@@ -146,9 +140,6 @@ class StatesFound(Message, kw_only=True, frozen=True):
         states: all copies of the task's states that are whole.
     """
 
-    SENDER: ClassVar[str] = AGENT
-
-    node: Name
     task: Name
     search: Count
     states: Annotated[list[StateRef], Many]
@@ -158,7 +149,7 @@ class StatesFound(Message, kw_only=True, frozen=True):
         return f"{self.node} has of {self.task} {', '.join(iterations) or 'nothing'}"
 
 
-class PartStored(Message, kw_only=True, frozen=True):
+class PartStored(AgentMessage, kw_only=True, frozen=True):
     """A place's part of a checkpoint is on storage.
 
     Attributes:
@@ -167,9 +158,6 @@ class PartStored(Message, kw_only=True, frozen=True):
         seconds: that took.
     """
 
-    SENDER: ClassVar[str] = AGENT
-
-    node: Name
     task: Name
     saving: Saving
     part: StoredPart
@@ -182,7 +170,7 @@ class PartStored(Message, kw_only=True, frozen=True):
         )
 
 
-class CheckpointStored(Message, kw_only=True, frozen=True):
+class CheckpointStored(AgentMessage, kw_only=True, frozen=True):
     """A checkpoint is complete on storage, read again and found right.
 
     Attributes:
@@ -191,9 +179,6 @@ class CheckpointStored(Message, kw_only=True, frozen=True):
         folder: of it, in the task's.
     """
 
-    SENDER: ClassVar[str] = AGENT
-
-    node: Name
     task: Name
     iteration: Number
     address: Label
@@ -204,12 +189,9 @@ class CheckpointStored(Message, kw_only=True, frozen=True):
         return f"iteration {self.iteration} of {self.task} is on storage: {self.address}"
 
 
-class CheckpointFailed(Message, kw_only=True, frozen=True):
+class CheckpointFailed(AgentMessage, kw_only=True, frozen=True):
     """A checkpoint could not be written to storage, or none could be looked for; the last good one is untouched."""
 
-    SENDER: ClassVar[str] = AGENT
-
-    node: Name
     task: Name
     reason: Text
 
@@ -217,7 +199,7 @@ class CheckpointFailed(Message, kw_only=True, frozen=True):
         return f"{self.node} can't use the storage of {self.task}: {self.reason}"
 
 
-class CheckpointFound(Message, kw_only=True, frozen=True):
+class CheckpointFound(AgentMessage, kw_only=True, frozen=True):
     """The answer to `FindCheckpoint`.
 
     Attributes:
@@ -226,9 +208,6 @@ class CheckpointFound(Message, kw_only=True, frozen=True):
         skipped: newer ones that do not, and why.
     """
 
-    SENDER: ClassVar[str] = AGENT
-
-    node: Name
     task: Name
     search: Count
     stored: StoredState | None

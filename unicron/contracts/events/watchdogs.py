@@ -1,8 +1,6 @@
 """Facts of the watchdogs in agents from which services conclude something."""
 
-from typing import ClassVar
-
-from unicron.contracts.base import AGENT, Message
+from unicron.contracts.base import AgentMessage
 from unicron.contracts.events.workers import WorkerFact
 from unicron.contracts.ranges import Amount, Label, Name, Number, Seconds, Size
 from unicron.contracts.sentences import where
@@ -32,7 +30,7 @@ class WorkerGrows(WorkerFact, kw_only=True, frozen=True):
         )
 
 
-class PatternMissed(Message, kw_only=True, frozen=True):
+class PatternMissed(AgentMessage, kw_only=True, frozen=True):
     """A pattern that a user expects in a task's output was not seen on a node in time, or is seen there again.
 
     Attributes:
@@ -42,9 +40,6 @@ class PatternMissed(Message, kw_only=True, frozen=True):
         missing: false where it is seen again.
     """
 
-    SENDER: ClassVar[str] = AGENT
-
-    node: Name
     task: Name
     pattern: Label
     limit_s: Seconds

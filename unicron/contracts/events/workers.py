@@ -1,22 +1,19 @@
 """Facts and telemetry about workers, and what they raise and report."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 
-from unicron.contracts.base import AGENT, Message
+from unicron.contracts.base import AgentMessage
 from unicron.contracts.ranges import Count, Few, Label, Many, Moment, Name, Number, Seconds, Text, Whole
 from unicron.contracts.sentences import after, where
 from unicron.contracts.tasks import UNCOUNTED, Breakage, WorkerPhase
 from unicron.contracts.timings import MOST_OPS, Op
 
 
-class WorkerFact(Message, kw_only=True, frozen=True):
+class WorkerFact(AgentMessage, kw_only=True, frozen=True):
     """Base of the facts about one worker process: its name, its task, and the slot that it runs in."""
 
-    SENDER: ClassVar[str] = AGENT
-
-    node: Name
     slot: Number
     task: Name
     worker: Name
