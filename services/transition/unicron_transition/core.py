@@ -178,7 +178,8 @@ class TransitionCore(Core):
             run.failed[failure.worker] = failure.node
             run.wait_s = failure.wait_s
             run.begin_recovery(failure.at, _cause(failure))
-            out += stop_worker(self.state, run, run.workers[failure.worker], failure.reason)
+            for worker in run.lost_with(failure.worker):
+                out += stop_worker(self.state, run, worker, failure.reason)
         elif failure.worker not in run.membership.group:
             return []  # that process was replaced already
         run.snapshots.storage.failures += 1

@@ -84,6 +84,12 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
             if worker.stage is WorkerStage.READY and worker.layout.is_like(shape)
         ]
 
+    def lost_with(self, worker: str) -> list[WorkerRun]:
+        """Return the workers that end with `worker`, all that compute, where nobody can take its place."""
+        met, through = self.membership.met, self.membership.through
+        names = met if self.uncarried and worker in met and not through else [worker]
+        return [self.workers[name] for name in names if name in self.workers]
+
     # --- who has which place of the state ----------------------------------------------------------------------------
 
     def record_state(self, worker: str, place: int, iteration: int, node: str) -> None:

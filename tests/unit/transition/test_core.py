@@ -222,7 +222,8 @@ def test_of_a_script_that_nobody_can_go_on_with_nothing_is_saved_or_taken_any_mo
     reason = "in a drill the gradient differs"
     out = scene.feed(events.StateUnusable(**at, epoch=0, iteration=2, copies="copies", reason=reason, uncarried=True))
     assert ("n1", ["a-1.0.saved", "a-1.1.saved"]) in [(order.node, order.names) for order in of(DropStates, out)]
-    out = scene.killed("a-1", "a-2")
+    out = scene.killed("a-1")
+    assert [order.worker for order in of(StopWorker, out)] == ["a-1", "a-2"], "it would wait for one in vain"
     assert [order.uncarried for order in of(StartWorker, out)] == [reason, reason]
     out = scene.ready("a", "a-3", "a-4")
     assert ([order.shelf for order in of(Regroup, out)], of(SaveStates, out)) == ([None, None], [])
