@@ -21,7 +21,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron.train.carry.compare import first_difference, read, snapshot_differences
+from unicron.train.carry.compare import first_difference, snapshot_differences
+from unicron.train.carry.inert import read
 from unicron.train.carry.own_snapshot import Heap
 from unicron.train.carry.pickling import Pickler
 from unicron.train.carry.variables import Variables

@@ -4,17 +4,17 @@ import collections
 import copyreg
 import functools
 import io
-import pickle
 import random
 import sys
 import types
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from unicron.train.carry.bars import BAR, library_of
+from unicron.train.carry.inert import Made, Reader, read, shown, without_aids
 from unicron.train.carry.kinds import NotCarriedError, slots
 from unicron.train.carry.values import bits_of, value_of
 
@@ -22,9 +22,6 @@ Pairs = list[tuple[str, Any, Any]]
 """Parts of two values that are to be compared, each with the path to it."""
 
 GRADIENTS = "the gradients"
-
-SHOWN = 60
-"""Characters of a value in a text."""
 
 _IDENTICAL = (type, types.ModuleType, types.CodeType, torch.dtype)
 _SHARED = (list, dict, set, bytearray, collections.deque, torch.Tensor)
@@ -42,93 +39,6 @@ class _Nothing:
 
 
 _NOTHING = _Nothing()
-
-
-POSITION = frozenset({"count", "over", "first", "last", "seen"})
-
-
-def without_aids(value: Any) -> Any:
-    """Return how far something is that a loop goes over, without what finds it anew: one process may need less."""
-    if not (isinstance(value, dict) and value.keys() >= POSITION):
-        return value
-    return {name: each for name, each in value.items() if name not in {"first", "last"}}
-
-
-class _Made:
-    """An object as a pickle makes it: by a function or class, from arguments, with a state and items."""
-
-    __slots__ = ("arguments", "items", "named", "state")
-    arguments: tuple[Any, ...]
-    named: dict[str, Any]
-    items: list[Any]
-    state: Any
-
-    def __new__(cls, *arguments: Any, **named: Any) -> Self:
-        made = super().__new__(cls)
-        made.arguments, made.named, made.items = tuple(map(without_aids, arguments)), named, []
-        return made
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-    def append(self, item: Any) -> None:
-        self.items.append(item)
-
-    add = append
-
-    def __setitem__(self, key: Any, item: Any) -> None:
-        self.items.append((key, item))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(map(_shown, self.arguments))})"
-
-
-class Reference(type):
-    """What is numbered, in a snapshot that is read without the objects that it refers to; it may be a class to call.
-
-    Attributes:
-        key: of the object.
-    """
-
-    key: tuple[Any, ...]
-
-    def __repr__(cls) -> str:
-        """Return its path."""
-        return ".".join(map(str, cls.key[2:]))
-
-
-@functools.cache
-def _reference(key: tuple[Any, ...]) -> Reference:
-    return Reference("numbered", (_Made,), {"key": key, "__slots__": ()})
-
-
-class _Reader(pickle.Unpickler):
-    """Reads a pickle without running or importing what it names."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
-            return found
-        return _made_by(module, name)
-
-    def __init__(self, stream: io.BytesIO) -> None:
-        super().__init__(stream)
-        self.referred = set[Any]()
-
-    def persistent_load(self, key: Any) -> Reference:
-        self.referred.add(key)
-        return _reference(key)
-
-
-@functools.cache
-def _made_by(module: str, name: str) -> type:
-    return type(name, (_Made,), {"__module__": module, "__slots__": ()})
-
-
-def read(data: bytes) -> Any:
-    """Return what a pickle holds as plain containers, calls and references; nothing that it names is run."""
-    return _Reader(io.BytesIO(data)).load()
 
 
 def snapshot_differences(ours: bytes, theirs: bytes) -> dict[str, str]:
@@ -153,7 +63,7 @@ class _Snapshot:
     """
 
     def __init__(self, data: bytes) -> None:
-        reader = _Reader(io.BytesIO(data))
+        reader = Reader(io.BytesIO(data))
         variables, entries, states, gradients, summed, _ = reader.load()
         self.parts, self.names, self.left_out = dict[Any, Any](), dict[Any, str](), set[Any]()
         for space, values, *_ in variables:
@@ -226,7 +136,7 @@ def _first_difference(todo: Pairs, partners: _Partners) -> str:
 
 def _is_shared(thing: Any) -> bool:
     """Return whether it matters who else has an object, as it may be changed."""
-    if isinstance(thing, _Made):
+    if isinstance(thing, Made):
         name = type(thing).__name__
         return name not in _NEVER_CHANGED and (bool(thing.items) or hasattr(thing, "state") or name in _MADE_SHARED)
     return isinstance(thing, _SHARED) or (hasattr(thing, "__dict__") and not isinstance(thing, _MADE_ANEW))
@@ -251,13 +161,13 @@ def _items(path: str, ours: Any, theirs: Any, partners: _Partners) -> str | Pair
     if not isinstance(ours, Mapping | list | tuple | collections.deque):
         return []
     if len(ours) != len(theirs):
-        return f"{path}: {len(ours)} items here, {len(theirs)} there: {_shown(ours)}, {_shown(theirs)}".lstrip(": ")
+        return f"{path}: {len(ours)} items here, {len(theirs)} there: {shown(ours)}, {shown(theirs)}".lstrip(": ")
     if isinstance(ours, Mapping):
         if words := _keys_difference(path, ours, theirs):
             return words
-        found = [(f"{path}, key {_shown(key)}", key, other) for key, other in zip(ours, theirs, strict=True)]
+        found = [(f"{path}, key {shown(key)}", key, other) for key, other in zip(ours, theirs, strict=True)]
         values = zip(ours.items(), theirs.values(), strict=True)
-        return found + [(f"{path}[{_shown(key)}]", one, other) for (key, one), other in values]
+        return found + [(f"{path}[{shown(key)}]", one, other) for (key, one), other in values]
     names = getattr(ours, "_fields", None) if isinstance(ours, tuple) else None
     found = [
         (f"{path}.{names[number]}" if names else f"{path}[{number}]", *pair)
@@ -291,7 +201,7 @@ def _attributes(thing: Any) -> dict[str, Any] | None:
         return None
     if not cls.__dictoffset__ and not slots(cls):
         return None
-    if library_of(cls) and not isinstance(thing, _Made):
+    if library_of(cls) and not isinstance(thing, Made):
         return dict(BAR.parts(thing))
     own = {name: getattr(thing, name) for name in slots(cls) if hasattr(thing, name)}
     if isinstance(thing, random.Random):
@@ -338,9 +248,9 @@ _MADE_FROM: dict[Any, tuple[str, ...]] = {
 
 def _value(thing: Any) -> Any:
     """Return what is equal for two values of a type that are the same, None for what has parts."""
-    if isinstance(thing, _Made) and type(thing).__name__ in _SHOWN_ONLY:
+    if isinstance(thing, Made) and type(thing).__name__ in _SHOWN_ONLY:
         return "a bar"
-    if isinstance(thing, _Made) and type(thing).__name__ in _NEVER_CHANGED:
+    if isinstance(thing, Made) and type(thing).__name__ in _NEVER_CHANGED:
         return repr([thing.arguments, getattr(thing, "state", None)])
     if type(thing) is bytearray:
         return bytes(thing)
@@ -398,22 +308,14 @@ def _sets_difference(path: str, ours: Iterable[Any], theirs: Iterable[Any], part
                 del same[number]
                 break
         else:
-            return f"{path}: {_shown(mine)} is in the set here, and not there".removeprefix(": ")
+            return f"{path}: {shown(mine)} is in the set here, and not there".removeprefix(": ")
     if more := [one for each in left.values() for one in each]:
-        return f"{path}: {_shown(more[0])} is not in the set here, but there".removeprefix(": ")
+        return f"{path}: {shown(more[0])} is not in the set here, but there".removeprefix(": ")
     return ""
 
 
 def _words(path: str, ours: Any, theirs: Any) -> str:
-    mine, other = _shown(ours), _shown(theirs)
+    mine, other = shown(ours), shown(theirs)
     if mine == other:
         mine, other = f"{mine} ({type(ours).__qualname__})", f"{other} ({type(theirs).__qualname__})"
     return f"{path}: {mine} here, {other} there".lstrip(".: ")
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = " ".join(repr(value).split())
-    except Exception:  # noqa: BLE001 whatever a script's objects raise
-        text = f"a {type(value).__qualname__}"
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."

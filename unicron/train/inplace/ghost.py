@@ -16,8 +16,9 @@ from typing import Any, NoReturn, cast
 import torch
 
 from unicron.contracts.worker import NOWHERE, Membership, ToAgent
-from unicron.train.carry.compare import first_difference, read, snapshot_differences, without_aids
+from unicron.train.carry.compare import first_difference, snapshot_differences
 from unicron.train.carry.files import Files
+from unicron.train.carry.inert import read, without_aids
 from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.groups.switched import Work
 from unicron.train.inplace.files_of_ghost import GhostFiles
