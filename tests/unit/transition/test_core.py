@@ -215,16 +215,25 @@ def test_what_is_healed_in_place_and_has_saved_nothing_yet_begins_again_and_says
     assert "its program begins again" in alert.text
 
 
-def test_of_a_script_that_nobody_can_go_on_with_nothing_is_saved_or_taken_any_more():
+NOBODY_CAN = "in a drill the gradient differs"
+
+
+@pytest.mark.parametrize(
+    ("fact", "fields"),
+    [
+        (events.StateUnusable, {"epoch": 0, "copies": "copies", "reason": NOBODY_CAN, "uncarried": True}),
+        (events.ScriptDrilled, {"rank": 0, "problem": NOBODY_CAN}),
+    ],
+)
+def test_of_a_script_that_nobody_can_go_on_with_nothing_is_saved_or_taken_any_more(fact, fields):
     scene = TransitionHarness(a=IN_PLACE).running(a=["n1:0", "n2:0"])
     at = {"task": "a", "node": "n1", "slot": 0, "worker": "a-1"}
     scene.feed(events.StateSecured(**at, iteration=3, nodes=["n2"]))
-    reason = "in a drill the gradient differs"
-    out = scene.feed(events.StateUnusable(**at, epoch=0, iteration=2, copies="copies", reason=reason, uncarried=True))
+    out = scene.feed(fact(**at, iteration=2, **fields))
     assert ("n1", ["a-1.0.saved", "a-1.1.saved"]) in [(order.node, order.names) for order in of(DropStates, out)]
     out = scene.killed("a-1")
     assert [order.worker for order in of(StopWorker, out)] == ["a-1", "a-2"], "it would wait for one in vain"
-    assert [order.uncarried for order in of(StartWorker, out)] == [reason, reason]
+    assert [order.uncarried for order in of(StartWorker, out)] == [NOBODY_CAN, NOBODY_CAN]
     out = scene.ready("a", "a-3", "a-4")
     assert ([order.shelf for order in of(Regroup, out)], of(SaveStates, out)) == ([None, None], [])
 
