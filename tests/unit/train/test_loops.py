@@ -227,7 +227,23 @@ class Data:
                              sum(self.recent), int(self.tensor.sum()), sum(self.bits), int(self.array.sum()),
                              self.pair.left, sum(self.items)])
 
-for batch in torch.utils.data.DataLoader(Data(), batch_size=2, shuffle=True):
+data = Data()
+loader = torch.utils.data.DataLoader(data, batch_size=2, shuffle=True)
+"""
+
+ONCE = """
+for batch in loader:
+    note(batch.tolist())
+    backward()
+"""
+
+REMADE = """
+batches = iter(loader)
+for _ in range(15):
+    if (batch := next(batches, None)) is None:
+        AT_END
+        batches = iter(loader)
+        batch = next(batches)
     note(batch.tolist())
     backward()
 """
@@ -248,12 +264,19 @@ CHANGES = (
 )
 
 
-@given(changes=st.lists(st.sampled_from(CHANGES), min_size=1, max_size=4), begin=st.integers(0, 5))
-@settings(max_examples=60)
-def test_what_a_data_set_changes_as_it_is_read_is_what_it_was(changes, begin):
-    text = KEEPING.replace("CHANGES", "; ".join(changes))
+@given(
+    changes=st.lists(st.sampled_from(CHANGES), min_size=1, max_size=4),
+    at_end=st.lists(st.sampled_from(CHANGES), max_size=2),
+    loop=st.sampled_from([ONCE, REMADE]),
+    begin=st.integers(0, 14),
+)
+@settings(max_examples=100)
+def test_what_a_data_set_changes_as_it_is_read_is_what_it_was(changes, at_end, loop, begin):
+    by_body = "; ".join([*at_end, "pass"]).replace("self", "data").replace("index", "7")
+    text = KEEPING.replace("CHANGES", "; ".join(changes)) + loop.replace("AT_END", by_body)
     modules = {"collections": collections, "numpy": np, "random": random}
     whole, there = noted(text, **modules)
+    begin %= len(whole)
     again, _ = noted(text, there[begin], **modules)
     assert again == whole[begin:]
 

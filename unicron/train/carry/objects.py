@@ -89,6 +89,10 @@ class Resumable:
         """Advance to a position."""
         raise NotImplementedError
 
+    def begin_anew(self, iterable: Any, saved: Any) -> None:
+        """Be made from something, where nothing is yet but the object, and advance to a position."""
+        raise NotImplementedError
+
 
 class Stateful:
     """Something whose state is more than what it holds, and that says itself what it is."""

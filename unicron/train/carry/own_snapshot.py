@@ -334,7 +334,10 @@ class Heap:
 
     def unpack(self, data: bytes, own: Mapping[Key, Any] = MappingProxyType({})) -> Any:
         """Return what another process has packed, given what has the keys here that it had in `own`."""
-        return Unpickler(io.BytesIO(data), lambda key: own[key] if key in own else self._object_of(key)).load()
+        unpickler = Unpickler(io.BytesIO(data), lambda key: own[key] if key in own else self._object_of(key))
+        value = unpickler.load()
+        unpickler.begin_unbegun(lambda: None)
+        return value
 
     def _object_of(self, key: Key) -> Any:
         if key not in self._numbered:
@@ -350,8 +353,9 @@ class Heap:
         Raises:
             NotCarriedError: this process has made something else before the loop.
         """
+        unpickler = Unpickler(io.BytesIO(data), self._object_of)
         try:
-            variables, entries, states, gradients, summed, hooks = Unpickler(io.BytesIO(data), self._object_of).load()
+            variables, entries, states, gradients, summed, hooks = unpickler.load()
         except NotCarriedError:
             raise
         except Exception as error:
@@ -367,6 +371,8 @@ class Heap:
         if missing := [key for key, _ in entries if key not in self._numbered]:
             raise NotCarriedError(f"{describe(missing[0])} is not here")
         self._restore_objects(entries)
+        still = [(key, state) for key, state in entries if self._numbered[key].kind is not POSITION]
+        unpickler.begin_unbegun(lambda: self._restore_objects(still))
         for name, values, names, as_first in variables:
             if name not in spaces:
                 raise NotCarriedError(f"the variables of {name} are not here")

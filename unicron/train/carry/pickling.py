@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from unicron.errors import GroupBrokenError
 from unicron.train.carry.bars import BAR, remade
 from unicron.train.carry.by_value import Opaque
 from unicron.train.carry.graphs import keeps_graph
 from unicron.train.carry.kinds import GraphKeptError, NotCarriedError, check_order, items_of_set, refill_set
-from unicron.train.carry.objects import kind_of, raw, unraw
+from unicron.train.carry.objects import Resumable, kind_of, raw, unraw
+from unicron.train.worker.injected import InjectedFault
 
 Key = tuple[Any, ...]
 """Of an object: the loop before which it was made, whose variable leads to it, and the way from there."""
@@ -71,6 +73,11 @@ def _generator(state: torch.Tensor) -> torch.Generator:
     made = torch.Generator()
     made.set_state(state)
     return made
+
+
+def _resumable(cls: type[Resumable], iterable: Any, position: Any) -> Resumable:
+    """Return what goes over something from a position: `Unpickler` does."""
+    raise NotImplementedError
 
 
 class Pickler(pickle.Pickler):
@@ -141,6 +148,7 @@ _REDUCED: dict[Any, Callable[[Any], Any]] = {
     weakref.ref: lambda thing: (_reference, (thing(),)),
     _SingleProcessDataLoaderIter: lambda thing: (_exhausted, (type(thing), _remaining_of(thing))),
     (set, frozenset): _reduce_set,
+    Resumable: lambda thing: (_resumable, (type(thing), thing.iterable, thing.position())),
     ModuleType: lambda thing: (_module, (thing.__name__,)),
 }
 
@@ -155,7 +163,35 @@ class Unpickler(pickle.Unpickler):
 
     def __init__(self, stream: io.BytesIO, find: Callable[[Key], Any]) -> None:
         super().__init__(stream)
-        self._find = find
+        self._find, self._unbegun = find, list[tuple[Resumable, Any, Any]]()
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what makes an object."""
+        found = super().find_class(module, name)
+        return self._put_off if found is _resumable else found
+
+    def _put_off(self, cls: type[Resumable], iterable: Any, position: Any) -> Resumable:
+        made = cls.__new__(cls)
+        self._unbegun.append((made, iterable, position))
+        return made
+
+    def begin_unbegun(self, restore: Callable[[], None]) -> None:
+        """Have all iterators begin where they were, once what they go over is what it was.
+
+        Args:
+            restore: makes it so again, as each of them changes that.
+
+        Raises:
+            NotCarriedError: one can't be brought there.
+        """
+        for made, iterable, position in self._unbegun:
+            try:
+                made.begin_anew(iterable, position)
+            except (NotCarriedError, GroupBrokenError, InjectedFault):
+                raise
+            except Exception as error:
+                raise NotCarriedError(f"a {type(iterable).__qualname__} can't be gone over anew: {error!r}") from error
+            restore()
 
     def persistent_load(self, key: Any) -> Any:
         """Return the object with this key."""

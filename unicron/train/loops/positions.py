@@ -71,11 +71,14 @@ class Counted(Resumable, Iterator[Any]):
     """
 
     def __init__(self, over: Iterable[Any], running: "list[Counted] | None" = None) -> None:
+        self._begin(over, RUNNING if running is None else running)
+
+    def _begin(self, over: Iterable[Any], running: "list[Counted]") -> None:
         before = generators()
         self._unseen = ""
         self._first = self._last = self._look(lambda: _parts_of(over), list[Part]())
         self.own = {("part", number): part.thing for number, part in enumerate(self._first)}
-        self.iterable, self._iterator, self._running = over, iter(over), RUNNING if running is None else running
+        self.iterable, self._iterator, self._running = over, iter(over), running
         self.count, self.exhausted, self.results, self.is_replaying = 0, False, KnownResults(), False
         self._item_seen, self._generator_states = 0, dict[int, bytes]()
         self._record_draw(before)
@@ -170,6 +173,16 @@ class Counted(Resumable, Iterator[Any]):
                 "let what it hands out depend on nothing that the body of its loop changes"
             ) from error
 
+    def begin_anew(self, iterable: Iterable[Any], saved: dict[str, Any]) -> None:
+        """Go over this, as it was when the other one was made, and advance to its position; leave it as it is now."""
+        now = [(thing, kind.state(thing)) for thing, _ in saved["first"] if (kind := kind_of(thing)) is not None]
+        if (states := saved["drawn"].get(0)) is not None:
+            set_generators(states)
+        _restore_parts(saved["first"])
+        self._begin(iterable, RUNNING)
+        self.advance_to(saved)
+        _restore_parts(now)
+
     def _advance_to(self, saved: dict[str, Any]) -> Any:
         if saved["over"]:
             self._iterator, self.count, self.exhausted = iter(()), saved["count"], True
@@ -194,11 +207,8 @@ class Counted(Resumable, Iterator[Any]):
 
 
 def _restore_counted(within: Iterable[Any], saved: dict[str, Any]) -> Counted:
-    if (states := saved["drawn"].get(0)) is not None:
-        set_generators(states)
-    _restore_parts(saved["first"])
-    made = Counted(within)
-    made.advance_to(saved)
+    made = Counted.__new__(Counted)
+    made.begin_anew(within, saved)
     return made
 
 
