@@ -231,6 +231,7 @@ LAYERS = {
     "islice from 1": "itertools.islice(loader, 1, 5)",
     "tqdm(islice)": "enumerate(tqdm(itertools.islice(loader, 4), file=io.StringIO()))",
     "zip": "tqdm(zip(itertools.islice(loader, 4), more), file=io.StringIO())",
+    "tqdm(islice(workers))": "tqdm(itertools.islice(workers, 4), file=io.StringIO())",
     "trange": "trange(5, file=io.StringIO())",
     "map": "map(lambda x: 2 * x, itertools.count(3))",
     "chain": "itertools.chain(loader, reversed([1, 2]))",
@@ -241,6 +242,7 @@ LAYERS = {
 
 OVER = """
 loader = torch.utils.data.DataLoader(range(12), batch_size=2, shuffle=True)
+workers = torch.utils.data.DataLoader(range(12), batch_size=2, shuffle=True, num_workers=1)
 def endless():
     while True:
         yield from torch.randperm(7).tolist()

@@ -280,6 +280,9 @@ def _parts_of(over: Any) -> list[Part]:
     found, todo, seen = list[Part](), deque([over]), set[int]()
     while todo and len(seen) < MOST_OWN:
         each = todo.popleft()
+        if isinstance(each, _BaseDataLoaderIter):  # within a layer, that has called iter(): its items show where it is
+            todo.extend((each._dataset, each._index_sampler))  # noqa: SLF001
+            continue
         kind = kind_of(each)
         if kind is None or id(each) in seen:
             continue
