@@ -449,3 +449,35 @@ def test_a_text_of_options_is_by_value_in_all_processes(recipe, one, other):
     assert "0x" not in text_of({"hook": Plain(1, 2), "function": counting(1, 2), "a": np.float64(0.1)})
     if first_difference(one, other):
         assert text_of({"lr": one}) != text_of({"lr": other})
+
+
+def normalized(view):
+    """Return a module as torch's `spectral_norm` makes it, with variables, numbered: it keeps its weight's memory."""
+    torch.manual_seed(3)
+    module = torch.nn.Linear(3, 3)
+    module.kept, module.view = module.weight.data, view(module.weight.data)
+    variables = {"module": module}
+    heap = Heap(module.parameters())
+    spaces = {"script": Variables(variables)}
+    heap.number_objects(spaces)
+    return module, heap, spaces
+
+
+@pytest.mark.parametrize("view", [lambda weight: weight, lambda weight: weight.t(), lambda weight: weight[1:]])
+def test_what_has_the_memory_of_a_parameter_has_its_values_however_old_a_snapshot_is(view):
+    module, heap, spaces = normalized(view)
+    before = heap.snapshot(spaces, {})
+    with torch.no_grad():
+        module.weight += 1
+    module.kept.seen = 4
+    after = heap.snapshot(spaces, {})
+    again, other, there = normalized(view)
+    with torch.no_grad():
+        again.weight.copy_(module.weight)
+    other.restore(there, before)  # of a loop around, that began before the parameters changed
+    other.restore(there, after)
+    again.weight.data.zero_()
+    assert [bool(again.kept.any()), bool(again.view.any()), again.kept.seen] == [False, False, 4]
+    module.kept.set_(torch.ones(3))
+    with pytest.raises(NotCarriedError, match=r"module\.kept` of script: a tensor that had a parameter's memory"):
+        heap.snapshot(spaces, {})

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from unicron.train.carry.aliases import alias_in, memories_of
 from unicron.train.carry.by_value import Opaque
 from unicron.train.carry.kinds import (
     ATTACHED,
@@ -156,7 +157,7 @@ class Heap:
         self._changes.forget(keys)
 
     def _walk(self, spaces: Mapping[str, Variables]) -> Iterator[tuple[Key, Any, Kind]]:
-        seen, inline = set[int](), list[Any]()
+        seen, inline, memories = set[int](), list[Any](), memories_of(self._carried)
         todo: deque[tuple[Key, Any]] = deque(
             ((name, each), value) for name, space in spaces.items() for each, value in space.values().items()
         )
@@ -168,6 +169,8 @@ class Heap:
             seen.add(id(thing))
             if id(thing) in self._carried_ids:
                 kind = OPTIMIZER if kind is OPTIMIZER else ATTACHED if isinstance(thing, torch.Tensor) else OPAQUE
+            elif (alias := alias_in(thing, memories)) is not None:
+                kind = alias
             elif kind is OPTIMIZER:  # one that was made later, whose moments go with nothing else
                 kind = ATTRIBUTES
             if kind is INLINE:

@@ -1,0 +1,73 @@
+"""Tensors with the memory of carried ones, such as `parameter.data`: they have the values that those are given.
+
+A module may keep one as an attribute until its hook computes another, as torch's `spectral_norm` does.
+"""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from unicron.train.carry.kinds import ATTACHED, Kind, NotCarriedError, Parts
+
+Memories = dict[int, torch.Tensor]
+"""Carried tensors that fill their memory, by its address."""
+
+
+def memories_of(carried: Iterable[Any]) -> Memories:
+    """Return where carried tensors are."""
+    found = Memories()
+    for each in carried:
+        if type(each) in {torch.Tensor, torch.nn.Parameter} and each.layout == torch.strided and each.nbytes:
+            storage = each.untyped_storage()
+            if storage.nbytes() == each.nbytes and storage.data_ptr():
+                found[storage.data_ptr()] = each
+    return found
+
+
+def alias_in(thing: Any, memories: Memories) -> "Kind | None":
+    """Return the kind of a tensor that is somewhere in the memory of a carried one; None of all else."""
+    if type(thing) is not torch.Tensor or thing.requires_grad or thing.layout != torch.strided:
+        return None
+    owner = memories.get(thing.untyped_storage().data_ptr())
+    return Alias(owner) if owner is not None else None
+
+
+class Alias(Kind):
+    """A tensor by what a script has attached to it, as long as it has the memory of the carried one.
+
+    Args:
+        owner: the carried one.
+    """
+
+    def __init__(self, owner: torch.Tensor) -> None:
+        self._owner = owner
+
+    def _shares(self, thing: torch.Tensor) -> bool:
+        return thing.untyped_storage().data_ptr() == self._owner.untyped_storage().data_ptr()
+
+    def parts(self, thing: Any) -> Parts:
+        """Return what is attached."""
+        return ATTACHED.parts(thing)
+
+    def fingerprint(self, thing: Any) -> tuple[Any, ...]:
+        """Return what is attached, and how it lies in the memory."""
+        place = thing.storage_offset(), *thing.shape, *thing.stride()
+        return self._shares(thing), *place, *itertools.chain.from_iterable(ATTACHED.parts(thing))
+
+    def state(self, thing: Any) -> Any:
+        """Return what is attached.
+
+        Raises:
+            NotCarriedError: it has other values now.
+        """
+        if not self._shares(thing):
+            raise NotCarriedError("a tensor that had a parameter's memory, and has other memory now")
+        return thing.storage_offset(), tuple(thing.shape), thing.stride(), ATTACHED.parts(thing)
+
+    def set_state(self, thing: Any, state: Any) -> None:
+        """Have the same attached to it, and be at the same place of the memory."""
+        if state[:3] != (thing.storage_offset(), tuple(thing.shape), thing.stride()):
+            thing.data = self._owner.detach().as_strided(state[1], state[2], state[0])
+        ATTACHED.set_state(thing, state[3])
