@@ -1,6 +1,7 @@
 """Records of a script's ranks that are unpickled, and those that a new rank can begin at."""
 
 import pickle
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -8,6 +9,7 @@ from msgspec.structs import replace
 from unicron.contracts.worker import NOWHERE
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.inplace.records import Records, untrusted_reason
+from unicron.train.inplace.takeover import Takeover
 from unicron.train.loops.active_loops import LoopPlace
 
 OPEN = replace(NOWHERE, rendezvous="10.0.0.7:4000")
@@ -34,3 +36,14 @@ def test_a_lost_rank_reaches_the_others_if_one_of_its_records_is_of_a_point_of_t
     assert not records.lost_reach(others), "that of rank 2 are all of an iteration before"
     records._lost = {1: []}
     assert not records.lost_reach(others)
+
+
+def test_what_can_not_be_carried_is_tried_with_no_older_copy():
+    told, groups = [], SimpleNamespace(restored=True)
+    takeover = object.__new__(Takeover)
+    takeover._member = SimpleNamespace(
+        core=SimpleNamespace(epoch=3, iteration=40), groups=groups, ranks=SimpleNamespace(send=told.append)
+    )
+    for groups.restored in (True, False):  # else only this process was in vain
+        takeover._report_unusable(NotCarriedError("`x` has changed here on the way to the loop"))
+    assert [(each.epoch, each.iteration) for each in told] == [(3, 0)]

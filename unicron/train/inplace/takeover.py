@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 from unicron.contracts.worker import Drilled, Unusable
 from unicron.errors import GroupBrokenError
 from unicron.train.carry.files import Files
-from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
+from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.inplace.alike import Alike, total_of
 from unicron.train.inplace.drill import Drill
 from unicron.train.inplace.member import Member
@@ -106,12 +106,10 @@ class Takeover:
         return {"objects": state["objects"], "setup": setup}
 
     def _report_unusable(self, error: NotCarriedError) -> None:
-        """Report the saved states as unusable, if all ranks have restarted from one."""
+        """Report all saved states as unusable, if all ranks have restarted from one: an older one is no better."""
         if self._member.groups is not None and self._member.groups.restored:
-            none = isinstance(error, OwnCheckpointNewerError)  # then no older copy can be used either
-            core = self._member.core
-            at = 0 if none else core.iteration
-            self._member.ranks.send(Unusable(epoch=core.epoch, iteration=at, copies="copies", reason=str(error)))
+            epoch = self._member.core.epoch
+            self._member.ranks.send(Unusable(epoch=epoch, iteration=0, copies="copies", reason=str(error)))
 
     def take_over(self) -> None:
         """Take over the rank that this one replaces.
