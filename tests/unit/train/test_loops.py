@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unicron.rules import load
+from unicron.train.carry.compare import read
 from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.carry.variables import NAME
 from unicron.train.loops.active_loops import LoopSnapshot
@@ -102,8 +103,10 @@ def noted(text, there=None, **variables):
 def test_a_script_that_has_begun_from_a_checkpoint_is_where_the_others_are_though_they_began_before():
     whole, there = noted(RESUMED, begin=2)
     for begin in (0, 2, 4, 5):
-        again, _ = noted(RESUMED, there[3], begin=begin)
+        again, as_there = noted(RESUMED, there[3], begin=begin)
         assert again == whole[3:]
+        counts = [read(at[-1][1].positions[0])["count"] for at in (there, as_there)]
+        assert counts[0] == counts[1]
 
 
 def test_where_a_checkpoint_of_its_own_is_newer_than_where_the_others_are_that_is_left_for_all_to_begin_again():

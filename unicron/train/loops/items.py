@@ -122,4 +122,5 @@ def _resume_items(follower: LoopFollower, at: ActiveLoop) -> list[tuple[int, Any
         own = f"{text}, as this script has begun from a checkpoint of its own that is newer"
         raise OwnCheckpointNewerError(own) if newer else NotCarriedError(text)
     later = (first,) * (item != number)  # its checkpoint is of the end of this one
+    position.count = where.round + len(later)  # as of one that has counted from the top
     return [*enumerate((number, *later), where.round)]
