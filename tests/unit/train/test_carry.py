@@ -481,3 +481,36 @@ def test_what_has_the_memory_of_a_parameter_has_its_values_however_old_a_snapsho
     module.kept.set_(torch.ones(3))
     with pytest.raises(NotCarriedError, match=r"module\.kept` of script: a tensor that had a parameter's memory"):
         heap.snapshot(spaces, {})
+
+
+class Criterion(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+        self.calls, self.inner = 0, torch.nn.BatchNorm1d(2)
+
+    def forward(self, x):
+        self.seen += 1
+        self.calls += 1
+        return self.inner(x).sum()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("how", [torch.jit.script, lambda module: torch.jit.trace(module, torch.ones(2, 2))])
+def test_what_a_compiled_module_holds_is_carried(how):
+    def made():
+        variables = {"criterion": how(Criterion()), "total": 0}
+        return variables, *numbered(variables)
+
+    (ours, heap, spaces), (theirs, other, others) = made(), made()
+    for _ in range(3):
+        ours["criterion"](torch.rand(2, 2))
+    ours["criterion"].eval()
+    other.restore(others, heap.snapshot(spaces, {}))
+    one, another = ours["criterion"], theirs["criterion"]
+    assert first_difference(dict(one.state_dict()), dict(another.state_dict())) == ""
+    looks = [(getattr(each, "calls", 0), each.training, each.inner.training) for each in (one, another)]
+    assert looks[0] == looks[1]
+    before = another.seen.item()
+    another(torch.ones(2, 2))
+    assert another.seen.item() == before + 1

@@ -39,6 +39,7 @@ from unicron.train.carry.kinds import (
     Parts,
     slots,
 )
+from unicron.train.carry.scripted import ScriptedModule
 from unicron.train.carry.values import NUMBERS, is_plain, value_of
 
 _ITERATED: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), range(1), range(1 << 70), "", b"")
@@ -309,6 +310,7 @@ _BY_CLASS: dict[Any, Kind] = {
     # these move where nobody sees it
     type(itertools.tee(())[0]): Hidden(lambda _: object()),
     types.GeneratorType: Hidden(lambda thing: object() if _is_under_way(thing) else getgeneratorstate(thing)),
+    torch.jit.RecursiveScriptModule: ScriptedModule(),
     torch.nn.Module: MODULE,
     torch.optim.Optimizer: OPTIMIZER,
     torch.Tensor: TENSOR,
