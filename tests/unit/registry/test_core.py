@@ -563,7 +563,7 @@ def test_what_came_of_a_drill_is_told_as_a_node_of_the_task_says(running):
     at = {"slot": 0, "task": "gpt", "worker": "w", "iteration": 2, "rank": 1}
     for node, problem in (("node-1", ""), ("elsewhere", "a lie")):
         assert running.handle(events.ScriptDrilled(node=node, **at, problem=problem)) == []
-    assert task(running).drill.startswith("another process could take the place of rank 1")
+    assert "take the place of rank 1: on trial from iteration 2 on it computed the same" in task(running).drill
     [alert] = running.handle(events.ScriptDrilled(node="node-1", **at, problem="it has a lock"))
     assert alert.text.startswith("whenever task gpt loses a rank, all its ranks begin again: in its drill another")
 

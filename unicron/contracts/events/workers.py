@@ -248,7 +248,8 @@ class ScriptDrilled(WorkerFact, kw_only=True, frozen=True):
             )
         if self.unproven:
             return f"unproven, another process may or may not take the place of rank {self.rank}: {self.unproven}"
-        return f"another process could take the place of rank {self.rank}: on trial it computed the same, bit by bit"
+        trial = f"on trial from iteration {self.iteration} on it computed the same, bit by bit"
+        return f"another process could take the place of rank {self.rank}: {trial}"
 
     def __str__(self) -> str:
         return f"drill in iteration {self.iteration}: {self.outcome}"
