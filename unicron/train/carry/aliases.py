@@ -28,10 +28,23 @@ def memories_of(carried: Iterable[Any]) -> Memories:
 
 def alias_in(thing: Any, memories: Memories) -> "Kind | None":
     """Return the kind of a tensor that is somewhere in the memory of a carried one; None of all else."""
+    owner = owner_of(thing, memories)
+    return Alias(owner) if owner is not None else None
+
+
+def owner_of(thing: Any, memories: Memories) -> torch.Tensor | None:
+    """Return the carried tensor in whose memory a tensor is, as one of the same numbers; None of all else."""
     if type(thing) is not torch.Tensor or thing.requires_grad or thing.layout != torch.strided:
         return None
-    owner = memories.get(thing.untyped_storage().data_ptr())
-    return Alias(owner) if owner is not None else None
+    storage = thing.untyped_storage().data_ptr()
+    owner = memories.get(storage)
+    there = owner is not None and owner.dtype == thing.dtype and owner.untyped_storage().data_ptr() == storage
+    return owner if there else None
+
+
+def alias_of(owner: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> torch.Tensor:
+    """Return a tensor in the memory of another one."""
+    return owner.detach().as_strided(shape, stride, offset)
 
 
 class Alias(Kind):
@@ -69,5 +82,5 @@ class Alias(Kind):
     def set_state(self, thing: Any, state: Any) -> None:
         """Have the same attached to it, and be at the same place of the memory."""
         if state[:3] != (thing.storage_offset(), tuple(thing.shape), thing.stride()):
-            thing.data = self._owner.detach().as_strided(state[1], state[2], state[0])
+            thing.data = alias_of(self._owner, state[1], state[2], state[0])
         ATTACHED.set_state(thing, state[3])

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from unicron.train.carry.aliases import alias_in, memories_of
+from unicron.train.carry.aliases import Memories, alias_in, memories_of
 from unicron.train.carry.by_value import Opaque
 from unicron.train.carry.kinds import (
     ATTACHED,
@@ -87,7 +87,7 @@ class Heap:
         self._first_values: dict[str, dict[str, Any]] = {}
         self._present: dict[int, Any] = {}
         self._unbound: set[tuple[str, str]] = set()
-        self._kept_states = dict[Key, Any]()
+        self._kept_states, self._memories = dict[Key, Any](), Memories()
         self._last_states, self._drawn_beside = generators(), False
         self._hooks, self._hooked = 0, set[int]()
         self._modules, self._tensors = list[tuple[Key, Any]](), list[tuple[Key, Any]]()
@@ -115,6 +115,7 @@ class Heap:
         """
         if not level:
             self._first_values = {name: each.values() for name, each in spaces.items()}
+            self._memories = memories_of(self._carried)
         new = dict[Key, Numbered]()
         for path, thing, kind in self._walk(spaces):
             if id(thing) in self._keys or (level and id(thing) in self._present and not isinstance(kind, Opaque)):
@@ -308,7 +309,7 @@ class Heap:
         """Return a value as another process can have it, with references to what is numbered, or has a key in `own`."""
         stream = _Stream()
         keys = ChainMap(self._keys, {id(each): key for key, each in own.items()}) if own else self._keys
-        Pickler(stream, keys).dump(value)
+        Pickler(stream, keys, self._memories).dump(value)
         return stream.getvalue()
 
     def _packing_error(self, value: Any) -> str:

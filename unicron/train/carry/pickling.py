@@ -14,6 +14,7 @@ import torch
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from unicron.errors import GroupBrokenError
+from unicron.train.carry.aliases import Memories, alias_of, owner_of
 from unicron.train.carry.bars import BAR, remade
 from unicron.train.carry.by_value import Opaque
 from unicron.train.carry.graphs import keeps_graph
@@ -86,11 +87,12 @@ class Pickler(pickle.Pickler):
     Args:
         stream: where it goes.
         keys: of these, by their identity.
+        memories: of tensors among these, which others may share.
     """
 
-    def __init__(self, stream: io.BytesIO, keys: Mapping[int, Key]) -> None:
+    def __init__(self, stream: io.BytesIO, keys: Mapping[int, Key], memories: Memories | None = None) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
-        self._keys = keys
+        self._keys, self._memories = keys, memories or {}
 
     def persistent_id(self, thing: Any) -> Any:
         """Return the key of an object, None for one that has none."""
@@ -102,6 +104,10 @@ class Pickler(pickle.Pickler):
         Raises:
             NotCarriedError: another process can't have it.
         """
+        owner = owner_of(thing, self._memories)
+        if owner is not None and id(owner) in self._keys:
+            made = owner, tuple(thing.shape), thing.stride(), thing.storage_offset()
+            return (alias_of, made, dict(vars(thing)), None, None, _attach) if vars(thing) else (alias_of, made)
         for cls, reduce in _REDUCED.items():
             if isinstance(thing, cls):
                 return reduce(thing)
