@@ -268,6 +268,7 @@ def test_what_is_around_the_items_of_a_loop_is_as_far_as_they_are(over, inline):
         record = whole.there[begin][1]
         if isinstance(record, NotCarriedError):
             assert re.search(r"the loop at x\.py:\d+ goes over|`bar`", str(record))
+            assert "workers" not in over
             continue
         again = Confirmed(whole.there[begin], whole.loops.first).run(text)
         ends = whole.passed[begin:]

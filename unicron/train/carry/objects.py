@@ -16,6 +16,7 @@ from inspect import GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
 from typing import Any
 
 import torch
+from torch.jit._script import RecursiveScriptModule
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from xxhash import xxh3_128_digest
 
@@ -310,7 +311,7 @@ _BY_CLASS: dict[Any, Kind] = {
     # these move where nobody sees it
     type(itertools.tee(())[0]): Hidden(lambda _: object()),
     types.GeneratorType: Hidden(lambda thing: object() if _is_under_way(thing) else getgeneratorstate(thing)),
-    torch.jit.RecursiveScriptModule: ScriptedModule(),
+    RecursiveScriptModule: ScriptedModule(),
     torch.nn.Module: MODULE,
     torch.optim.Optimizer: OPTIMIZER,
     torch.Tensor: TENSOR,
