@@ -25,7 +25,7 @@ ENGINE = """
 
     seen = 0
 
-    def train(epoch, model, loader, optimizer, scheduler):
+    def train(epoch, model, loader, optimizer, scheduler, average):
         global seen
         for number, (x, y) in enumerate(loader):
             gate.at(epoch, number, rank=dist.get_rank())
@@ -34,6 +34,7 @@ ENGINE = """
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
+            average.data.mul_(0.9).add_(next(model.parameters()).detach().sum())
             seen += len(x)
             gate.at(epoch, number, "done", dist.get_rank())
         scheduler.step()
@@ -60,13 +61,15 @@ PLAIN = """
     model = DDP(torch.nn.Sequential(*layers))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
+    average = torch.zeros((1 << 20) + 1)
     gate.at(-1, phase="begins", rank=rank)
     for epoch in range(4):
         sampler.set_epoch(epoch)
-        engine.train(epoch, model, loader, optimizer, scheduler)
+        engine.train(epoch, model, loader, optimizer, scheduler, average)
     dist.barrier()
     if rank == 0:
         state = {"model": model.module.state_dict(), "lr": scheduler.get_last_lr()[0], "seen": engine.seen}
+        state["average"] = average
         torch.save(state, "out.pt")
     dist.destroy_process_group()
 """

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unicron.train.carry.beside import Beside
 from unicron.train.inplace.alike import Alike, Moments
 from unicron.train.snapshots.digest import digests
 
@@ -32,7 +33,8 @@ class Rank:
         self.optimizer = torch.optim.Adam([*self.model.parameters(), self.head])
         self.trained = {id(each) for each in self.model.parameters()}
         self.moments = Moments([self.optimizer], self.trained)
-        self.alike = Alike(rank, size, self.model, self.trained, self.moments)
+        self.beside = Beside()
+        self.alike = Alike(rank, size, self.model, self.trained, self.moments, self.beside)
         self.notices = Notices(left, rank)
 
     def update(self, scale=1.0, head=1.0):
@@ -82,6 +84,18 @@ def test_a_parameter_that_one_rank_has_otherwise_is_named_on_all():
     for number, rank in enumerate(those):
         rank.update(scale=-1.0 if number == 1 else 1.0)
     assert compared(those) == ["parameter weight"] * 3
+
+
+def test_what_is_beside_a_model_is_each_ranks_own_where_it_differs_and_some_may_not_know_it_yet(monkeypatch):
+    those = ranks()
+    found = [{"bank": rank, "teacher": 5, "late": 1} for rank in range(3)]
+    del found[0]["late"], found[2]["teacher"]
+    for rank, each in zip(those, found, strict=True):
+        rank.update()
+        monkeypatch.setattr(rank.beside, "digests", lambda each=each: each)
+    assert compared(those) == ["", "", ""]
+    assert [rank.beside.own for rank in those] == [{"bank"}] * 3
+    assert all(rank.alike.is_confirmed for rank in those)
 
 
 def test_a_connection_that_breaks_amid_a_comparison_ends_nobody():

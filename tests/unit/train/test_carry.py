@@ -368,7 +368,10 @@ LARGE = {
     "a large array that is turned": (lambda: np.zeros((9, MIB)).T, "`x` of x, an array of 9 MiB, was written"),
     "bytes of an array": (lambda: np.zeros(9 * MIB * 8 + 3, np.uint8), "`x` of x, an array of 9 MiB, was written"),
     "a tensor": (lambda: torch.zeros(2 * MIB), ""),
-    "a large tensor": (lambda: torch.zeros(9 * MIB), "`x` of x: a tensor of 4718592 bytes"),
+    "a large tensor": (
+        lambda: torch.zeros(9 * MIB),
+        "`x` of x, a large tensor beside the model, can't be taken from another rank: no",
+    ),
 }
 
 

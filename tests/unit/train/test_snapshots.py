@@ -235,7 +235,11 @@ def last(before, body):
         ),
         ("box = []", "box.append(threading.Thread())", f"`box.0` of {MODULE}: threading.Thread"),
         ("box = []", "box.append(bytes(1 << 30))", "what has changed since the loop began takes more than 32 MiB"),
-        ("box = []", "box.append(torch.zeros(3 << 20))", f"`box.0` of {MODULE}: a tensor of 12582912 bytes"),
+        (
+            "box = []",
+            "box.append(torch.zeros(3 << 20, device='meta'))",
+            f"`box.0` of {MODULE}: a tensor of 12582912 bytes",
+        ),
         (
             "class No:\n    def __reduce__(self):\n        raise RuntimeError('no')\nbox = []",
             "box.append(No())",

@@ -39,14 +39,15 @@ class Large:
         self._samples: dict[torch.device, tuple[list[Key], list[torch.Tensor], torch.Tensor]] = {}
         for device in {each.device for each in self._memory.values()}:
             keys = [key for key, each in self._memory.items() if each.device == device]
-            views = [self._memory[key][:: max(1, len(self._memory[key]) // SAMPLES)] for key in keys]
+            words = [words_of(self._memory[key]) for key in keys]
+            views = [each[:: max(1, len(each) // SAMPLES)] for each in words]
             self._samples[device] = keys, views, torch.cat(views)
         self._digests = [(key, part, _digest(part)) for key, part in self._parts()]
         self._next, self._free_at = 0, time.monotonic()
 
     def _parts(self) -> Iterator[tuple[Key, torch.Tensor]]:
         for key, memory in self._memory.items():
-            for part in torch.split(memory, SLICE_BYTES // memory.element_size()):
+            for part in torch.split(memory, SLICE_BYTES):
                 yield key, part
 
     def written(self) -> set[Key]:
@@ -73,7 +74,7 @@ class Large:
 
 
 def _memory_of(thing: Any) -> torch.Tensor | None:
-    """Return the memory of an array or a tensor as words, whose type tells nothing; None where there is none.
+    """Return the memory of an array or a tensor as bytes; None where there is none.
 
     Raises:
         NotCarriedError: nobody can look at it as at one piece.
@@ -91,9 +92,12 @@ def _memory_of(thing: Any) -> torch.Tensor | None:
         if not (whole.flags.c_contiguous or whole.flags.f_contiguous) or whole.dtype.hasobject:
             raise NotCarriedError("a large array that has gaps, or holds objects")
         memory = torch.from_numpy(whole.reshape(-1, order="A").view(numpy.uint8))
-    words = len(memory) // 8 * 8
-    aligned = memory.data_ptr() % 8 == 0
-    return memory[:words].view(torch.int64) if aligned and words == len(memory) else memory
+    return memory
+
+
+def words_of(memory: torch.Tensor) -> torch.Tensor:
+    """Return memory as words of 8 bytes, but for what is at its end: a byte of each number may never change."""
+    return memory[: len(memory) // 8 * 8].view(-1, 8)
 
 
 def _digest(part: torch.Tensor) -> int:

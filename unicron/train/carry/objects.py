@@ -41,6 +41,7 @@ from unicron.train.carry.kinds import (
     slots,
 )
 from unicron.train.carry.scripted import ScriptedModule
+from unicron.train.carry.tensors import raw, unraw
 from unicron.train.carry.values import NUMBERS, is_plain, value_of
 
 _ITERATED: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items(), set(), range(1), range(1 << 70), "", b"")
@@ -72,9 +73,6 @@ COMPARED_BYTES = 256 << 10
 
 ARRAY_BYTES, ARRAYS_BYTES = 8 << 20, 16 << 20
 """An array of more, and arrays that together have more, are data that may not change: `large` looks at them."""
-
-LARGE_BYTES = 4 << 20
-"""A tensor of more is not carried."""
 
 
 class Resumable:
@@ -143,14 +141,20 @@ class _Tensor(Kind):
         return value, thing.requires_grad, thing.grad if thing.is_leaf else None, thing.shape, thing.dtype, *own
 
     def state(self, thing: torch.Tensor) -> Any:
+        return self.state_with(thing, raw(thing))
+
+    def state_with(self, thing: torch.Tensor, data: Any) -> Any:
+        """Return its state with this in place of its bytes."""
         grad = thing.grad if thing.is_leaf else None
-        return raw(thing), thing.dtype, tuple(thing.shape), thing.requires_grad, grad, ATTACHED.parts(thing)
+        return data, thing.dtype, tuple(thing.shape), thing.requires_grad, grad, ATTACHED.parts(thing)
 
     @torch.no_grad()
     def set_state(self, thing: torch.Tensor, state: Any) -> None:
-        new = unraw(*state[:3])
+        new = thing if state[0] is None else unraw(*state[:3])
         in_place = (thing.shape, thing.dtype, thing.layout) == (new.shape, new.dtype, new.layout)
-        if in_place and thing.layout != torch.sparse_coo:
+        if new is thing:
+            pass
+        elif in_place and thing.layout != torch.sparse_coo:
             thing.detach().copy_(new)
         else:
             thing.data = new.to(thing.device)
@@ -158,52 +162,6 @@ class _Tensor(Kind):
             thing.requires_grad_(state[3])
             thing.grad = state[4]
         ATTACHED.set_state(thing, state[5])
-
-
-def raw(tensor: torch.Tensor) -> Any:
-    """Return the bytes of a tensor; of a sparse one, its parts.
-
-    Raises:
-        NotCarriedError: it has none of its own, or too many.
-    """
-    if (names := _SPARSE.get(tensor.layout)) is not None:
-        parts = [getattr(tensor.detach(), name)() for name in names]
-        coalesced = tensor.layout is torch.sparse_coo and tensor.is_coalesced()
-        return tensor.layout, coalesced, *((raw(each), each.dtype, tuple(each.shape)) for each in parts)
-    if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.nbytes > LARGE_BYTES:
-        raise NotCarriedError(
-            f"a tensor of {tensor.numel() * tensor.element_size()} bytes on {tensor.device} ({tensor.layout})"
-        )
-    try:
-        return tensor.numpy(force=True).tobytes()
-    except RuntimeError as error:  # of a class of its own, as one that is spread over ranks
-        raise NotCarriedError(f"a {type(tensor).__qualname__}: {error}") from error
-    except TypeError:  # numpy has no such numbers
-        there = tensor.detach().cpu().contiguous().reshape(-1)
-        return there.view(torch.uint8).numpy().tobytes() if there.numel() else b""
-
-
-def unraw(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor of these bytes, or parts."""
-    if isinstance(data, tuple):
-        layout, coalesced, *parts = data
-        is_coo = layout is torch.sparse_coo
-        make: Any = torch.sparse_coo_tensor if is_coo else torch.sparse_compressed_tensor
-        options = {"is_coalesced": coalesced} if is_coo else {"layout": layout}
-        made: torch.Tensor = make(*(unraw(*each) for each in parts), shape, **options, check_invariants=False)
-        return made
-    if not data:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).reshape(shape)
-
-
-_ROWS, _COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
-_SPARSE: dict[torch.layout, tuple[str, ...]] = {
-    torch.sparse_coo: ("_indices", "_values"),
-    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), _ROWS),
-    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), _COLUMNS),
-}
-"""Layouts of sparse tensors, with the methods that return what they are made of."""
 
 
 def _advance_loader(thing: Any, count: int) -> None:

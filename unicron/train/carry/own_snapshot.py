@@ -9,6 +9,7 @@ closures, aliases, and what libraries hold stay what they are.
 import io
 from collections import ChainMap, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +17,9 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from unicron.train.carry.aliases import Memories, alias_in, memories_of
+from unicron.train.carry.beside import MARK, Beside
 from unicron.train.carry.by_value import Opaque
+from unicron.train.carry.gradients import gradients_of, restore_gradients
 from unicron.train.carry.kinds import (
     ATTACHED,
     ATTRIBUTES,
@@ -27,20 +30,17 @@ from unicron.train.carry.kinds import (
     is_of_script,
     own_hooks,
 )
-from unicron.train.carry.objects import INLINE, OPAQUE, POSITION, is_moving, kind_of, raw, unraw
+from unicron.train.carry.objects import INLINE, OPAQUE, POSITION, TENSOR, is_moving, kind_of
 from unicron.train.carry.pickling import Key, Pickler, Unpickler
 from unicron.train.carry.randomness import generators, set_generators, thread_that_may_draw
 from unicron.train.carry.unchanged import Changes, Numbered, describe, number_object
 from unicron.train.carry.values import is_same
 from unicron.train.carry.variables import Variables
-from unicron.train.snapshots.shards import as_shard_of, local
+from unicron.train.snapshots.shards import local
 from unicron.train.worker.injected import InjectedFault
 
 MOST_OBJECTS = 200_000
 """Numbered; a script with more holds data in many small objects, and looking at each in each iteration takes long."""
-
-ABSENT, LEFT_OUT, ZERO = range(3)
-"""Of gradients that a snapshot has not: there was none, there was one, or there was one that is all zeros."""
 
 LARGEST_BYTES = 32 << 20
 """Of a snapshot."""
@@ -69,18 +69,21 @@ class Heap:
 
     Args:
         carried: objects that go another way, such as models and optimizers' moments: they are left alone.
+        beside: large tensors that another rank gives.
 
     Attributes:
         missing_gradients: parameters that had a gradient when the snapshot restored last was taken, which that left
             out. They have NaN as gradient: if more is added to it that shows, and nothing is where it is made zero.
     """
 
-    def __init__(self, carried: Iterable[Any]) -> None:
+    def __init__(self, carried: Iterable[Any], beside: Beside | None = None) -> None:
+        self._beside = beside or Beside()
         self._carried = list(carried)
         self._carried_ids = {id(each) for each in self._carried}
         optimizers = [each for each in self._carried if isinstance(each, torch.optim.Optimizer)]
         self._updated = {id(each) for one in optimizers for group in one.param_groups for each in group["params"]}
         self._parameters = [each for each in self._carried if isinstance(each, torch.nn.Parameter)]
+        self._beside.limit_to(sum(local(each).nbytes for each in self._parameters))
         self._numbered, self._last_number = dict[Key, Numbered](), 0
         self._changes = Changes()
         self._keys: dict[int, Key] = {}
@@ -224,6 +227,8 @@ class Heap:
         *,
         gradients: bool = False,
         zeroed: bool = False,
+        ends: bool = True,
+        at: Any = None,
     ) -> bytes:
         """Return the variables, and the states of the objects that have changed since they were numbered, pickled.
 
@@ -232,10 +237,13 @@ class Heap:
             dead: those of them that are set before they are read.
             gradients: those of the models are part of it: more is added to them before an update.
             zeroed: the script makes them zero where they are, so those that are there may be nothing.
+            ends: a process goes on from here; else it restores another snapshot later.
+            at: the place in the script.
 
         Raises:
             NotCarriedError: it can't be had by another process; the text names it.
         """
+        self._beside.begin(certain=ends, at=at)
         entries = [(key, self._state_of(key)) for key in self._find_changed()]
         variables = []
         for name, space in spaces.items():
@@ -251,21 +259,16 @@ class Heap:
             # what is as it was first may have become something else on the other process's way to here
             as_first = [each for each in names if each in live and each not in known]
             variables.append((name, known, names, as_first))
-        there = [each.grad for each in self._parameters]
-        if gradients:
-            summed: Any = [each if each is None else _raw_parts(local(each)) for each in there]
-        else:
-            summed = bytes(
-                ABSENT if each is None else ZERO if zeroed and not bool(local(each).any()) else LEFT_OUT
-                for each in there
-            )
+        summed = gradients_of(self._parameters, whole=gradients, zeroed=zeroed)
         hooks = RemovableHandle.next_id if self._hooks != RemovableHandle.next_id else 0
         whole = variables, entries, self._certain_generators(), gradients, summed, hooks
         try:
-            return self.pack(whole)
+            packed = self._pack(whole, entries)  # a variable's new value may be left out, an object's may not
         except InjectedFault:
             raise
         except TooLargeError as error:
+            if self._beside.include_smaller():
+                return self.snapshot(spaces, dead, gradients=gradients, zeroed=zeroed, ends=ends, at=at)
             raise NotCarriedError(str(error)) from None
         except GraphKeptError as error:  # it is no variable to do without: who lacks it trains something else
             named = ((each, name, value) for name, values, *_ in variables for each, value in values.items())
@@ -275,8 +278,10 @@ class Heap:
             raise NotCarriedError(f"{where} {error}") from None
         except Exception as error:
             if self._exclude_unpicklable(variables):
-                return self.snapshot(spaces, dead, gradients=gradients, zeroed=zeroed)
+                return self.snapshot(spaces, dead, gradients=gradients, zeroed=zeroed, ends=ends, at=at)
             raise NotCarriedError(self._blame(entries) or str(error)) from error
+        self._beside.end()
+        return packed
 
     def _certain_generators(self) -> bytes:
         """Return the states of all generators of random numbers.
@@ -301,6 +306,8 @@ class Heap:
     def _state_of(self, key: Key) -> Any:
         one = self._numbered[key]
         try:
+            if one.kind is TENSOR:
+                return TENSOR.state_with(one.thing, self._beside.raw(one.thing, describe(key)))
             return one.kind.state(one.thing)
         except NotCarriedError as error:
             raise NotCarriedError(f"{describe(key)}: {error}") from error
@@ -312,9 +319,16 @@ class Heap:
         Pickler(stream, keys, self._memories).dump(value)
         return stream.getvalue()
 
-    def _packing_error(self, value: Any) -> str:
+    def _pack(self, value: Any, marked: object) -> bytes:
+        """Return a value packed, with marks in place of large tensors from one of its parts on."""
+        stream = _Stream()
+        Pickler(stream, self._keys, self._memories, self._beside.raw, marked).dump(value)
+        return stream.getvalue()
+
+    def _packing_error(self, value: Any, marked: object = None) -> str:
+        self._beside.begin(certain=False)
         try:
-            self.pack(value)
+            self._pack(value, marked)
         except Exception as error:  # noqa: BLE001 whatever a script's objects raise
             return str(error) or type(error).__name__
         return ""
@@ -328,7 +342,7 @@ class Heap:
 
     def _blame(self, entries: Iterable[tuple[Key, Any]]) -> str:
         for key, state in entries:
-            if why := self._packing_error(state):
+            if why := self._packing_error(state, state):
                 parts = self._numbered[key].kind.parts(self._numbered[key].thing)
                 worst = next(((name,) for name, each in parts if self._packing_error(each)), ())
                 return f"{describe((*key, *worst))}: {why}"
@@ -348,8 +362,19 @@ class Heap:
             raise NotCarriedError(f"{describe(key)} is not here")
         return self._numbered[key].thing
 
-    def restore(self, spaces: Mapping[str, Variables], data: bytes) -> bool:
+    def _given(self, key: Key, *, ends: bool) -> Any:
+        """Return what has a key here, or the tensor that a mark stands for; None where a later snapshot has it."""
+        if key[0] != MARK:
+            return self._object_of(key)
+        return self._beside.take(*key[1:]) if ends else None
+
+    def restore(self, spaces: Mapping[str, Variables], data: bytes, *, ends: bool = True) -> bool:
         """Set variables and objects to a snapshot of another process, which has numbered the same objects.
+
+        Args:
+            spaces: variables of this process.
+            data: the snapshot.
+            ends: this process goes on from here; else it restores another snapshot later.
 
         Returns:
             whether that has gradients, to which more is added before an update.
@@ -357,7 +382,8 @@ class Heap:
         Raises:
             NotCarriedError: this process has made something else before the loop.
         """
-        unpickler = Unpickler(io.BytesIO(data), self._object_of)
+        self._beside.begin(certain=ends)
+        unpickler = Unpickler(io.BytesIO(data), partial(self._given, ends=ends))
         try:
             variables, entries, states, gradients, summed, hooks = unpickler.load()
         except NotCarriedError:
@@ -385,7 +411,10 @@ class Heap:
         self._last_states = states
         if hooks:  # those that are registered from now on get other numbers
             self._hooks, RemovableHandle.next_id = -1, max(hooks, RemovableHandle.next_id)
-        self._restore_gradients(summed, whole=gradients)
+        self.missing_gradients = restore_gradients(self._parameters, summed, whole=gradients)
+        if ends:
+            pairs = ((self._numbered[key], state) for key, state in entries)
+            self._beside.end_taking((state[0], one.thing) for one, state in pairs if _is_taken(one.kind, state))
         return bool(gradients)
 
     def _moved_on(self, space: str, variables: Variables, as_first: Iterable[str]) -> dict[str, Any]:
@@ -395,26 +424,12 @@ class Heap:
             raise NotCarriedError(f"`{missing}` of {space} is not here")
         return {each: first[each] for each in as_first if now.get(each, self) is not first[each]}
 
-    def _restore_gradients(self, summed: Iterable[Any], *, whole: bool) -> None:
-        self.missing_gradients = []
-        for parameter, one in zip(self._parameters, summed, strict=False):
-            if whole:
-                gradient = None if one is None else unraw(*one).to(parameter.device)
-                parameter.grad = None if gradient is None else as_shard_of(gradient, parameter)
-            elif one == LEFT_OUT:
-                self.missing_gradients.append(parameter)
-                parameter.grad = torch.full_like(parameter, torch.nan)
-            elif one == ZERO:  # an optimizer moves what has one, and a script may look at it
-                parameter.grad = torch.zeros_like(parameter)
-            else:
-                parameter.grad = None
-
     def _restore_objects(self, entries: Iterable[tuple[Key, Any]]) -> None:
         # what is gone over first: that changes what it is made of, which then is put right
         for key, state in sorted(entries, key=lambda entry: self._numbered[entry[0]].kind is not POSITION):
             _, thing, kind, *_ = self._numbered[key]
             try:
-                if key not in self._kept_states and kind is not POSITION:
+                if key not in self._kept_states and kind is not POSITION and not _is_taken(kind, state):
                     self._kept_states[key] = kind.state(thing)
                 kind.set_state(thing, state)
             except Exception as error:
@@ -422,5 +437,6 @@ class Heap:
                 raise NotCarriedError(f"{describe(key)} can't be made what it was: {why}") from error
 
 
-def _raw_parts(tensor: torch.Tensor) -> tuple[bytes, torch.dtype, tuple[int, ...]]:
-    return raw(tensor), tensor.dtype, tuple(tensor.shape)
+def _is_taken(kind: Kind, state: Any) -> bool:
+    """Return whether a tensor's state has another rank's in place of bytes, or none."""
+    return kind is TENSOR and (state[0] is None or isinstance(state[0], torch.Tensor))

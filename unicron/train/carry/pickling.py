@@ -16,18 +16,22 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from unicron.errors import GroupBrokenError
 from unicron.train.carry.aliases import Memories, alias_of, owner_of
 from unicron.train.carry.bars import BAR, remade
+from unicron.train.carry.beside import Mark
 from unicron.train.carry.by_value import Opaque
 from unicron.train.carry.graphs import keeps_graph
 from unicron.train.carry.kinds import GraphKeptError, NotCarriedError, check_order, items_of_set, refill_set
-from unicron.train.carry.objects import Resumable, kind_of, raw, unraw
+from unicron.train.carry.objects import Resumable, kind_of
+from unicron.train.carry.tensors import raw, unraw
 from unicron.train.worker.injected import InjectedFault
 
 Key = tuple[Any, ...]
 """Of an object: the loop before which it was made, whose variable leads to it, and the way from there."""
 
 
-def _tensor(cls: type, data: bytes, dtype: torch.dtype, shape: tuple[int, ...], trained: bool, grad: Any) -> Any:
-    made = unraw(data, dtype, shape)
+def _tensor(
+    cls: type, data: Any, dtype: torch.dtype, shape: tuple[int, ...], trained: bool, grad: Any, device: str = "cpu"
+) -> Any:
+    made = unraw(data, dtype, shape).to(device)
     if cls is torch.nn.Parameter:
         made = torch.nn.Parameter(made, trained)
     elif trained:
@@ -88,15 +92,27 @@ class Pickler(pickle.Pickler):
         stream: where it goes.
         keys: of these, by their identity.
         memories: of tensors among these, which others may share.
+        mark: returns the bytes of a tensor, or a mark in their place.
+        marked: object from which on that is called, as it comes along.
     """
 
-    def __init__(self, stream: io.BytesIO, keys: Mapping[int, Key], memories: Memories | None = None) -> None:
+    def __init__(
+        self,
+        stream: io.BytesIO,
+        keys: Mapping[int, Key],
+        memories: Memories | None = None,
+        mark: Callable[[torch.Tensor], Any] = raw,
+        marked: object = None,
+    ) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
-        self._keys, self._memories = keys, memories or {}
+        self._keys, self._memories, self._mark, self._marked = keys, memories or {}, mark, marked
+        self._read: Callable[[torch.Tensor], Any] = raw
 
     def persistent_id(self, thing: Any) -> Any:
-        """Return the key of an object, None for one that has none."""
-        return self._keys.get(id(thing))
+        """Return the key of an object, or a mark; None for one that has none."""
+        if thing is self._marked and thing is not None:
+            self._read = self._mark
+        return thing.key if type(thing) is Mark else self._keys.get(id(thing))
 
     def reducer_override(self, thing: Any) -> Any:
         """Return how to make an object again, where pickle would do otherwise.
@@ -108,6 +124,8 @@ class Pickler(pickle.Pickler):
         if owner is not None and id(owner) in self._keys:
             made = owner, tuple(thing.shape), thing.stride(), thing.storage_offset()
             return (alias_of, made, dict(vars(thing)), None, None, _attach) if vars(thing) else (alias_of, made)
+        if isinstance(thing, torch.Tensor):
+            return _reduce_tensor(thing, self._read)
         for cls, reduce in _REDUCED.items():
             if isinstance(thing, cls):
                 return reduce(thing)
@@ -121,7 +139,7 @@ class Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def _reduce_tensor(thing: torch.Tensor) -> Any:
+def _reduce_tensor(thing: torch.Tensor, read: Callable[[torch.Tensor], Any]) -> Any:
     """Return the parts of a tensor; of one that was computed the value is kept, and not from what.
 
     Raises:
@@ -134,7 +152,7 @@ def _reduce_tensor(thing: torch.Tensor) -> Any:
         )
     trained = thing.requires_grad and thing.is_leaf
     grad = thing.grad if thing.is_leaf else None
-    made = type(thing), raw(thing), thing.dtype, tuple(thing.shape), trained, grad
+    made = type(thing), read(thing), thing.dtype, tuple(thing.shape), trained, grad, thing.device.type
     return (_tensor, made, dict(vars(thing)), None, None, _attach) if vars(thing) else (_tensor, made)
 
 
@@ -149,7 +167,6 @@ def _reduce_set(thing: Any) -> Any:
 
 
 _REDUCED: dict[Any, Callable[[Any], Any]] = {
-    torch.Tensor: _reduce_tensor,
     torch.Generator: lambda thing: (_generator, (thing.get_state(),)),
     weakref.ref: lambda thing: (_reference, (thing(),)),
     _SingleProcessDataLoaderIter: lambda thing: (_exhausted, (type(thing), _remaining_of(thing))),

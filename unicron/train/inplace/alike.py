@@ -12,13 +12,14 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
+from unicron.train.carry.beside import Beside
 from unicron.train.carry.objects import Stateful
 from unicron.train.snapshots.digest import digests
 
 FIRST, AGAIN = 1, 4
 """Iterations at whose beginning ranks are compared: the first, and each with so many times as many as the last."""
 
-PARAMETER, MOMENT = "parameter", "optimizer's state of"
+PARAMETER, MOMENT, BESIDE = "parameter", "optimizer's state of", "beside the model:"
 
 TOTAL, ALL, CAME = "total", "digests", "compared"
 """Notices: a digest of all digests, each of them, and what came of comparing them."""
@@ -114,13 +115,17 @@ class Alike:
         models: that are trained.
         trained: their parameters whose gradients are reduced, by identity.
         moments: that are this rank's own; those that differ get among them.
+        beside: large tensors beside the models, likewise.
 
     Attributes:
         is_confirmed: ranks have been compared at least once, so that one may take another's place.
     """
 
-    def __init__(self, rank: int, size: int, models: torch.nn.Module, trained: set[int], moments: Moments) -> None:
+    def __init__(
+        self, rank: int, size: int, models: torch.nn.Module, trained: set[int], moments: Moments, beside: Beside
+    ) -> None:
         self._rank, self._size, self._models, self._trained, self._moments = rank, size, models, trained, moments
+        self._beside = beside
         self._due, self._at = FIRST, -1
         self._mine = dict[str, int]()
         self.is_confirmed = size == 1
@@ -142,6 +147,7 @@ class Alike:
         self._at, self._due = iteration, AGAIN * iteration
         names = {id(each): name for name, each in self._models.named_parameters()}
         self._mine = self.digest_parameters() | digests((name, one) for name, _, one in self._moments.shared(names))
+        self._mine |= {f"{BESIDE} {name}": each for name, each in self._beside.digests().items()}
         notices.leave(ALL, msgspec.msgpack.encode((iteration, self._mine)))
         notices.leave(TOTAL, msgspec.msgpack.encode((iteration, total_of(self._mine))))
 
@@ -177,13 +183,21 @@ class Alike:
             iteration, theirs = msgspec.msgpack.decode(each, type=tuple[int, dict[str, int]])
             if iteration == self._at:
                 names = self._mine | theirs
-                different |= dict.fromkeys(name for name in names if self._mine.get(name) != theirs.get(name))
+                compared = (name for name in names if _is_known(name, self._mine, theirs))
+                different |= dict.fromkeys(name for name in compared if self._mine.get(name) != theirs.get(name))
         notices.leave(CAME, msgspec.msgpack.encode(Comparison(self._at, list(different))))
         return list(different)
 
     def _keep_own(self, different: list[str]) -> str:
-        """Have moments that differ be this rank's own; return the name of what can't be."""
+        """Have moments, and what is beside models, be this rank's own where it differs; return what can't be."""
+        beside = [name for name in different if name.startswith(BESIDE)]
+        self._beside.own |= {name.removeprefix(f"{BESIDE} ") for name in beside}
         names = {id(each): name for name, each in self._models.named_parameters()}
         places = {name: place for name, place, _ in self._moments.shared(names)}
         self._moments.own |= {places[name] for name in different if name in places}
         return next((name for name in different if name.startswith(PARAMETER)), "")
+
+
+def _is_known(name: str, ours: Mapping[str, int], theirs: Mapping[str, int]) -> bool:
+    """Return whether both ranks know what has a name: what is beside models is only known once it has changed."""
+    return not name.startswith(BESIDE) or (name in ours and name in theirs)

@@ -42,8 +42,8 @@ ROUNDING = 1e-3
 OTHER = "other"
 """File of a trial with what a first ghost came to: what differs between two of them differs by itself, as a clock."""
 
-COMPARED_APART = frozenset({"loops", "groups"})
-"""Parts of the state that say where a script is, and what its collectives gave."""
+COMPARED_APART = frozenset({"loops", "groups", "before"})
+"""Parts of the state that say where a script is, what its collectives gave, and what was before."""
 
 
 class Silent:

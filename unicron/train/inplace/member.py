@@ -10,6 +10,7 @@ import torch
 from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import Membership, Ready
 from unicron.errors import GroupBrokenError
+from unicron.train.carry.beside import Nothing
 from unicron.train.carry.files import Files
 from unicron.train.inplace.groups import ScriptGroups
 from unicron.train.inplace.peers import Peers, RankPosition, Wait, Waiting
@@ -103,7 +104,9 @@ class Member:
         models, trained = self.trained.modules(), self.trained.reduced
         names = ["optimizer", *(f"other{number}" for number in range(len(self.trained.optimizers) - 1))]
         optimizers = dict(zip(names, self.trained.optimizers, strict=True))
+        beside = self.loops.taker.beside
         protected: dict[str, Any] = {"model": models, **optimizers, "loops": self.loops, "groups": groups}
+        protected |= {"beside": beside, "before": beside.before}
         if self.trained.sharded:
             own = protected = {**protected, "record": self.records}
             summed = [torch.nn.Parameter(torch.zeros(1, device=next(models.parameters()).device))]
@@ -111,7 +114,8 @@ class Member:
             self.piggyback = Piggyback(self.trained.models, self.trained.optimizers, first=self.rank == 0)
             protected["piggyback"] = self.piggyback
             groups.on_shared = self.piggyback.invalidate_shared
-            own = {**(protected if self.rank == 0 else {}), "record": self.records}  # of all else others have the same
+            first = {**protected, "before": Nothing()} if self.rank == 0 else {}  # of all that others have the same
+            own = {**first, "record": self.records}
             # in reverse: what goes along comes behind the model
             summed = [self.piggyback.carrier, *(each for each in models.parameters() if id(each) in trained)]
         self.gradients.prepare(summed)

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from unicron.errors import DrillFailedError, InvalidInputError
-from unicron.train.carry.objects import LARGE_BYTES, text_of
+from unicron.train.carry.objects import text_of
+from unicron.train.carry.tensors import LARGE_BYTES
 from unicron.train.inplace.parallel import CURE, Parallel
 
 WORDS = {torch.float64: torch.int32, torch.float32: torch.int16}

@@ -47,7 +47,8 @@ class Takeover:
                 "a model that is spread by fully_shard is not tried: all ranks begin again, whichever is lost"
             )
         ranks = 1 if trained.sharded else self._member.size
-        self._alike = Alike(self._member.rank, ranks, trained.modules(), trained.reduced, trained.moments)
+        beside = self._loops.taker.beside
+        self._alike = Alike(self._member.rank, ranks, trained.modules(), trained.reduced, trained.moments, beside)
 
     def compare_parameters(self) -> None:
         """Have no rank take another's place where ranks begin with other parameters."""

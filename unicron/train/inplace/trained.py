@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from unicron.errors import InvalidInputError
-from unicron.train.carry.objects import LARGE_BYTES
+from unicron.train.carry.tensors import LARGE_BYTES
 from unicron.train.inplace.alike import Moments
 from unicron.train.inplace.parallel import Parallel
 

@@ -174,7 +174,7 @@ class LoopFollower:
             NotCarriedError: this process has made something else on the way.
         """
         with self.refusing():
-            self.taker.restore(caller, self.replay.snapshot)
+            self.taker.restore(caller, self.replay.snapshot, ends=self.replay.ends_next)
         if self.replay.reach(at):
             self.story.move(Move.ARRIVE, at.place)
             self.taker.note_parameters()

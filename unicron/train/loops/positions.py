@@ -29,9 +29,9 @@ from unicron.train.carry.objects import (
     TORCH_GENERATOR,
     Resumable,
     kind_of,
-    raw,
 )
 from unicron.train.carry.randomness import generators, set_generators
+from unicron.train.carry.tensors import raw
 from unicron.train.loops.collective_results import KnownResults
 from unicron.train.worker.injected import InjectedFault
 

@@ -55,6 +55,11 @@ class Replay:
         """Whether it is the innermost active loop whose point it comes to next."""
         return self.is_under_way and len(self._stack.active) - 1 == self.depth
 
+    @property
+    def ends_next(self) -> bool:
+        """Whether the loop that it comes to next is the last."""
+        return self.depth + 1 == len(self._target)
+
     def is_wanted(self, place: str) -> bool:
         """Return whether one of the loops that it is to enter begins at this place."""
         return any(each.where.place == place for each in self._target)

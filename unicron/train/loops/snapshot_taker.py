@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from unicron.train.carry.beside import Beside
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.carry.limit import TimeLimit
 from unicron.train.carry.own_snapshot import Heap
@@ -29,9 +30,11 @@ class SnapshotTaker:
         keeps_gradients: all snapshots contain gradients: the script adds to those of an iteration before.
         pending: a gradient was reduced, and no update has used it.
         updates: made so far.
+        beside: large tensors that another rank gives.
     """
 
     def __init__(self) -> None:
+        self.beside = Beside()
         self._heap: Heap | None = None
         self._modules: dict[str, dict[str, Any]] = {}
         self.accumulates = self.zeroed = self.keeps_gradients = self.pending = False
@@ -57,7 +60,7 @@ class SnapshotTaker:
         modules |= {caller.f_globals["__name__"]: caller.f_globals}
         self._modules = {name: each for name, each in modules.items() if NAME in each and name not in LIBRARIES}
         self._modules["optimizers"] = own
-        heap = Heap(carried)
+        heap = Heap(carried, self.beside)
         try:
             heap.number_objects(self.spaces(caller))
             heap.keep_states(changes)
@@ -151,7 +154,14 @@ class SnapshotTaker:
                 with self._limit.limited():
                     spaces = self.spaces(caller)
                     never = {name: set(dead) for name, space in spaces.items() if space.belongs_to(caller)}
-                    snapshot = self._heap.snapshot(spaces, never, gradients=leaves and accumulates, zeroed=self.zeroed)
+                    snapshot = self._heap.snapshot(
+                        spaces,
+                        never,
+                        gradients=leaves and accumulates,
+                        zeroed=self.zeroed,
+                        ends=leaves,
+                        at=(at.place, point),
+                    )
                     if lasts:
                         self._heap.record_present(spaces)
             except InjectedFault:
@@ -207,13 +217,13 @@ class SnapshotTaker:
             raise NotCarriedError(f"a position can't be read here: {error!r}") from error
         return position.advance_to(saved)
 
-    def restore(self, caller: FrameType, snapshot: bytes) -> None:
-        """Restore a snapshot of the rank that this one replaces.
+    def restore(self, caller: FrameType, snapshot: bytes, *, ends: bool) -> None:
+        """Restore a snapshot of the rank that this one replaces; where it `ends`, this one goes on from there.
 
         Raises:
             NotCarriedError: this process has made something else on the way.
         """
         if self._heap is None or not snapshot:
             raise NotCarriedError("there is no snapshot of the rank that is replaced, or none can be taken here")
-        self.accumulates = self._heap.restore(self.spaces(caller), snapshot)
+        self.accumulates = self._heap.restore(self.spaces(caller), snapshot, ends=ends)
         self._heap.record_present(self.spaces(caller))
