@@ -95,6 +95,7 @@ def test_what_is_beside_a_model_is_each_ranks_own_where_it_differs_and_some_may_
         monkeypatch.setattr(rank.beside, "digests", lambda each=each: each)
     assert compared(those) == ["", "", ""]
     assert [rank.beside.own for rank in those] == [{"bank"}] * 3
+    assert [rank.beside.alike for rank in those] == [each.keys() for each in found]
     assert all(rank.alike.is_confirmed for rank in those)
 
 

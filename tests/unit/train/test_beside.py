@@ -35,7 +35,7 @@ def teacher(numbers):
 
 def attached(numbers):
     made = Holder()
-    made.bank, made.first = numbers, numbers[:2]
+    made.bank = numbers
     return made
 
 
@@ -148,6 +148,8 @@ def test_a_new_rank_has_what_the_lost_one_had_or_it_is_refused_by_name(recipe, f
     else:
         assert first_difference(lost.things, new.things) == ""
         assert new.beside.digests() == lost.beside.digests(), "it can give them in its turn"
+        assert new.beside.are_alike
+        assert lost.beside.are_alike is not bool(lost.beside.digests())
         assert first_difference(new.state(), {name: lost.state()[name] for name in new.state()}) == ""
         assert snapshot_differences(new.snapshot(), lost.snapshot()) == {}
 

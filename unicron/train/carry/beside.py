@@ -63,11 +63,12 @@ class Beside:
 
     Attributes:
         own: names of those that are not the same on all ranks.
+        alike: names of those that another rank had, too, when that was looked at.
         before: copies of what has changed since a snapshot.
     """
 
     def __init__(self) -> None:
-        self.own = set[str]()
+        self.own, self.alike = set[str](), set[str]()
         self._least, self._most = LARGE_BYTES, LEAST_BYTES
         self._given = dict[str, torch.Tensor]()
         self._found, self._new = dict[str, tuple[weakref.ref[torch.Tensor], str]](), dict[str, tuple[Any, str]]()
@@ -173,6 +174,11 @@ class Beside:
         """Return what shows whether ranks have the same, by name, as of the last snapshot."""
         return {name: int(each[:16], 16) for name, (_, each) in self._found.items() if each}
 
+    @property
+    def are_alike(self) -> bool:
+        """Whether each of them is known to be alike, so that all ranks can go on from what one of them has saved."""
+        return self._found.keys() <= self.alike
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return these tensors as they are now, by name."""
         return {name: each.cpu() for name, each in self._present(self._found)}
@@ -215,6 +221,7 @@ class Beside:
             if (thing := owners.get(id(ref()))) is not None:
                 self._new[name] = weakref.ref(thing), evidence
         self._given = self.before.given = {}
+        self.alike |= self._new.keys()
         self.end()
 
 

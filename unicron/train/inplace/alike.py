@@ -192,6 +192,7 @@ class Alike:
         """Have moments, and what is beside models, be this rank's own where it differs; return what can't be."""
         beside = [name for name in different if name.startswith(BESIDE)]
         self._beside.own |= {name.removeprefix(f"{BESIDE} ") for name in beside}
+        self._beside.alike |= {name.removeprefix(f"{BESIDE} ") for name in self._mine if name.startswith(BESIDE)}
         names = {id(each): name for name, each in self._models.named_parameters()}
         places = {name: place for name, place, _ in self._moments.shared(names)}
         self._moments.own |= {places[name] for name in different if name in places}
