@@ -10,14 +10,16 @@ import torch
 SHOWN = 60
 """Characters of a value in a text."""
 
-POSITION = frozenset({"count", "over", "first", "last", "seen"})
+POSITION = frozenset({"count", "over", "last", "seen"})
 
 
 def without_aids(value: Any) -> Any:
     """Return how far something is that a loop goes over, without what finds it anew: one process may need less."""
     if not (isinstance(value, dict) and value.keys() >= POSITION):
         return value
-    return {name: each for name, each in value.items() if name not in {"first", "last"}}
+    loops = {place: without_aids(each) for place, each in value.get("loops", {}).items()}
+    inside = {"within": without_aids(value.get("within")), "loops": loops}
+    return {name: each for name, each in (value | inside).items() if name not in {"first", "last", "before"}}
 
 
 class Made:

@@ -85,6 +85,10 @@ class Resumable:
         """Return the position."""
         raise NotImplementedError
 
+    def whole_position(self) -> Any:
+        """Return the position, with what else another process does not have by itself."""
+        raise NotImplementedError
+
     def advance_to(self, saved: Any) -> Any:
         """Advance to a position."""
         raise NotImplementedError
@@ -118,7 +122,7 @@ class Call:
     """
 
     def __init__(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self._function, self._arguments, self._named = function, arguments, named
+        self._function, self._arguments, self._named = function, [*arguments], named
 
     def __iter__(self) -> Iterator[Any]:
         """Call it."""
@@ -251,7 +255,7 @@ class _Iterated(Position):
 
 
 POSITION = _Iterated(
-    lambda thing: thing.position(), lambda thing, position: thing.advance_to(position), lambda thing: thing.count
+    lambda thing: thing.whole_position(), lambda thing, position: thing.advance_to(position), lambda thing: thing.count
 )
 LOADING = Position(lambda thing: thing._num_yielded, _advance_loader)  # noqa: SLF001
 

@@ -171,7 +171,7 @@ _REDUCED: dict[Any, Callable[[Any], Any]] = {
     weakref.ref: lambda thing: (_reference, (thing(),)),
     _SingleProcessDataLoaderIter: lambda thing: (_exhausted, (type(thing), _remaining_of(thing))),
     (set, frozenset): _reduce_set,
-    Resumable: lambda thing: (_resumable, (type(thing), thing.iterable, thing.position())),
+    Resumable: lambda thing: (_resumable, (type(thing), thing.iterable, thing.whole_position())),
     ModuleType: lambda thing: (_module, (thing.__name__,)),
 }
 

@@ -16,10 +16,11 @@ class Variables:
 
     Args:
         scope: the function's frame, or the module's variables.
+        without: names of variables that are left alone.
     """
 
-    def __init__(self, scope: FrameType | dict[str, Any]) -> None:
-        self.scope = scope
+    def __init__(self, scope: FrameType | dict[str, Any], without: Iterable[str] = ()) -> None:
+        self.scope, self._without = scope, frozenset(without)
 
     def belongs_to(self, frame: FrameType) -> bool:
         """Return whether they are what a frame's code reads and sets."""
@@ -28,11 +29,12 @@ class Variables:
     def values(self) -> dict[str, Any]:
         """Return their values by name."""
         variables = self.scope if isinstance(self.scope, dict) else self.scope.f_locals
-        return {name: value for name, value in variables.items() if not name.startswith("__")}
+        left = self._without
+        return {name: value for name, value in variables.items() if not (name.startswith("__") or name in left)}
 
     def assign(self, values: Mapping[str, Any], names: Iterable[str]) -> None:
         """Have these values, and no variables but `names`."""
-        kept = set(names)
+        kept = {*names, *self._without}
         if isinstance(self.scope, dict):
             for name in self.values().keys() - kept:
                 del self.scope[name]

@@ -32,7 +32,8 @@ class LoopFollower:
 
     def __init__(self, publish_record: Callable[[LoopSnapshot | NotCarriedError], None]) -> None:
         self._publish_record = publish_record
-        self.story, self.stack, self.taker = Story(), LoopStack(), SnapshotTaker()
+        self.story, self.stack = Story(), LoopStack()
+        self.taker = SnapshotTaker(self.stack)
         self.replay, self.closed_reason = Replay(self.stack), ""
         self._has_inner_loop: dict[str, bool] = {}
         self._changing_places = set[str]()
@@ -106,7 +107,7 @@ class LoopFollower:
             at.count = where.round
             if where.point == HEAD:
                 self._restore_at(at, caller, ends=True)
-        elif not (place in self.stack.idle or self.stack.is_passed) and (
+        elif not (place in self.stack.idle or self.stack.is_passed or self.stack.is_aside) and (
             has_inner_loop or (not self.in_iteration and (self._reduced_since or not self._has_snapshot))
         ):
             self._take_snapshot(at, caller, HEAD, dead, leaves=not self.in_iteration)
@@ -141,7 +142,7 @@ class LoopFollower:
     ) -> None:
         self.exit_abandoned(caller, place)
         at = self.stack.innermost
-        if at is None or at.place != place or at.is_fed:
+        if at is None or at.place != place or at.is_fed or self.stack.is_aside:
             return
         self._updates_at_point = self.taker.updates
         if ends:

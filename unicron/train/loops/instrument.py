@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from unicron.train.carry.variables import NAME
 from unicron.train.loops.functions import Functions, called_names, functions_of, has_gradients
+from unicron.train.loops.handing import mark_handing_loops
 from unicron.train.loops.liveness import FUNCTIONS, Liveness
 
 _Scope = TypeVar("_Scope", ast.Module, ast.FunctionDef)
@@ -96,6 +97,7 @@ class _Instrument(ast.NodeTransformer):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Instrument a function that may train; wrap a generator so that it knows how far it is."""
         if _is_plain_generator(node):
+            mark_handing_loops(node, self._call)
             counted = ast.Attribute(ast.Name(NAME, ast.Load()), "counted_generator", ast.Load())
             node.decorator_list = [*node.decorator_list, ast.copy_location(counted, node)]
         if not self._may_train(node):

@@ -8,13 +8,19 @@ from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.loops.active_loops import DRAWING, ActiveLoop
 from unicron.train.loops.collective_results import KnownResults
 from unicron.train.loops.follower import LoopFollower
+from unicron.train.loops.handing import HandingLoop
 from unicron.train.loops.layers import Layer, wrapped
 from unicron.train.loops.phases import Phase
 from unicron.train.loops.positions import Counted, counts_up
 
 
 def items_of(
-    follower: LoopFollower, place: str, caller: FrameType, over: Iterable[Any], layers: list[Layer]
+    follower: LoopFollower,
+    place: str,
+    caller: FrameType,
+    over: Iterable[Any],
+    layers: list[Layer],
+    handing: HandingLoop | None = None,
 ) -> Iterator[Any]:
     """Yield the items of a loop, and note as it is left.
 
@@ -24,6 +30,7 @@ def items_of(
         caller: runs it.
         over: what it iterates over.
         layers: around that.
+        handing: of a generator that hands out the loop's items.
     """
     at, replay = follower.enter_loop(place, caller, None), follower.replay
     try:
@@ -33,7 +40,9 @@ def items_of(
         if wanted:
             at.iterator_results = KnownResults(replay.target.drawn)
         at.is_drawing = True
-        at.iterator = Counted(over, [])  # what it is given is noted as `drawn`
+        at.iterator = position = Counted(over, [])  # what it is given is noted as `drawn`
+        if handing is not None:
+            handing.begin(lambda: position)
         counts = counts_up(over)
         resumed = _resume(follower, at, layers) if wanted else ()
         for number, item in _numbered(follower, at, resumed, layers):

@@ -35,6 +35,12 @@ class LoopStack:
         return any(each.body_trained and not each.is_fed for each in self.active[:-1])
 
     @property
+    def is_aside(self) -> bool:
+        """Whether the innermost loop has not trained yet, and one around it has: that one's snapshots will do."""
+        *around, at = self.active
+        return at.place not in self.training and any(each.place in self.training for each in around)
+
+    @property
     def is_drawing(self) -> bool:
         """Whether an item is just being found that a loop, or the script, asks for."""
         return bool(RUNNING) or any(each.is_drawing for each in self.active)

@@ -24,10 +24,11 @@ from unicron.train.carry.randomness import seed
 from unicron.train.loops.active_loops import Chain, LoopSnapshot
 from unicron.train.loops.collective_results import Results
 from unicron.train.loops.follower import LoopFollower
+from unicron.train.loops.handing import HandingLoop
 from unicron.train.loops.items import items_of
 from unicron.train.loops.layers import peel
 from unicron.train.loops.phases import Move, Phase
-from unicron.train.loops.positions import Counted
+from unicron.train.loops.positions import RUNNING, Counted
 from unicron.train.loops.snapshot_points import Point
 from unicron.train.loops.unfollowed import own_frames, unfollowed_reason, why_asked, why_not_fed
 
@@ -85,7 +86,9 @@ class Loops(LoopFollower):
         """
         caller = sys._getframe(1)  # noqa: SLF001 there is no other way to a script's variables
         if begun := self._follows(place, caller, certain=certain):
-            found: Iterable[Any] = items_of(self, place, caller, *peel(iterable, numbered=numbered))
+            handing = iterable if isinstance(iterable, HandingLoop) else None
+            over = peel(handing.over if handing is not None else iterable, numbered=numbered)
+            found: Iterable[Any] = items_of(self, place, caller, *over, handing)
         else:
             found = enumerate(iterable) if numbered else iterable
         self.begun = begun
@@ -187,6 +190,27 @@ class Loops(LoopFollower):
         self.first = "nowhere"
         self.story.move(Move.START, self.first)
         self._join_ranks()
+
+    def handing_loop(self, place: str, over: Iterable[Any], number: int, *handed: str) -> Iterable[Any]:
+        """Return what a loop of a generator goes over that hands its items out as they are.
+
+        Args:
+            place: of it.
+            over: what it goes over.
+            number: of such loops of the generator, each in the one before.
+            handed: the variables that those set.
+        """
+        generator = RUNNING[-1] if RUNNING else None
+        if generator is None or generator.frame is not sys._getframe(1):  # noqa: SLF001
+            return over
+        if not generator.note_loops(number, handed):
+            self.taker.number_made(generator)
+        return HandingLoop(generator, place, over)
+
+    @property
+    def is_entering(self) -> bool:
+        """Whether a generator is just being entered in its loops, so that what is before its `yield` is left out."""
+        return bool(RUNNING) and RUNNING[-1].entering is not None
 
     def counted_iterator(self, over: Iterable[Any]) -> Counted:
         """Return an iterator that knows how far it is."""

@@ -2,37 +2,32 @@
 
 What an iterator draws of the generators of random numbers is drawn between what the script draws, so it depends on all
 that the script has done. Their states before each item that drew are kept, and are there again as it is found anew.
+
+A generator that hands out what a loop of it goes over is entered in that loop; any other one is run forward.
 """
 
+import gc
 import itertools
-import operator
-import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import GeneratorType
-from typing import Any, NamedTuple, TypeVar
+from types import FrameType, GeneratorType
+from typing import Any, TypeVar
 
-import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from unicron.errors import GroupBrokenError
-from unicron.train.carry.kinds import ATTRIBUTES, CELL, DICT, FUNCTION, LIST, SET, Kind, NotCarriedError
+from unicron.train.carry.by_value import Opaque
+from unicron.train.carry.kinds import FUNCTION, NotCarriedError
 from unicron.train.carry.objects import (
-    ARRAY,
     BARE_ITERATORS,
-    BYTES,
-    NUMPY_GENERATOR,
-    PYTHON_GENERATOR,
-    TENSOR,
-    TORCH_GENERATOR,
     Resumable,
     kind_of,
 )
 from unicron.train.carry.randomness import generators, set_generators
-from unicron.train.carry.tensors import raw
+from unicron.train.carry.variables import Variables
 from unicron.train.loops.collective_results import KnownResults
+from unicron.train.loops.parts import Part, changed, fingerprint, parts_of, restore_parts
 from unicron.train.worker.injected import InjectedFault
 
 T = TypeVar("T")
@@ -40,12 +35,6 @@ T = TypeVar("T")
 MOST_DRAWN = 16
 """Items for which the generators' states are kept, 11 KiB each."""
 
-
-CONTAINERS = (LIST, DICT, SET)
-HOLDING = (*CONTAINERS, ATTRIBUTES, CELL, FUNCTION)
-BY_VALUE = (TORCH_GENERATOR, PYTHON_GENERATOR, NUMPY_GENERATOR, TENSOR, ARRAY, BYTES)
-MOST_OWN, LONGEST, MOST_VALUE_BYTES, COMPARED_BYTES = 64, 1000, 4 << 10, 64 << 10
-"""Objects that what is gone over is made of, and items of a container, that are looked at before each item."""
 
 BARS = frozenset({"tqdm", "rich", "progressbar", "alive_progress", "fastprogress"})
 """Libraries of progress bars."""
@@ -68,6 +57,8 @@ class Counted(Resumable, Iterator[Any]):
         results: of collectives that were run to find them.
         own: the objects that its items depend on, by keys that are the same in another process.
         is_replaying: it is just being brought to where another one is.
+        entering: where the loops of a generator are to be entered, while that is just being done.
+        handed: variables of a generator that its loops set as it is entered.
     """
 
     def __init__(self, over: Iterable[Any], running: "list[Counted] | None" = None) -> None:
@@ -76,22 +67,34 @@ class Counted(Resumable, Iterator[Any]):
     def _begin(self, over: Iterable[Any], running: "list[Counted]") -> None:
         before = generators()
         self._unseen = ""
-        self._first = self._last = self._look(lambda: _parts_of(over), list[Part]())
-        self.own = {("part", number): part.thing for number, part in enumerate(self._first)}
+        self._first = self._last = self._look(lambda: parts_of(over), list[Part]())
+        self.own: dict[Any, Any] = {("part", number): part.thing for number, part in enumerate(self._first)}
+        self._began_at, self._loops, self._number_of_loops = 0, dict[str, Counted](), 1
+        self.entering, self.handed, self._made = None, tuple[str, ...](), dict[str, Any]()
+        self._reached: Any = None  # the item to which it was brought, until the next one is asked for
+        if isinstance(over, Counted):
+            self._began_at = over.count
+            self.own |= {("in", *key): each for key, each in over.own.items()}
         self.iterable, self._iterator, self._running = over, iter(over), running
         self.count, self.exhausted, self.results, self.is_replaying = 0, False, KnownResults(), False
         self._item_seen, self._generator_states = 0, dict[int, bytes]()
         self._record_draw(before)
 
+    entering: dict[str, Any] | None
+
     def __reduce__(self) -> Any:
         """Pickle the iterable and the position."""
-        return _restore_counted, (self.iterable, self.position())
+        return _restore_counted, (self.iterable, self.whole_position())
+
+    def _changed_since(self) -> list[tuple[Any, Any]]:
+        """Return what its items depend on and has changed since it was made, with the states before."""
+        return changed(self._first, parts_of(self.iterable))
 
     def __next__(self) -> Any:
         """Return the next item."""
         draws = type(self._iterator) not in BARE_ITERATORS
-        before = generators() if draws else b""
-        self._last = self._look(lambda: _parts_of(self.iterable), self._last)
+        before, self._reached = generators() if draws else b"", None
+        self._last = self._look(lambda: parts_of(self.iterable), self._last)
         self._running.append(self)
         try:
             self.count += 1
@@ -101,6 +104,8 @@ class Counted(Resumable, Iterator[Any]):
             raise
         else:
             self._item_seen = self._look(lambda: fingerprint([("", item)]), 0) if draws else 0
+            if self.count == 1 and self.can_be_entered:
+                self._made = self.variables.values()
             return item
         finally:
             self._running.pop()
@@ -131,7 +136,100 @@ class Counted(Resumable, Iterator[Any]):
         if self._generator_states is not None and generators() != before:
             self._generator_states[self.count] = before
             if len(self._generator_states) > MOST_DRAWN:
-                self._generator_states = None
+                loads = _only_loads(self._iterator)
+                needed = {0, 1, self.count - loads, self.count}
+                kept = {count: state for count, state in self._generator_states.items() if count in needed}
+                self._generator_states = kept if self._loops or loads else None
+
+    # --- generators that are entered at their `yield` ----------------------------------------------------------------
+
+    @property
+    def frame(self) -> FrameType | None:
+        """The frame of a generator that is not done."""
+        return self._iterator.gi_frame if isinstance(self._iterator, GeneratorType) else None
+
+    def note_loops(self, number: int, handed: Sequence[str]) -> bool:
+        """Note how many loops are around a generator's `yield`, and which variables they set; return if one began."""
+        self._number_of_loops, self.handed = number, tuple(handed)
+        return bool(self._loops)
+
+    def begin_loop(self, place: str, position: "Callable[[], Counted]") -> "tuple[Counted, list[Any]]":
+        """Begin a loop of a generator; return its position, and the item at which it is entered, if it is being so.
+
+        Args:
+            place: of it.
+            position: makes the position.
+        """
+        saved = None if self.entering is None else self.entering.pop(place, None)
+        if saved is not None:
+            if (states := saved["drawn"].get(0)) is not None:
+                set_generators(states)
+            restore_parts(saved["before"])
+        self._loops.pop(place, None)
+        self._loops[place] = found = position()
+        return found, [] if saved is None else [found.advance_to(saved)]
+
+    @property
+    def can_be_entered(self) -> bool:
+        """Whether another process's generator can be entered where this one waits: all loops around that are known."""
+        inside = self._iterator
+        waits = isinstance(inside, GeneratorType) and inside.gi_frame is not None and not inside.gi_running
+        return waits and len(self._loops) == self._number_of_loops
+
+    @property
+    def variables(self) -> Variables:
+        """Those of a generator, but for what is set as it is entered."""
+        return Variables(self.frame or {}, self.handed)
+
+    def generators(self) -> "Iterator[Counted]":
+        """Yield the generators that items come through, the last one first."""
+        if isinstance(self._iterator, GeneratorType):
+            yield self
+        inside = [self._iterator] if isinstance(self._iterator, Counted) else []
+        for each in (*inside, *self._loops.values()):
+            yield from each.generators()
+
+    def _enter(self, saved: dict[str, Any]) -> Any:
+        """Begin a generator anew, in the loops in which another one waits; return the item that it then yields."""
+        if self.count:
+            self._iterator, self.results = iter(self.iterable), KnownResults(saved["heard"])
+        self._loops.clear()
+        self.entering = dict(saved["loops"])
+        if (states := saved["drawn"].get(1)) is not None:
+            set_generators(states)
+        try:
+            item = next(self, None)
+            if self.entering or not self.can_be_entered:
+                raise NotCarriedError(f"{describe(self._iterator)} does not come to the loop in which the other one is")
+        finally:
+            self.entering = None
+        self.count = saved["count"]
+        return item
+
+    def _positions_of_loops(self) -> dict[str, Any]:
+        """Return the positions of a generator's loops, and what was changed on the way to where each one began."""
+        there, found = {id(part.thing) for part in self._first}, dict[str, Any]()
+        for place, each in self._loops.items():
+            known = [part for part in each._first if id(part.thing) in there]  # noqa: SLF001
+            before = [*each._changed_since(), *changed(known, self._first)]  # noqa: SLF001
+            found[place] = each.position() | {"before": before}
+        return found
+
+    # --- positions ---------------------------------------------------------------------------------------------------
+
+    def whole_position(self) -> dict[str, Any]:
+        """Return the position, and the variables of generators inside, where those are not kept as the script's are."""
+        variables = [each._variables() for each in self._entered()]  # noqa: SLF001
+        return self.position() | {"variables": variables, "first": self._changed_since()}
+
+    def _entered(self) -> "list[Counted]":
+        return [each for each in self.generators() if each.can_be_entered]
+
+    def _variables(self) -> tuple[dict[str, Any], list[str]]:
+        """Return a generator's variables, and which are what another process's has made by itself, as functions are."""
+        values = self.variables.values()
+        made = [name for name, value in values.items() if value is self._made.get(name) and not _is_carried(value)]
+        return {name: value for name, value in values.items() if name not in made}, made
 
     def position(self) -> dict[str, Any]:
         """Return how far it is, and what another process needs to get there.
@@ -141,7 +239,10 @@ class Counted(Resumable, Iterator[Any]):
         """
         if self._unseen:
             raise NotCarriedError(f"what {type(self.iterable).__name__} hands out can't be looked at: {self._unseen}")
-        if self._generator_states is None:
+        inside = self._iterator if isinstance(self._iterator, Counted) else None
+        if inside is not None and inside.count - self._began_at != self.count:
+            raise NotCarriedError("an iterator that the body of its loop asks for items, too")
+        if self._generator_states is None and inside is None:
             raise NotCarriedError(
                 f"what draws random numbers for more than {MOST_DRAWN} of its items ({type(self.iterable).__name__})"
             )
@@ -150,12 +251,17 @@ class Counted(Resumable, Iterator[Any]):
         return {
             "count": self.count,
             "over": self.exhausted,
-            "drawn": dict(self._generator_states),
+            "drawn": dict(self._generator_states or {}) if inside is None else {},
             "heard": self.results.to_list(),
-            "first": _changed(self._first, _parts_of(self.iterable)),
-            "last": _changed(self._last, self._first) if _skips(self._iterator) else [],
-            "seen": (self._item_seen, _look_into(self._iterator)),
+            "last": changed(self._last, self._first) if _skips(self._iterator) else [],
+            "seen": self._seen,
+            "within": inside.position() if inside is not None else None,
+            "loops": self._positions_of_loops() if self.can_be_entered else {},
         }
+
+    @property
+    def _seen(self) -> tuple[int, int]:
+        return self._item_seen, 0 if self.can_be_entered else _look_into(self._iterator)
 
     def advance_to(self, saved: dict[str, Any]) -> Any:
         """Advance to the position of another one; return the last item that it has yielded, None if there is none.
@@ -178,15 +284,21 @@ class Counted(Resumable, Iterator[Any]):
         now = [(thing, kind.state(thing)) for thing, _ in saved["first"] if (kind := kind_of(thing)) is not None]
         if (states := saved["drawn"].get(0)) is not None:
             set_generators(states)
-        _restore_parts(saved["first"])
+        restore_parts(saved["first"])
         self._begin(iterable, RUNNING)
         self.advance_to(saved)
-        _restore_parts(now)
+        restore_parts(now)
 
     def _advance_to(self, saved: dict[str, Any]) -> Any:
         if saved["over"]:
             self._iterator, self.count, self.exhausted = iter(()), saved["count"], True
-        self.results, self.is_replaying, item = KnownResults(saved["heard"], self.results), True, None
+        self.results, self.is_replaying, item = KnownResults(saved["heard"], self.results), True, self._reached
+        if self.count < saved["count"] and saved["within"] is not None and isinstance(self._iterator, Counted):
+            item, self.count = self._iterator.advance_to(saved["within"]), saved["count"]
+            self._item_seen = self._iterator._item_seen  # noqa: SLF001 the same item
+            self._began_at = self._iterator.count - self.count
+        elif self.count < saved["count"] and saved["loops"]:
+            item = self._enter(saved)
         while self.count < saved["count"]:
             left = saved["count"] - self.count
             if (states := saved["drawn"].get(self.count + 1)) is not None:
@@ -198,11 +310,13 @@ class Counted(Resumable, Iterator[Any]):
                 self.count += 1
             else:
                 if left == 1 and self.count and _skips(self._iterator):
-                    _restore_parts(saved["last"])
+                    restore_parts(saved["last"])
                 item = next(self, None)
-        if not self.exhausted and (self._item_seen, _look_into(self._iterator)) != saved["seen"]:
+        if not self.exhausted and self._seen != saved["seen"]:
             raise NotCarriedError(f"{describe(self._iterator)} hands out something else when begun anew")
-        self._generator_states, self.is_replaying = dict(saved["drawn"]), False
+        for each, (variables, made) in zip(self._entered(), saved.get("variables", ()), strict=False):
+            each.variables.assign(variables, {*variables, *made})
+        self._generator_states, self.is_replaying, self._reached = dict(saved["drawn"]), False, item
         return item
 
 
@@ -222,6 +336,18 @@ def _skips(iterator: Any) -> bool:
     return isinstance(iterator, _SingleProcessDataLoaderIter) and not isinstance(iterator._dataset, IterableDataset)  # noqa: SLF001
 
 
+def _only_loads(iterator: Any) -> bool:
+    """Return whether an iterator of another kind goes over one of those, so that it draws for loading, as a rule."""
+    inside = [*gc.get_referents(iterator), *getattr(iterator, "__dict__", {}).values()]
+    return any(_skips(each._iterator if isinstance(each, Counted) else each) for each in inside)  # noqa: SLF001
+
+
+def _is_carried(value: Any) -> bool:
+    """Return whether another process may be given something by its value."""
+    kind = kind_of(value)
+    return kind is not FUNCTION and not isinstance(kind, Opaque)
+
+
 def _look_into(iterator: Any) -> int:
     """Return something that differs with the position of a generator, as far as that can be seen; 0 of others."""
     if not isinstance(iterator, GeneratorType) or iterator.gi_frame is None:
@@ -229,26 +355,6 @@ def _look_into(iterator: Any) -> int:
     if iterator.gi_frame.f_globals.get("__name__", "").partition(".")[0] in BARS:
         return 0  # clocks
     return fingerprint([("", iterator.gi_frame.f_lasti), *iterator.gi_frame.f_locals.items()])
-
-
-def fingerprint(named: Iterable[tuple[str, Any]]) -> int:
-    """Return something that differs when plain values and tensors do, or those in containers, as far as it looks."""
-    found, looked, left, todo = 0, 0, COMPARED_BYTES, deque(named)
-    while todo and looked < LONGEST:
-        name, each = todo.popleft()
-        looked += 1
-        if isinstance(each, torch.Tensor):
-            own = type(each) in {torch.Tensor, torch.nn.Parameter}  # one of another class may be spread over ranks
-            small = own and each.layout == torch.strided and each.device.type == "cpu" and each.nbytes <= left
-            left -= each.nbytes if small else 0
-            found = zlib.crc32(raw(each) if small else repr(each.shape).encode(), found)
-        elif isinstance(each, tuple | list):
-            todo.extend((name, one) for one in each[:LONGEST])
-        elif isinstance(each, dict):
-            todo.extend((f"{name}.{key}", one) for key, one in [*each.items()][:LONGEST])
-        elif isinstance(each, int | float | str | bytes | None):
-            found = zlib.crc32(f"{name} {each!r}".encode(), found)
-    return found
 
 
 def describe(iterator: Any) -> str:
@@ -259,73 +365,3 @@ def describe(iterator: Any) -> str:
         code = iterator.gi_code
         return f"the generator `{iterator.__qualname__}` ({Path(code.co_filename).name}:{code.co_firstlineno})"
     return f"the iterator {type(iterator).__qualname__}"
-
-
-class Part(NamedTuple):
-    """An object that items depend on.
-
-    Attributes:
-        look: what shows whether it has changed.
-        state: to put back; None of one that is too large to be kept.
-    """
-
-    thing: Any
-    kind: Kind
-    look: tuple[Any, ...]
-    state: Any
-
-
-def _parts_of(over: Any) -> list[Part]:
-    """Return the nearest objects that an iterator's items depend on, as they are."""
-    found, todo, seen = list[Part](), deque([over]), set[int]()
-    while todo and len(seen) < MOST_OWN:
-        each = todo.popleft()
-        if isinstance(each, _BaseDataLoaderIter):  # within a layer, that has called iter(): its items show where it is
-            todo.extend((each._dataset, each._index_sampler))  # noqa: SLF001
-            continue
-        kind = kind_of(each)
-        if kind is None or id(each) in seen:
-            continue
-        seen.add(id(each))
-        if kind in BY_VALUE:
-            size = getattr(each, "nbytes", 0)
-            if size <= MOST_VALUE_BYTES:
-                found.append(Part(each, kind, kind.fingerprint(each), kind.state(each)))
-            elif kind is TENSOR:
-                found.append(Part(each, kind, (each._version,), None))  # noqa: SLF001 what shows that it was written to
-        elif kind in CONTAINERS and len(each) > LONGEST:
-            found.append(Part(each, kind, (len(each),), None))
-        elif kind in HOLDING:
-            found.append(Part(each, kind, kind.fingerprint(each), kind.state(each)))
-            todo.extend(value for _, value in kind.parts(each))
-    return found
-
-
-def _changed(before: list[Part], now: list[Part]) -> list[tuple[Any, Any]]:
-    """Return those parts, and their states before, that are not now what they were before.
-
-    Raises:
-        NotCarriedError: one of them is too large for its state to be kept.
-    """
-    there, found = {id(each.thing): each.look for each in now}, list[tuple[Any, Any]]()
-    for thing, kind, look, state in before:
-        other = there.get(id(thing))
-        if other is not None and len(other) == len(look):
-            if kind.exact and all(map(operator.is_, other, look)):
-                continue
-            if other == look and not kind.exact:
-                continue
-        if state is None and other != look:
-            raise NotCarriedError(
-                f"a {type(thing).__qualname__} of more than {LONGEST} items or {MOST_VALUE_BYTES >> 10} KiB, which a "
-                "loop's items depend on and which changes as it runs"
-            )
-        if state is not None:
-            found.append((thing, state))
-    return found
-
-
-def _restore_parts(states: list[tuple[Any, Any]]) -> None:
-    for thing, state in states:
-        if (kind := kind_of(thing)) is not None:
-            kind.set_state(thing, state)

@@ -1,7 +1,7 @@
 """Takes a rank's snapshots at points of its loops, and restores there that of the rank which it replaces."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -13,6 +13,7 @@ from unicron.train.carry.limit import TimeLimit
 from unicron.train.carry.own_snapshot import Heap
 from unicron.train.carry.variables import NAME, Variables, spaces_of
 from unicron.train.loops.active_loops import ActiveLoop, LoopSnapshot
+from unicron.train.loops.loop_stack import LoopStack
 from unicron.train.loops.positions import Counted
 from unicron.train.loops.program import LIBRARIES
 from unicron.train.worker.injected import InjectedFault
@@ -24,6 +25,9 @@ EARLY, SMALL_BYTES = 4, 8 << 20
 class SnapshotTaker:
     """Numbers what a script has made before its loops, and takes snapshots of what has changed since.
 
+    Args:
+        stack: of the loops.
+
     Attributes:
         accumulates: the last snapshot contains gradients, to which more is added.
         zeroed: gradients that exist as an iteration begins are zero.
@@ -33,8 +37,8 @@ class SnapshotTaker:
         beside: large tensors that another rank gives.
     """
 
-    def __init__(self) -> None:
-        self.beside = Beside()
+    def __init__(self, stack: LoopStack) -> None:
+        self.beside, self._stack = Beside(), stack
         self._heap: Heap | None = None
         self._modules: dict[str, dict[str, Any]] = {}
         self.accumulates = self.zeroed = self.keeps_gradients = self.pending = False
@@ -78,6 +82,12 @@ class SnapshotTaker:
         if self._heap is not None:
             self._heap.number_objects(self.spaces(caller), level)
 
+    def number_made(self, generator: Counted) -> None:
+        """Number what a generator has made before the loop in which it waits between items, as a new rank's does."""
+        for level, name, each in self._generators():
+            if each is generator and self._heap is not None:
+                self._heap.number_objects({name: each.variables}, level)
+
     def forget_levels(self, levels: Iterable[str], caller: FrameType, *, arriving: bool) -> None:
         """Forget what was made before loops that have ended, by the beginnings of their levels."""
         if self._heap is not None:
@@ -86,8 +96,19 @@ class SnapshotTaker:
                 self._heap.record_present(self.spaces(caller))
 
     def spaces(self, caller: FrameType) -> Mapping[str, Variables]:
-        """Return the variables of the script, as a function of it runs."""
-        return spaces_of(caller, self._modules)
+        """Return the variables of the script, as a function of it runs: also of generators in which loops wait."""
+        return spaces_of(caller, self._modules) | self._generator_spaces()
+
+    def _generator_spaces(self) -> dict[str, Variables]:
+        found = ((name, each) for *_, name, each in self._generators() if each.can_be_entered)
+        return {name: each.variables for name, each in found}
+
+    def _generators(self) -> Iterator[tuple[str, str, Counted]]:
+        """Yield the generators by which loops find their items, each with its level, and the name of its variables."""
+        for depth, at in enumerate(self._stack.active):
+            inside = at.iterator.generators() if at.iterator is not None and not at.is_fed else ()
+            for number, each in enumerate(inside):
+                yield f"{depth}.{at.place}#{at.index} {number}", f"what {at.place} goes over, {number}", each
 
     # --- gradients and parameters ------------------------------------------------------------------------------------
 
