@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from unicron.train.carry.aliases import Memories, alias_in, memories_of
 from unicron.train.carry.beside import MARK, Beside
 from unicron.train.carry.by_value import Opaque
 from unicron.train.carry.gradients import gradients_of, restore_gradients
+from unicron.train.carry.hooks import Hooks
 from unicron.train.carry.kinds import (
     ATTACHED,
     ATTRIBUTES,
@@ -27,11 +27,9 @@ from unicron.train.carry.kinds import (
     GraphKeptError,
     Kind,
     NotCarriedError,
-    is_of_script,
-    own_hooks,
 )
 from unicron.train.carry.objects import INLINE, OPAQUE, POSITION, TENSOR, is_moving, kind_of
-from unicron.train.carry.pickling import Key, Pickler, Unpickler
+from unicron.train.carry.pickling import Key, Limited, Pickler, TooLargeError, Unpickler
 from unicron.train.carry.randomness import generators, set_generators, thread_that_may_draw
 from unicron.train.carry.unchanged import Changes, Numbered, describe, number_object
 from unicron.train.carry.values import is_same
@@ -41,27 +39,6 @@ from unicron.train.worker.injected import InjectedFault
 
 MOST_OBJECTS = 200_000
 """Numbered; a script with more holds data in many small objects, and looking at each in each iteration takes long."""
-
-LARGEST_BYTES = 32 << 20
-"""Of a snapshot."""
-
-
-class TooLargeError(Exception):
-    """The changes are more than a snapshot may have."""
-
-
-class _Stream(io.BytesIO):
-    """Takes no more, so that no time is lost with what is not sent."""
-
-    def write(self, data: Any) -> int:
-        """Take data.
-
-        Raises:
-            TooLargeError: it is too much.
-        """
-        if self.tell() + memoryview(data).nbytes > LARGEST_BYTES:
-            raise TooLargeError(f"what has changed since the loop began takes more than {LARGEST_BYTES >> 20} MiB")
-        return super().write(data)
 
 
 class Heap:
@@ -92,8 +69,7 @@ class Heap:
         self._unbound: set[tuple[str, str]] = set()
         self._kept_states, self._memories = dict[Key, Any](), Memories()
         self._last_states, self._drawn_beside = generators(), False
-        self._hooks, self._hooked = 0, set[int]()
-        self._modules, self._tensors = list[tuple[Key, Any]](), list[tuple[Key, Any]]()
+        self._hooks = Hooks()
         self.missing_gradients = list[torch.nn.Parameter]()
 
     # --- numbering ---------------------------------------------------------------------------------------------------
@@ -133,10 +109,7 @@ class Heap:
         self._changes.add(level, new)
         self._numbered |= new
         if not level:
-            things = [(key, one.thing) for key, one in self._numbered.items()]
-            self._modules = [(key, thing) for key, thing in things if isinstance(thing, torch.nn.Module)]
-            self._tensors = [(key, thing) for key, thing in things if isinstance(thing, torch.Tensor)]
-            self._hooks, self._hooked = RemovableHandle.next_id, {number for _, number in self._tensor_hooks()}
+            self._hooks.number((key, one.thing) for key, one in self._numbered.items())
 
     def keep_states(self, things: Iterable[Any]) -> None:
         """Keep the states that objects have now; `restore` gives them back to those that the snapshot says nothing of.
@@ -196,29 +169,8 @@ class Heap:
     # --- a snapshot --------------------------------------------------------------------------------------------------
 
     def _find_changed(self) -> list[Key]:
-        found = self._changes.find()
-        if self._hooks != RemovableHandle.next_id:
-            found = [*{*found, *self._find_hooked()}]
+        found = {*self._changes.find(), *self._hooks.find(self._keys.keys())}
         return sorted(found, key=lambda key: self._numbered[key].number)
-
-    def _find_hooked(self) -> Iterator[Key]:
-        """Find modules that have got hooks since they were numbered, which shows in none of their attributes.
-
-        Raises:
-            NotCarriedError: a parameter has got one.
-        """
-        for key, number in self._tensor_hooks():
-            if number not in self._hooked:
-                raise NotCarriedError(f"{describe(key)} has got a hook, which no other process would have")
-        for key, module in self._modules:
-            if any(id(hooks) not in self._keys for hooks in own_hooks(module).values()):
-                yield key
-
-    def _tensor_hooks(self) -> Iterator[tuple[Key, int]]:
-        for key, tensor in self._tensors:
-            for hooks in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks):  # noqa: SLF001
-                if hooks:
-                    yield from ((key, number) for number, each in hooks.items() if is_of_script(each))
 
     def snapshot(
         self,
@@ -260,8 +212,7 @@ class Heap:
             as_first = [each for each in names if each in live and each not in known]
             variables.append((name, known, names, as_first))
         summed = gradients_of(self._parameters, whole=gradients, zeroed=zeroed)
-        hooks = RemovableHandle.next_id if self._hooks != RemovableHandle.next_id else 0
-        whole = variables, entries, self._certain_generators(), gradients, summed, hooks
+        whole = variables, entries, self._certain_generators(), gradients, summed, self._hooks.registered
         try:
             packed = self._pack(whole, entries)  # a variable's new value may be left out, an object's may not
         except InjectedFault:
@@ -314,14 +265,14 @@ class Heap:
 
     def pack(self, value: Any, own: Mapping[Key, Any] = MappingProxyType({})) -> bytes:
         """Return a value as another process can have it, with references to what is numbered, or has a key in `own`."""
-        stream = _Stream()
+        stream = Limited()
         keys = ChainMap(self._keys, {id(each): key for key, each in own.items()}) if own else self._keys
         Pickler(stream, keys, self._memories).dump(value)
         return stream.getvalue()
 
     def _pack(self, value: Any, marked: object) -> bytes:
         """Return a value packed, with marks in place of large tensors from one of its parts on."""
-        stream = _Stream()
+        stream = Limited()
         Pickler(stream, self._keys, self._memories, self._beside.raw, marked).dump(value)
         return stream.getvalue()
 
@@ -409,8 +360,8 @@ class Heap:
             spaces[name].assign(self._moved_on(name, spaces[name], as_first) | values, names)
         set_generators(states)
         self._last_states = states
-        if hooks:  # those that are registered from now on get other numbers
-            self._hooks, RemovableHandle.next_id = -1, max(hooks, RemovableHandle.next_id)
+        if hooks:
+            self._hooks.skip_to(hooks)
         self.missing_gradients = restore_gradients(self._parameters, summed, whole=gradients)
         if ends:
             pairs = ((self._numbered[key], state) for key, state in entries)

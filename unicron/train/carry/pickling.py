@@ -27,6 +27,9 @@ from unicron.train.worker.injected import InjectedFault
 Key = tuple[Any, ...]
 """Of an object: the loop before which it was made, whose variable leads to it, and the way from there."""
 
+LARGEST_BYTES = 32 << 20
+"""Of a snapshot."""
+
 
 def _tensor(
     cls: type, data: Any, dtype: torch.dtype, shape: tuple[int, ...], trained: bool, grad: Any, device: str = "cpu"
@@ -83,6 +86,24 @@ def _generator(state: torch.Tensor) -> torch.Generator:
 def _resumable(cls: type[Resumable], iterable: Any, position: Any) -> Resumable:
     """Return what goes over something from a position: `Unpickler` does."""
     raise NotImplementedError
+
+
+class TooLargeError(Exception):
+    """The changes are more than a snapshot may have."""
+
+
+class Limited(io.BytesIO):
+    """Takes no more, so that no time is lost with what is not sent."""
+
+    def write(self, data: Any) -> int:
+        """Take data.
+
+        Raises:
+            TooLargeError: it is too much.
+        """
+        if self.tell() + memoryview(data).nbytes > LARGEST_BYTES:
+            raise TooLargeError(f"what has changed since the loop began takes more than {LARGEST_BYTES >> 20} MiB")
+        return super().write(data)
 
 
 class Pickler(pickle.Pickler):
