@@ -412,9 +412,19 @@ def test_arrays_that_together_are_too_much_are_looked_at_in_turn():
             pass
 
 
+class Refresh(threading.Thread):
+    """A thread of a library that shows people how far something is."""
+
+    __module__ = "rich.live"
+
+
+class OwnRefresh(Refresh):
+    """One that another library has made of it."""
+
+
 @pytest.mark.parametrize("draws", [True, False])
-@pytest.mark.parametrize("alone", [True, False])
-def test_numbers_that_a_thread_may_have_drawn_are_refused_by_the_name_of_the_thread(draws, alone):
+@pytest.mark.parametrize(("alone", "kind"), [(True, threading.Thread), (False, threading.Thread), (True, OwnRefresh)])
+def test_numbers_that_a_thread_may_have_drawn_are_refused_by_the_name_of_the_thread(draws, alone, kind):
     heap, spaces = numbered({"x": [1]})
     go, done = threading.Event(), threading.Event()
 
@@ -424,11 +434,11 @@ def test_numbers_that_a_thread_may_have_drawn_are_refused_by_the_name_of_the_thr
         go.set()
         done.wait()
 
-    thread = threading.Thread(target=loads_ahead, daemon=True)
+    thread = kind(target=loads_ahead, daemon=True)
     thread.start()
     go.wait()
     try:
-        if alone:
+        if alone and kind is threading.Thread:
             done.set()
             thread.join()
         for _ in range(2):

@@ -3,10 +3,12 @@
 import ast
 
 import pytest
+import torch
 from helpers.loops import Watched
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from unicron.train.carry.compare import snapshot_differences
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.loops.handing import mark_handing_loops
 
@@ -227,3 +229,52 @@ def test_where_items_are_picked_by_what_is_drawn_of_all_items_before_that_is_ref
     )
     _, there = noted(text)
     assert isinstance(there[40][1], NotCarriedError)
+
+
+GATHERED = """
+class Loader:
+    passes = 0
+    def __iter__(self):
+        self.passes += 1
+        yield from range(gather(self.passes % 4), 9)
+
+def others(over):
+    for x in over:
+        yield x
+
+def for_ever(over):
+    while True:
+        for x in OVER:
+            yield x
+
+class Trainer:
+    def __init__(self):
+        self.items = for_ever(Loader())
+
+trainer = Trainer()
+for number in range(24):
+    note(number, next(trainer.items))
+    backward()
+"""
+
+
+@pytest.mark.parametrize("over", ["over", "others(over)"])
+def test_what_collectives_gave_within_an_iterator_is_known_to_all_that_it_was_asked_through(over):
+    def run(there=None):
+        watched = Watched(1, there)
+
+        def gather(value):
+            if watched.loops.replays_next:
+                return int(watched.loops.replayed_result()[0])
+            watched.loops.record_result([torch.tensor(value + 2)])
+            return value + 2
+
+        return watched.run(GATHERED.replace("OVER", over), gather=gather)
+
+    whole = run()
+    for begin in range(1, 24):
+        again = run(whole.there[begin])
+        assert again.passed == whole.passed[begin:]
+        for mine, theirs in zip(again.there[1:], whole.there[begin + 1 :], strict=True):
+            for one, other in zip(mine[1].snapshots, theirs[1].snapshots, strict=True):
+                assert not snapshot_differences(one, other)

@@ -67,7 +67,9 @@ def thread_that_may_draw() -> str:
     frames = sys._current_frames()  # noqa: SLF001 there is no other way to what threads run
     own = {threading.get_ident(), threading.main_thread().ident}
     for thread in threading.enumerate():
-        frame, first = None if thread.ident is None or thread.ident in own else frames.get(thread.ident), None
+        bases = {each.__module__.partition(".")[0] for each in type(thread).__mro__}
+        known = thread.ident in own or bases & HARMLESS
+        frame, first = None if thread.ident is None or known else frames.get(thread.ident), None
         while frame is not None:
             if _package_of(frame) not in LIBRARY:
                 first = frame  # the outermost, at last: whose thread it is

@@ -71,9 +71,23 @@ class ScriptIteration:
         return self._begun_versions not in {None, self._trained.versions()}
 
     def _begin_unfollowed(self) -> None:
-        """Begin to train where no new rank could come: nobody is replaced, and all begin again when a rank is lost."""
+        """Begin to train where no new rank could come: nobody is replaced, and all begin again when a rank is lost.
+
+        A forward pass is over, whose backward pass comes: parameters get the first rank's values, which are theirs.
+
+        Raises:
+            InvalidInputError: they are not.
+        """
         self._trained.record()
-        self._loops.start_unfollowed()
+        there = [(name, each) for model in self._trained.models for name, each in model.module.named_parameters()]
+        before = [each.detach().clone() for _, each in there]
+        with torch.autograd._unsafe_preserve_version_counter(tuple(each for _, each in there)):  # type: ignore[attr-defined]  # noqa: SLF001 as torch does
+            self._loops.start_unfollowed()
+        if other := [name for (name, each), own in zip(there, before, strict=True) if not torch.equal(each, own)]:
+            raise InvalidInputError(
+                f"parameter {other[0]} is not the same on all ranks as the first iteration begins: make it so before "
+                "the model is made DistributedDataParallel"
+            )
         self._takeover.refuse_all(self._unfollowed)
         self._open_iteration()
 

@@ -115,14 +115,15 @@ class Replay:
 
     def next_result(self) -> Results | None:
         """Return the results of the next collective; None where they are not known."""
-        iterator = RUNNING[-1] if RUNNING else None
-        if iterator is not None and iterator.is_replaying:
-            return iterator.results.next_result()
-        found = (self._here if self.is_under_way else self.points.since_last).next_result()
-        if not self.is_under_way:
-            self._here.record(found)
-        if iterator is not None:
-            iterator.results.record(found)
+        brought = [number for number, each in enumerate(RUNNING) if each.is_replaying]
+        if brought:
+            found = RUNNING[brought[-1]].results.next_result()
+        else:
+            found = (self._here if self.is_under_way else self.points.since_last).next_result()
+            if not self.is_under_way:
+                self._here.record(found)
+        for each in RUNNING[brought[-1] + 1 if brought else 0 :]:
+            each.results.record(found)
         return found
 
     def record_result(self, results: Results | None) -> None:
