@@ -151,7 +151,7 @@ def noted(text, there=None):
     over=st.sampled_from(OVERS),
     at=st.floats(0, 0.99),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_another_process_goes_on_in_a_generators_loop_with_what_it_had(loops, consumer, over, at):
     assume((loops, over) != ("for ever", "others(loader)"))  # a generator ends once
     text = made(loops, consumer, over)
