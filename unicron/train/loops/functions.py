@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from unicron.train.loops.trees import nodes_of
+
 TRAINS = "backward"
 COLLECTIVES = {"all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "barrier", "gather", "reduce"}
 COLLECTIVES |= {"broadcast", "broadcast_object_list", "gather_object", "gather_for_metrics", "monitored_barrier"}
@@ -76,16 +78,17 @@ def functions_of(trees: Iterable[ast.Module], trains: Iterable[str] = ()) -> Fun
         trees: of its files.
         trains: names of functions that train, where these files don't show it.
     """
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
-    loops = {each.name for each in functions if any(isinstance(one, ast.For | ast.While) for one in ast.walk(each))}
+    whole = list(trees)
+    functions = [node for tree in whole for node in nodes_of(tree, ast.FunctionDef)]
+    loops = {each.name for each in functions if nodes_of(each, ast.For, ast.While)}
     looking = {each.name for each in functions if has_gradients(each)} | LOOK_AT_GRADIENTS
     calls = [(each.name, called_names(each.body)) for each in functions]
     training = _add_callers(calls, {TRAINS, *trains})
     repeated = {
         name
-        for each in nodes
-        if isinstance(each, ast.For | ast.While) and (names := called_names(each.body)) & training
+        for tree in whole
+        for each in nodes_of(tree, ast.For, ast.While)
+        if (names := called_names(each.body)) & training
         for name in names
     }
     while more := {name for caller, names in calls if caller in repeated for name in names} - repeated:
@@ -111,10 +114,10 @@ def _add_callers(calls: Sequence[tuple[str, set[str]]], found: set[str]) -> froz
 
 def called_names(body: Iterable[ast.AST]) -> set[str]:
     """Return the names of all functions that are called in this code."""
-    calls = (node.func for each in body for node in ast.walk(each) if isinstance(node, ast.Call))
+    calls = (node.func for each in body for node in nodes_of(each, ast.Call))
     return {getattr(each, "attr", getattr(each, "id", "")) for each in calls}
 
 
 def has_gradients(node: ast.AST) -> bool:
     """Return whether code reads or sets the gradient of something."""
-    return any(isinstance(each, ast.Attribute) and each.attr in {"grad", "main_grad"} for each in ast.walk(node))
+    return any(each.attr in {"grad", "main_grad"} for each in nodes_of(node, ast.Attribute))

@@ -12,6 +12,7 @@ from typing import Any
 from unicron.train.carry.variables import NAME
 from unicron.train.loops.layers import peel, wrapped
 from unicron.train.loops.positions import Counted
+from unicron.train.loops.trees import nodes_of
 
 Loop = ast.For | ast.While
 
@@ -83,8 +84,7 @@ def mark_handing_loops(node: ast.FunctionDef, call: Callable[..., ast.expr]) -> 
 def _loops_around_yield(node: ast.FunctionDef) -> list[Loop]:
     """Return the loops around a generator's only `yield`, the outermost first; none if its items are not theirs."""
     path, body = list[Loop](), node.body
-    nodes = [one for each in node.body for one in ast.walk(each)]
-    yields = [each for each in nodes if isinstance(each, ast.Yield | ast.YieldFrom)]
+    yields = [one for each in node.body for one in nodes_of(each, ast.Yield, ast.YieldFrom)]
     if len(yields) != 1 or yields[0].value is None:
         return []
     while (around := next((each for each in body if _has_yield(each)), None)) is not None and not _is_yield(around):
@@ -114,7 +114,7 @@ def _loops_around_yield(node: ast.FunctionDef) -> list[Loop]:
 
 
 def _names(nodes: Sequence[ast.AST]) -> list[ast.Name]:
-    return [one for each in nodes for one in ast.walk(each) if isinstance(one, ast.Name)]
+    return [one for each in nodes for one in nodes_of(each, ast.Name)]
 
 
 def _is_only_names(node: ast.expr) -> bool:
@@ -122,7 +122,7 @@ def _is_only_names(node: ast.expr) -> bool:
 
 
 def _has_yield(node: ast.AST) -> bool:
-    return any(isinstance(each, ast.Yield | ast.YieldFrom) for each in ast.walk(node))
+    return bool(nodes_of(node, ast.Yield, ast.YieldFrom))
 
 
 def _is_yield(node: ast.AST) -> bool:

@@ -6,6 +6,7 @@ made an update. A process that takes a lost one's place there leaves out what co
 """
 
 import ast
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -14,6 +15,7 @@ from unicron.train.carry.variables import NAME
 from unicron.train.loops.functions import Functions, called_names, functions_of, has_gradients
 from unicron.train.loops.handing import mark_handing_loops
 from unicron.train.loops.liveness import FUNCTIONS, Liveness
+from unicron.train.loops.trees import nodes_of, parse, uncollected, walk
 
 _Scope = TypeVar("_Scope", ast.Module, ast.FunctionDef)
 
@@ -41,17 +43,18 @@ def instrument(
     Raises:
         SyntaxError: it is no Python.
     """
-    tree = ast.parse(source, path)
-    _Instrument(name, functions or functions_of([tree]), library=library).visit(tree)
-    return ast.fix_missing_locations(tree)
+    with uncollected():
+        tree = parse(source, path)
+        _Instrument(name, functions or functions_of([tree]), library=library).visit(tree)
+        return ast.fix_missing_locations(tree)
 
 
 def _is_plain_generator(node: ast.FunctionDef) -> bool:
     """Return whether a function is a generator to which nothing is sent."""
-    inner = {
-        id(one) for each in ast.walk(node) if isinstance(each, FUNCTIONS) and each is not node for one in ast.walk(each)
-    }
-    own = [each for each in ast.walk(node) if id(each) not in inner]
+    if not nodes_of(node, ast.Yield, ast.YieldFrom):
+        return False
+    inner = {id(one) for each in walk(node) if isinstance(each, FUNCTIONS) and each is not node for one in walk(each)}
+    own = [each for each in walk(node) if id(each) not in inner]
     yields = {id(each) for each in own if isinstance(each, ast.Yield | ast.YieldFrom)}
     alone = {id(each.value) for each in own if isinstance(each, ast.Expr)}
     bound = {getattr(each, "id", "") for each in node.decorator_list} <= METHODS
@@ -60,12 +63,12 @@ def _is_plain_generator(node: ast.FunctionDef) -> bool:
 
 def _assigned_names(body: Iterable[ast.AST]) -> Iterable[ast.Name]:
     """Yield the names that are assigned in this code."""
-    nodes = (node for each in body for node in ast.walk(each))
-    return (each for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store))
+    names = (node for each in body for node in nodes_of(each, ast.Name))
+    return (each for each in names if isinstance(each.ctx, ast.Store))
 
 
 def _yields(node: ast.FunctionDef) -> bool:
-    return any(isinstance(each, ast.Yield | ast.YieldFrom) for each in ast.walk(node))
+    return bool(nodes_of(node, ast.Yield, ast.YieldFrom))
 
 
 def _split_body(node: ast.FunctionDef) -> tuple[list[ast.stmt], list[ast.stmt], list[ast.stmt]]:
@@ -84,7 +87,7 @@ def _split_body(node: ast.FunctionDef) -> tuple[list[ast.stmt], list[ast.stmt], 
 class _Instrument(ast.NodeTransformer):
     def __init__(self, name: str, found: Functions, *, library: bool) -> None:
         self._name, self._found, self._library = name, found, library
-        self._scopes: list[Liveness] = []
+        self._scopes: list[Callable[[], Liveness]] = []
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
         """Find out which variables are read where."""
@@ -106,7 +109,7 @@ class _Instrument(ast.NodeTransformer):
         trains = [each for each in body if self._trains([each]) and not isinstance(each, ast.For | ast.While)]
         if len(trains) < SEVERAL or node.name not in self._found.repeated or _yields(node):
             return self._visit_scope(node)
-        self._scopes.append(Liveness(node))
+        self._scopes.append(functools.cache(lambda: Liveness(node)))
         instrumented = self._body_instrumenter(node, body, ast.Constant(node.end_lineno), set())
         self.generic_visit(node)
         flag = ast.Assign([_flag(node, ast.Store())], self._call("begin_body", node))
@@ -128,7 +131,7 @@ class _Instrument(ast.NodeTransformer):
         return not self._library and bool(called_names(body) - self._found.harmless)
 
     def _visit_scope(self, node: _Scope) -> _Scope:
-        self._scopes.append(Liveness(node))
+        self._scopes.append(functools.cache(lambda: Liveness(node)))  # of a scope without loops nobody asks
         self.generic_visit(node)
         self._scopes.pop()
         return node
@@ -149,7 +152,7 @@ class _Instrument(ast.NodeTransformer):
             numbered, over = False, node.iter
             if isinstance(over, ast.Call) and getattr(over.func, "id", "") == "enumerate" and len(over.args) == 1:
                 numbered, over = not over.keywords, over.args[0] if not over.keywords else over
-            names = {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
+            names = {each.id for each in nodes_of(node.target, ast.Name)}
             body = self._body_instrumenter(node, node.body, ast.Constant(None), names)
             items = self._call("hand_out_items", node, over, ast.Constant(numbered), ast.Constant(certain))
             begun = ast.Attribute(ast.Name(NAME, ast.Load()), "begun", ast.Load())
@@ -190,7 +193,7 @@ class _Instrument(ast.NodeTransformer):
             last: line at which it ends, if it does not say so by itself.
             targets: variables that it sets as it begins.
         """
-        dead = self._scopes[-1].dead_after
+        dead = self._scopes[-1]().dead_after
         begins = self._call_statement("at_head", node, [last], targets | dead(node, 0))
         points = list[tuple[int, ast.stmt]]()
         for count, each in enumerate(whole, 1):
@@ -222,7 +225,7 @@ class _Instrument(ast.NodeTransformer):
 
     def _takes_long(self, rest: Sequence[ast.stmt]) -> bool:
         """Return whether statements may take long, or make another update: by a loop, a collective, or training."""
-        loops = any(isinstance(each, ast.For | ast.While) for one in rest for each in ast.walk(one))
+        loops = any(nodes_of(one, ast.For, ast.While) for one in rest)
         return loops or bool(called_names(rest) & (self._found.training | self._found.long))
 
     def _reads_gradients(self, rest: Sequence[ast.stmt]) -> bool:

@@ -7,6 +7,8 @@ known, a variable counts as read.
 import ast
 from collections.abc import Iterable, Sequence
 
+from unicron.train.loops.trees import nodes_of, walk
+
 Names = frozenset[str]
 Loop = ast.For | ast.While
 Body = Loop | ast.Module | ast.FunctionDef
@@ -29,11 +31,9 @@ class Liveness:
     """
 
     def __init__(self, scope: ast.Module | ast.FunctionDef) -> None:
-        shared = {
-            name for each in ast.walk(scope) if isinstance(each, ast.Global | ast.Nonlocal) for name in each.names
-        }
-        self.names = frozenset(_stored(node for each in scope.body for node in ast.walk(each)))
-        by_name = any(isinstance(each, ast.Name) and each.id in BY_NAME for each in ast.walk(scope))
+        shared = {name for each in nodes_of(scope, ast.Global, ast.Nonlocal) for name in each.names}
+        self.names = frozenset(_stored(node for each in scope.body for node in walk(each)))
+        by_name = any(each.id in BY_NAME for each in nodes_of(scope, ast.Name))
         self._always = self.names if by_name else frozenset(shared).union(*map(_free, _inner(scope)))
         self._after = dict[tuple[int, int], Names]()
         self._loops: list[tuple[Names, Names]] = []
@@ -58,7 +58,7 @@ class Liveness:
             case ast.If():
                 found = _read(each.test) | self._block(each.body, after) | self._block(each.orelse, after)
             case ast.For() | ast.AsyncFor():
-                sets = frozenset(_stored(ast.walk(each.target)))
+                sets = frozenset(_stored(walk(each.target)))
                 found = _read(each.iter) | self._loop(each, after, sets, each.target)
             case ast.While():
                 found = self._loop(each, after, NONE, each.test)
@@ -80,9 +80,9 @@ class Liveness:
 
     def _with(self, each: ast.With | ast.AsyncWith, after: Names) -> Names:
         read = NONE.union(*(_read(item) for item in each.items))
-        swallows = any(getattr(node, "attr", getattr(node, "id", "")) == "suppress" for node in ast.walk(each))
+        swallows = any(getattr(node, "attr", getattr(node, "id", "")) == "suppress" for node in walk(each))
         inside = self._try_block(each.body, after, after) if swallows else self._block(each.body, after)
-        return read | (inside - frozenset(_stored(node for item in each.items for node in ast.walk(item))))
+        return read | (inside - frozenset(_stored(node for item in each.items for node in walk(item))))
 
     def _try_block(self, body: Sequence[ast.stmt], after: Names, handlers: Names) -> Names:
         before, self._caught = self._caught, self._caught | handlers
@@ -107,17 +107,17 @@ class Liveness:
 def _kills(each: ast.stmt) -> Names:
     """Return what a statement that has no others inside sets in any case."""
     if isinstance(each, ast.Assign):
-        return frozenset(_stored(node for target in each.targets for node in ast.walk(target)))
+        return frozenset(_stored(node for target in each.targets for node in walk(target)))
     if isinstance(each, ast.AnnAssign) and each.value is not None:
-        return frozenset(_stored(ast.walk(each.target)))
+        return frozenset(_stored(walk(each.target)))
     if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return frozenset({each.name})
     return NONE
 
 
 def _read(node: ast.AST) -> Names:
-    found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Store)}
-    augmented = (each.target for each in ast.walk(node) if isinstance(each, ast.AugAssign))
+    found = {each.id for each in nodes_of(node, ast.Name) if not isinstance(each.ctx, ast.Store)}
+    augmented = (each.target for each in nodes_of(node, ast.AugAssign))
     return frozenset(found | {each.id for each in augmented if isinstance(each, ast.Name)})
 
 
@@ -137,8 +137,8 @@ def _inner(scope: ast.AST) -> Iterable[ast.AST]:
 def _free(function: ast.AST) -> Names:
     """Return what a function, or the methods of a class, read of the variables around it."""
     inner = [*_inner(function)]
-    skipped = {id(node) for each in inner for node in ast.walk(each)}
-    own = [node for node in ast.walk(function) if id(node) not in skipped]
+    skipped = {id(node) for each in inner for node in walk(each)}
+    own = [node for node in walk(function) if id(node) not in skipped]
     read = NONE.union(*map(_free, inner), *(_read(node) for node in own if isinstance(node, ast.Name)))
     if isinstance(function, ast.ClassDef):
         return read

@@ -15,6 +15,7 @@ from typing import Any
 from unicron.train.carry.variables import NAME
 from unicron.train.loops.functions import Functions, functions_of
 from unicron.train.loops.instrument import instrument
+from unicron.train.loops.trees import nodes_of, parse, uncollected
 
 FOREIGN = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
 FOREIGN.append(Path(__file__).resolve().parents[2])
@@ -49,16 +50,21 @@ class ScriptProgram:
         self._own = self._folder
         if not INSTALLED.isdisjoint(first.parts) and first.is_relative_to(self._folder):
             self._own /= first.relative_to(self._folder).parts[0]
+        with uncollected():
+            self._functions = functions_of(self._trees_from(first).values())
+
+    def _trees_from(self, first: Path) -> dict[Path, ast.Module]:
+        """Return the trees of a file and of those that it imports, or these do."""
         trees, new = dict[Path, ast.Module](), [first] * first.is_file()
         while new:
             path = new.pop()
             if path not in trees:
                 try:
-                    trees[path] = ast.parse(path.read_bytes(), path)
+                    trees[path] = parse(path.read_bytes(), path)
                 except (SyntaxError, ValueError):
                     continue  # the import of it raises
                 new += self._imported_files(path, trees[path])
-        self._functions = functions_of(trees.values())
+        return trees
 
     def owns(self, path: Path) -> bool:
         """Return whether a file belongs to the program and not to a library."""
@@ -79,15 +85,13 @@ class ScriptProgram:
 
     def _imported_files(self, path: Path, tree: ast.Module) -> Iterable[Path]:
         """Yield the files of the program that one of it imports, be it as late as it may."""
-        for node in ast.walk(tree):
+        for node in nodes_of(tree, ast.Import, ast.ImportFrom):
             if isinstance(node, ast.Import):
                 names = [(self._folder, each.name.split(".")) for each in node.names]
-            elif isinstance(node, ast.ImportFrom):
+            else:
                 above = path.parents[node.level - 1] if 0 < node.level <= len(path.parents) else self._folder
                 parts = node.module.split(".") if node.module else []
                 names = [(above, [*parts, each.name]) for each in node.names]
-            else:
-                continue
             for folder, parts in names:
                 found = (folder.joinpath(*parts[:count]) for count in range(len(parts) + 1))
                 for each in found:
@@ -111,7 +115,7 @@ def locate_module(name: str) -> tuple[Path, Path]:
 
 
 def _of_library(source: bytes, name: str) -> Functions:
-    tree, trains = ast.parse(source), LIBRARIES[name]
+    tree, trains = parse(source), LIBRARIES[name]
     found = functions_of([tree], trains or ())
     return found if trains is None else found._replace(training=trains)
 
