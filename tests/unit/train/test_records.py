@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
+from unicron.contracts.frames import LIMIT
 from unicron.contracts.worker import NOWHERE
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.inplace.records import Records, untrusted_reason
 from unicron.train.inplace.takeover import Takeover
-from unicron.train.loops.active_loops import LoopPlace
+from unicron.train.loops.active_loops import LoopPlace, LoopSnapshot
 
 OPEN = replace(NOWHERE, rendezvous="10.0.0.7:4000")
 
@@ -36,6 +37,17 @@ def test_a_lost_rank_reaches_the_others_if_one_of_its_records_is_of_a_point_of_t
     assert not records.lost_reach(others), "that of rank 2 are all of an iteration before"
     records._lost = {1: []}
     assert not records.lost_reach(others)
+
+
+def test_snapshots_that_are_more_than_the_rendezvous_takes_are_refused_by_name(capsys):
+    sent, records = {}, Records()
+    records._store, records._membership = SimpleNamespace(set=sent.__setitem__), replace(OPEN, rendezvous="[::1]:4000")
+    for size, refused in ((1 << 20, False), (6 << 20, True)):
+        snapshots = [bytes([number]) * size for number in range(3)]
+        records.publish(LoopSnapshot([["train.py:7", 0, 6, 2]] * 3, [b""] * 3, snapshots))
+        assert ("its 3 snapshots, one for each loop, take more than 15 MiB" in capsys.readouterr().err) is refused
+        assert bool(records.refusal) is refused
+    assert max(map(len, sent.values())) < LIMIT
 
 
 def test_what_can_not_be_carried_is_tried_with_no_older_copy():

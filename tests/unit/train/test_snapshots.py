@@ -234,7 +234,7 @@ def last(before, body):
             f"`net._parameters.weight` of {MODULE} has got a hook",
         ),
         ("box = []", "box.append(threading.Thread())", f"`box.0` of {MODULE}: threading.Thread"),
-        ("box = []", "box.append(bytes(1 << 30))", "what has changed since the loop began takes more than 32 MiB"),
+        ("box = []", "box.append(bytes(1 << 30))", "what has changed since the loop began takes more than 15 MiB"),
         (
             "box = []",
             "box.append(torch.zeros(3 << 20, device='meta'))",

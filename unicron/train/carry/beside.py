@@ -106,10 +106,15 @@ class Beside:
             self.before.keep(dict(self._present(self._changing.get(self._at, set()))))
         self._same = {}
 
+    @property
+    def includes_smaller(self) -> bool:
+        """Whether smaller tensors are taken, too."""
+        return self._least <= COMPARED_BYTES
+
     def include_smaller(self) -> bool:
         """Take smaller tensors, too, as a snapshot got too large with them; return whether that is new."""
-        before, self._least = self._least, COMPARED_BYTES
-        return before > COMPARED_BYTES
+        before, self._least = self.includes_smaller, COMPARED_BYTES
+        return not before
 
     def raw(self, tensor: torch.Tensor, name: str = "") -> Any:
         """Return the bytes of a tensor, or a mark.

@@ -29,7 +29,7 @@ from unicron.train.carry.kinds import (
     NotCarriedError,
 )
 from unicron.train.carry.objects import INLINE, OPAQUE, POSITION, TENSOR, is_moving, kind_of
-from unicron.train.carry.pickling import Key, Limited, Pickler, TooLargeError, Unpickler
+from unicron.train.carry.pickling import LARGE_BYTES, LARGEST_BYTES, Key, Limited, Pickler, TooLargeError, Unpickler
 from unicron.train.carry.randomness import generators, set_generators, thread_that_may_draw
 from unicron.train.carry.unchanged import Changes, Numbered, describe, number_object
 from unicron.train.carry.values import is_same
@@ -272,7 +272,7 @@ class Heap:
 
     def _pack(self, value: Any, marked: object) -> bytes:
         """Return a value packed, with marks in place of large tensors from one of its parts on."""
-        stream = Limited()
+        stream = Limited(LARGEST_BYTES if self._beside.includes_smaller else LARGE_BYTES)
         Pickler(stream, self._keys, self._memories, self._beside.raw, marked).dump(value)
         return stream.getvalue()
 

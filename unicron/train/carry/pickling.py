@@ -27,8 +27,8 @@ from unicron.train.worker.injected import InjectedFault
 Key = tuple[Any, ...]
 """Of an object: the loop before which it was made, whose variable leads to it, and the way from there."""
 
-LARGEST_BYTES = 32 << 20
-"""Of a snapshot."""
+LARGEST_BYTES, LARGE_BYTES = 15 << 20, 4 << 20
+"""Of a snapshot: at most; and from when on another rank is to give what it can."""
 
 
 def _tensor(
@@ -93,7 +93,15 @@ class TooLargeError(Exception):
 
 
 class Limited(io.BytesIO):
-    """Takes no more, so that no time is lost with what is not sent."""
+    """Takes no more, so that no time is lost with what is not sent.
+
+    Args:
+        most: bytes that it takes.
+    """
+
+    def __init__(self, most: int = LARGEST_BYTES) -> None:
+        super().__init__()
+        self._most = most
 
     def write(self, data: Any) -> int:
         """Take data.
@@ -101,8 +109,8 @@ class Limited(io.BytesIO):
         Raises:
             TooLargeError: it is too much.
         """
-        if self.tell() + memoryview(data).nbytes > LARGEST_BYTES:
-            raise TooLargeError(f"what has changed since the loop began takes more than {LARGEST_BYTES >> 20} MiB")
+        if self.tell() + memoryview(data).nbytes > self._most:
+            raise TooLargeError(f"what has changed since the loop began takes more than {self._most >> 20} MiB")
         return super().write(data)
 
 

@@ -14,13 +14,14 @@ from hashlib import sha256
 from ipaddress import ip_address
 from typing import Any
 
+from unicron.contracts.frames import LIMIT
 from unicron.contracts.worker import NOWHERE, UNCARRIED, Membership
 from unicron.errors import GroupBrokenError
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.groups.rendezvous import Rendezvous
 from unicron.train.loops.active_loops import SNAPSHOTS_KEPT, Chain, LoopSnapshot
 
-PART = "-records"
+PART, MOST_BYTES = "-records", LIMIT - (1 << 20)
 REFUSED = "refused"
 NO_SNAPSHOT = "the rank that is lost has left no snapshot of the iteration that the others are in"
 
@@ -76,6 +77,10 @@ class Records:
             if self.refusal:
                 self.publish_refusal("")
             data = pickle.dumps([record.chain, record.positions, record.snapshots], pickle.HIGHEST_PROTOCOL)
+            if len(data) > MOST_BYTES:  # the rendezvous takes no more, and would break off
+                number, most = len(record.snapshots), MOST_BYTES >> 20
+                self.publish(NotCarriedError(f"its {number} snapshots, one for each loop, take more than {most} MiB"))
+                return
         number = self._count % SNAPSHOTS_KEPT
         self._count, self._last[number] = self._count + 1, data
         with contextlib.suppress(GroupBrokenError):  # whatever else goes there tells of it
@@ -100,7 +105,9 @@ class Records:
         left = dict[str, bytes]()
         if before is not None:
             with contextlib.suppress(GroupBrokenError):  # its node is gone, too
-                left = self._read(before, wanted, (*range(SNAPSHOTS_KEPT), REFUSED))
+                for name in (*range(SNAPSHOTS_KEPT), REFUSED):  # together they may be more than an answer may have
+                    for rank in wanted:
+                        left |= self._read(before, [rank], [name])
             before.close()
         for rank in wanted:
             found = [left.get(f"{rank}-{number}") for number in range(SNAPSHOTS_KEPT)]
@@ -145,7 +152,7 @@ class Records:
         if self._saved:
             self._last = [self._saved, *[b""] * (SNAPSHOTS_KEPT - 1)]
         else:
-            found_there = self._store.read([f"{membership.rank}-{number}" for number in range(SNAPSHOTS_KEPT)])
+            found_there = [self._store.read([f"{membership.rank}-{number}"])[0] for number in range(SNAPSHOTS_KEPT)]
             self._last = [verify(each, membership.secrets) for each in found_there]
         left_there = {each: LoopSnapshot(*pickle.loads(each)) for each in self._last if each}  # noqa: S301 likewise
         for chain in chains:
