@@ -226,6 +226,10 @@ torch.save({"lr": 1.0}, "best.pt")
 os.replace("best.pt", "renamed.pt")
 os.remove("old")
 os.makedirs("folder/inner", exist_ok=True)
+try:
+    os.makedirs("folder")
+except OSError as error:
+    assert error.errno == 17 and error.filename == "folder"
 Path("folder/inner/new").write_text("new")
 with os.fdopen(os.open("lock", os.O_CREAT | os.O_RDWR), "w") as lock:
     lock.write("locked")

@@ -39,6 +39,10 @@ class Made:
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
+    def __call__(self, *arguments: Any, **named: Any) -> "Made":
+        """Make one as an object of a library does that is called."""
+        return type(self)(self, *arguments, **named)
+
     def __setstate__(self, state: Any) -> None:
         self.state = state
 

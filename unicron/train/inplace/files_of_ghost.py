@@ -1,6 +1,7 @@
 """Files of a ghost: what its script writes goes to copies that nobody else sees, and is read from there again."""
 
 import builtins
+import errno
 import io
 import os
 import shutil
@@ -137,4 +138,4 @@ class GhostFiles:
 
     def _make_folder(self, path: Any, *_: Any, **__: Any) -> None:
         if Path(os.fsdecode(path)).exists():
-            raise FileExistsError(f"[Errno 17] File exists: {os.fsdecode(path)!r}")
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(path))
