@@ -216,6 +216,7 @@ def test_what_a_ghost_writes_it_reads_again_and_nobody_else(tmp_path):
     folder, here = tmp_path / "trial", tmp_path / "work"
     folder.mkdir()
     here.mkdir()
+    (here / "kept").mkdir()
     for name in ("log", "best.pt", "old"):
         (here / name).write_text(name)
 
@@ -227,9 +228,11 @@ os.replace("best.pt", "renamed.pt")
 os.remove("old")
 os.makedirs("folder/inner", exist_ok=True)
 try:
-    os.makedirs("folder")
+    os.makedirs("kept")
 except OSError as error:
-    assert error.errno == 17 and error.filename == "folder"
+    assert error.errno == 17 and error.filename == "kept"
+else:
+    raise AssertionError
 Path("folder/inner/new").write_text("new")
 with os.fdopen(os.open("lock", os.O_CREAT | os.O_RDWR), "w") as lock:
     lock.write("locked")
@@ -244,7 +247,7 @@ found = [Path("log").read_text(), loaded, Path("folder/inner/new").read_text(), 
         return space["found"]
 
     assert in_fork(write) == ["log and more", {"lr": 1.0}, "new", "locked"]
-    assert sorted(each.name for each in here.iterdir()) == ["best.pt", "log", "old"]
+    assert sorted(each.name for each in here.iterdir()) == ["best.pt", "kept", "log", "old"]
     assert [(here / name).read_text() for name in ("log", "best.pt", "old")] == ["log", "best.pt", "old"]
 
 
