@@ -220,6 +220,7 @@ class Data:
         self.array, self.pair, self.count, self.alias = numpy.zeros(2), Pair(), counter(), None
         self.pair.left = 0
         self.alias = self.items
+        self.tensor.told = numpy.arange(3)  # two of those are not just equal or not
 
     def __len__(self):
         return 12
@@ -259,6 +260,7 @@ CHANGES = (
     "self.chosen.add(index)",
     "self.recent.append(index)",
     "self.tensor += index",
+    "self.tensor.told = self.tensor.told + index",
     "self.bits[index % 2] = index",
     "self.array[index % 2] += index",
     "self.pair.left += index",

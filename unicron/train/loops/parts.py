@@ -20,6 +20,7 @@ from unicron.train.carry.objects import (
     kind_of,
 )
 from unicron.train.carry.tensors import raw
+from unicron.train.carry.values import is_same
 
 CONTAINERS = (LIST, DICT, SET)
 HOLDING = (*CONTAINERS, ATTRIBUTES, CELL, FUNCTION)
@@ -95,21 +96,26 @@ def changed(before: list[Part], now: list[Part]) -> list[tuple[Any, Any]]:
         NotCarriedError: one of them is too large for its state to be kept.
     """
     there, found = {id(each.thing): each.look for each in now}, list[tuple[Any, Any]]()
-    for thing, kind, look, state in before:
-        other = there.get(id(thing))
-        if other is not None and len(other) == len(look):
-            if kind.exact and all(map(operator.is_, other, look)):
-                continue
-            if other == look and not kind.exact:
-                continue
-        if state is None and other != look:
+    for part in before:
+        if _is_as_before(part, there.get(id(part.thing))):
+            continue
+        if part.state is None:
             raise NotCarriedError(
-                f"a {type(thing).__qualname__} of more than {LONGEST} items or {MOST_VALUE_BYTES >> 10} KiB, which a "
-                "loop's items depend on and which changes as it runs"
+                f"a {type(part.thing).__qualname__} of more than {LONGEST} items or {MOST_VALUE_BYTES >> 10} KiB, "
+                "which a loop's items depend on and which changes as it runs"
             )
-        if state is not None:
-            found.append((thing, state))
+        found.append((part.thing, part.state))
     return found
+
+
+def _is_as_before(part: Part, look: tuple[Any, ...] | None) -> bool:
+    if look is None or len(look) != len(part.look):
+        return part.state is None and look is None
+    if part.state is None:
+        return look == part.look
+    if part.kind.exact:
+        return all(map(operator.is_, look, part.look))
+    return bool(look[:1] == part.look[:1]) and all(map(is_same, look[1:], part.look[1:]))  # attributes may be arrays
 
 
 def restore_parts(states: list[tuple[Any, Any]]) -> None:
