@@ -58,8 +58,9 @@ PLAIN = """
     loader = DataLoader(data, batch_size=8, sampler=sampler)
     torch.manual_seed(rank)
     layers = [torch.nn.Linear(32, 64), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(64, 1)]
+    layers[0].bias.requires_grad_(False)  # as it was drawn by the first rank
     model = DDP(torch.nn.Sequential(*layers))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
     average = torch.zeros((1 << 20) + 1)
     gate.at(-1, phase="begins", rank=rank)

@@ -31,6 +31,7 @@ from unicron.train.carry.kinds import (
 from unicron.train.carry.objects import INLINE, OPAQUE, POSITION, TENSOR, is_moving, kind_of
 from unicron.train.carry.pickling import LARGE_BYTES, LARGEST_BYTES, Key, Limited, Pickler, TooLargeError, Unpickler
 from unicron.train.carry.randomness import generators, set_generators, thread_that_may_draw
+from unicron.train.carry.tensors import Given
 from unicron.train.carry.unchanged import Changes, Numbered, describe, number_object
 from unicron.train.carry.values import is_same
 from unicron.train.carry.variables import Variables
@@ -67,7 +68,7 @@ class Heap:
         self._first_values: dict[str, dict[str, Any]] = {}
         self._present: dict[int, Any] = {}
         self._unbound: set[tuple[str, str]] = set()
-        self._kept_states, self._memories = dict[Key, Any](), Memories()
+        self._kept_states, self._given_keys, self._memories = dict[Key, Any](), set[Key](), Memories()
         self._last_states, self._drawn_beside = generators(), False
         self._hooks = Hooks()
         self.missing_gradients = list[torch.nn.Parameter]()
@@ -118,8 +119,13 @@ class Heap:
             NotCarriedError: there is one that can't be kept.
         """
         for each in things:
-            if (key := self._keys.get(id(each))) is not None and not isinstance(self._numbered[key].kind, Opaque):
+            thing = each.thing if isinstance(each, Given) else each
+            if (key := self._keys.get(id(thing))) is None or isinstance(self._numbered[key].kind, Opaque):
+                continue
+            if thing is each:
                 self._kept_states[key] = self._numbered[key].kind.state(each)
+            else:
+                self._given_keys.add(key)
 
     def record_present(self, spaces: Mapping[str, Variables]) -> None:
         """Record which objects are reachable now: they get no key later, as no new process makes them by itself."""
@@ -345,7 +351,7 @@ class Heap:
         entries = [*((key, state) for key, state in self._kept_states.items() if key not in known), *entries]
         known |= {key for key, _ in entries}
         made_before = [key for key in self._find_changed() if not (key[0] or self._numbered[key].is_moving)]
-        if more := [key for key in made_before if key not in known]:
+        if more := [key for key in made_before if key not in known | self._given_keys]:
             raise NotCarriedError(
                 f"{describe(more[0])} has changed here on the way to the loop, and not on the other rank"
             )

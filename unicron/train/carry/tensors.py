@@ -1,6 +1,6 @@
 """A tensor as bytes, and back."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -56,3 +56,9 @@ _SPARSE: dict[torch.layout, tuple[str, ...]] = {
     **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), _COLUMNS),
 }
 """Layouts of sparse tensors, with the methods that return what they are made of."""
+
+
+class Given(NamedTuple):
+    """A thing that has another rank's state since it was made: no process has that by itself."""
+
+    thing: Any

@@ -94,7 +94,7 @@ class Parallel(DistributedDataParallel):
         self.device, self.device_type = first.device, first.device.type
         self.device_ids = list(given.get("device_ids") or ()) if self.device_type != "cpu" else []
         buffers = self.shared_buffers().values() if synced is not None or older is not False else ()
-        shared = given.get("init_sync", True)
+        shared = self.begins_alike = bool(given.get("init_sync", True))
         self.rank.add_model(self, [*parameters, *buffers] if shared else [])
         self.buffers_digest = self.digest_buffers() if shared else None
 
@@ -115,6 +115,12 @@ class Parallel(DistributedDataParallel):
         """Return the buffers that ranks share, by name: all but those that the script has said are to be ignored."""
         found = self.module.named_buffers()
         return {name: each for name, each in found if name not in self.parameters_to_ignore}
+
+    def given(self) -> list[torch.Tensor]:
+        """Return the parameters that are not trained, and have the first rank's values since the model was made."""
+        trained, found = {id(each) for each in self.reduced}, self.module.named_parameters()
+        alike = [each for name, each in found if name not in self.parameters_to_ignore and id(each) not in trained]
+        return alike if self.begins_alike else []
 
     def own_tensors(self) -> list[torch.Tensor]:
         """Return the tensors of the model that each rank has for itself."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from unicron.errors import InvalidInputError
-from unicron.train.carry.tensors import LARGE_BYTES
+from unicron.train.carry.tensors import LARGE_BYTES, Given
 from unicron.train.inplace.alike import Moments
 from unicron.train.inplace.parallel import Parallel
 
@@ -71,7 +71,9 @@ class Trained:
             each for each in models.parameters() if self.sharded or id(each) in trained or each.nbytes > LARGE_BYTES
         ]
         carried += [each for each in models.buffers() if each.nbytes > LARGE_BYTES]
-        changed = [*self.models, *models.modules(), *models.parameters(), *models.buffers()]
+        given = {id(each): Given(each) for model in self.models for each in model.given()}
+        tensors = [given.get(id(each), each) for each in (*models.parameters(), *models.buffers())]
+        changed = [*self.models, *models.modules(), *tensors]
         return [*carried, *self.optimizers], changed, {"moments": self.moments}
 
     @property
