@@ -81,7 +81,11 @@ class ScriptIteration:
         self._trained.record()
         there = [(name, each) for model in self._trained.models for name, each in model.module.named_parameters()]
         before = [each.detach().clone() for _, each in there]
-        with torch.autograd._unsafe_preserve_version_counter(tuple(each for _, each in there)):  # type: ignore[attr-defined]  # noqa: SLF001 as torch does
+        kept = (
+            *(each for _, each in there),
+            *(each for model in self._trained.models for each in model.module.buffers()),
+        )
+        with torch.autograd._unsafe_preserve_version_counter(kept):  # type: ignore[attr-defined]  # noqa: SLF001 as torch does
             self._loops.start_unfollowed()
         if other := [name for (name, each), own in zip(there, before, strict=True) if not torch.equal(each, own)]:
             raise InvalidInputError(
