@@ -58,7 +58,8 @@ PLAIN = """
     loader = DataLoader(data, batch_size=8, sampler=sampler)
     torch.manual_seed(rank)
     layers = [torch.nn.Linear(32, 64), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(64, 1)]
-    layers[0].bias.requires_grad_(False)  # as it was drawn by the first rank
+    layers[0].bias.requires_grad_(False)  # as the first rank has drawn it, like the next
+    layers[2].register_buffer("drawn", torch.randn(64))
     model = DDP(torch.nn.Sequential(*layers))
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)

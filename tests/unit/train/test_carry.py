@@ -26,11 +26,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tqdm import tqdm
 
-from unicron.train.carry.compare import first_difference
+from unicron.train.carry.compare import first_difference, snapshot_differences
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.carry.objects import text_of
 from unicron.train.carry.own_snapshot import Heap
 from unicron.train.carry.randomness import generators, set_generators
+from unicron.train.carry.tensors import Given
 from unicron.train.carry.variables import Variables
 
 MANY = int(os.environ.get("UNICRON_TEST_EXAMPLES", "150"))
@@ -528,3 +529,20 @@ def test_what_a_compiled_module_holds_is_carried(how):
     before = another.seen.item()
     another(torch.ones(2, 2))
     assert another.seen.item() == before + 1
+
+
+@pytest.mark.parametrize("size", [8, 1 << 15])
+def test_what_has_the_first_ranks_numbers_is_as_it_was_loaded_and_changes_from_there(size):
+    ours, theirs = {"x": torch.randn(size), "y": torch.ones(2)}, {"x": torch.randn(size), "y": torch.ones(2)}
+    (heap, spaces), (other, its_spaces) = numbered(ours), numbered(theirs)
+    other.keep_states([Given(theirs["x"]), theirs["y"]])
+    theirs["x"].copy_(ours["x"])
+    theirs["y"].zero_()
+    for _ in range(2):
+        other.restore(its_spaces, heap.snapshot(spaces, {}))
+        assert torch.equal(theirs["x"], ours["x"])
+        assert torch.equal(theirs["y"], torch.ones(2)), "each process makes that by itself"
+        assert not snapshot_differences(other.snapshot(its_spaces, {}), heap.snapshot(spaces, {}))
+        theirs["x"][3] += 1
+        assert snapshot_differences(other.snapshot(its_spaces, {}), heap.snapshot(spaces, {}))
+        ours["x"][3] += 1

@@ -286,6 +286,13 @@ def test_what_a_data_set_changes_as_it_is_read_is_what_it_was(changes, at_end, l
     assert again == whole[begin:]
 
 
+@pytest.mark.parametrize("change", ["self.items.append(index)", "self.items = [*self.items, index]"])
+def test_what_changes_as_items_are_found_and_is_too_large_to_be_kept_is_refused(change):
+    text = (KEEPING + ONCE).replace("CHANGES", change).replace("0, [], {}, set()", "0, [*range(2000)], {}, set()")
+    _, there = noted(text, collections=collections, numpy=np, random=random)
+    assert "a list of more than 1000 items" in str(there[3][1])
+
+
 FED = """
 queue, kept = [3], [3]
 def batches():

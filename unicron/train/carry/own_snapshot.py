@@ -115,17 +115,20 @@ class Heap:
     def keep_states(self, things: Iterable[Any]) -> None:
         """Keep the states that objects have now; `restore` gives them back to those that the snapshot says nothing of.
 
+        Args:
+            things: the objects. What is `Given` keeps the state that is loaded.
+
         Raises:
             NotCarriedError: there is one that can't be kept.
         """
         for each in things:
-            thing = each.thing if isinstance(each, Given) else each
-            if (key := self._keys.get(id(thing))) is None or isinstance(self._numbered[key].kind, Opaque):
+            key = self._keys.get(id(each.thing if isinstance(each, Given) else each))
+            if key is None or isinstance(self._numbered[key].kind, Opaque):
                 continue
-            if thing is each:
-                self._kept_states[key] = self._numbered[key].kind.state(each)
-            else:
+            if isinstance(each, Given):
                 self._given_keys.add(key)
+            else:
+                self._kept_states[key] = self._numbered[key].kind.state(each)
 
     def record_present(self, spaces: Mapping[str, Variables]) -> None:
         """Record which objects are reachable now: they get no key later, as no new process makes them by itself."""
@@ -351,6 +354,7 @@ class Heap:
         entries = [*((key, state) for key, state in self._kept_states.items() if key not in known), *entries]
         known |= {key for key, _ in entries}
         made_before = [key for key in self._find_changed() if not (key[0] or self._numbered[key].is_moving)]
+        self._changes.accept(self._given_keys - known)
         if more := [key for key in made_before if key not in known | self._given_keys]:
             raise NotCarriedError(
                 f"{describe(more[0])} has changed here on the way to the loop, and not on the other rank"

@@ -59,6 +59,6 @@ _SPARSE: dict[torch.layout, tuple[str, ...]] = {
 
 
 class Given(NamedTuple):
-    """A thing that has another rank's state since it was made: no process has that by itself."""
+    """A tensor that has had the first rank's numbers since the model was made: no process has those by itself."""
 
     thing: Any

@@ -139,6 +139,18 @@ class Changes:
             self._watched.pop(key, None)
             self._objects.pop(key, None)
 
+    def accept(self, keys: Collection[Key]) -> None:
+        """Take what objects are now for what they were when they were numbered."""
+        for key in self._watched.keys() & keys:
+            number, thing, kind, *_ = self._watched[key]
+            self._watched[key] = number_object(number, thing, kind)
+        if levels := {key[0] for key in self.written & {*keys}}:
+            self.find_written()  # of all others, too: what was written to before is known from now on
+            self.written -= {*keys}
+            for level in levels:
+                things = {key: one.thing for key, one in self._objects.items() if key[0] == level}
+                self._large[level] = Large(things)
+
     def find(self) -> list[Key]:
         """Return the keys of those that have changed.
 

@@ -81,8 +81,8 @@ class Parallel(DistributedDataParallel):
         self.module = module
         self.parameters_to_ignore = {*getattr(module, "_ddp_params_and_buffers_to_ignore", ())}
         found = module.named_parameters()
-        parameters = [each for name, each in found if name not in self.parameters_to_ignore]
-        self.reduced = [each for each in parameters if each.requires_grad]
+        parameters = {name: each for name, each in found if name not in self.parameters_to_ignore}
+        self.reduced = [each for each in parameters.values() if each.requires_grad]
         self.require_backward_grad_sync = self.require_forward_param_sync = True
         self.expects_gradient = self.has_unreduced = False
         self.find_unused_parameters = bool(given.get("find_unused_parameters"))
@@ -93,9 +93,10 @@ class Parallel(DistributedDataParallel):
         first = next(module.parameters())
         self.device, self.device_type = first.device, first.device.type
         self.device_ids = list(given.get("device_ids") or ()) if self.device_type != "cpu" else []
-        buffers = self.shared_buffers().values() if synced is not None or older is not False else ()
-        shared = self.begins_alike = bool(given.get("init_sync", True))
-        self.rank.add_model(self, [*parameters, *buffers] if shared else [])
+        buffers = self.shared_buffers() if synced is not None or older is not False else {}
+        shared = parameters | buffers if given.get("init_sync", True) else {}
+        self._given = frozenset(shared)
+        self.rank.add_model(self, shared.values())
         self.buffers_digest = self.digest_buffers() if shared else None
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -116,11 +117,10 @@ class Parallel(DistributedDataParallel):
         found = self.module.named_buffers()
         return {name: each for name, each in found if name not in self.parameters_to_ignore}
 
-    def given(self) -> list[torch.Tensor]:
-        """Return the parameters that are not trained, and have the first rank's values since the model was made."""
-        trained, found = {id(each) for each in self.reduced}, self.module.named_parameters()
-        alike = [each for name, each in found if name not in self.parameters_to_ignore and id(each) not in trained]
-        return alike if self.begins_alike else []
+    def given_tensors(self) -> list[torch.Tensor]:
+        """Return the parameters and buffers that have had the first rank's values since the model was made."""
+        found: list[tuple[str, torch.Tensor]] = [*self.module.named_parameters(), *self.module.named_buffers()]
+        return [each for name, each in found if name in self._given]
 
     def own_tensors(self) -> list[torch.Tensor]:
         """Return the tensors of the model that each rank has for itself."""

@@ -61,8 +61,9 @@ class Trained:
         """Return what the script has made, as a loop begins that may train it.
 
         Returns:
-            objects whose state is transferred apart from the script's snapshots, those that loading it changes, and
-            those that go with the snapshots besides variables, by name.
+            objects whose state is transferred apart from the script's snapshots; those that loading it changes, as
+            `Given` where no process has their state by itself; those that go with the snapshots besides variables, by
+            name.
         """
         models, trained = self.modules(), self.reduced
         self.moments = Moments(() if self.sharded else self.optimizers, trained)
@@ -71,8 +72,8 @@ class Trained:
             each for each in models.parameters() if self.sharded or id(each) in trained or each.nbytes > LARGE_BYTES
         ]
         carried += [each for each in models.buffers() if each.nbytes > LARGE_BYTES]
-        given = {id(each): Given(each) for model in self.models for each in model.given()}
-        tensors = [given.get(id(each), each) for each in (*models.parameters(), *models.buffers())]
+        first = {id(each) for model in self.models for each in model.given_tensors()} - trained
+        tensors = [Given(each) if id(each) in first else each for each in (*models.parameters(), *models.buffers())]
         changed = [*self.models, *models.modules(), *tensors]
         return [*carried, *self.optimizers], changed, {"moments": self.moments}
 

@@ -110,7 +110,7 @@ def changed(before: list[Part], now: list[Part]) -> list[tuple[Any, Any]]:
 
 def _is_as_before(part: Part, look: tuple[Any, ...] | None) -> bool:
     if look is None or len(look) != len(part.look):
-        return part.state is None and look is None
+        return False
     if part.state is None:
         return look == part.look
     if part.kind.exact:
