@@ -135,9 +135,8 @@ OVERS = ("loader", "range(20)", "[*range(20)]", "others(loader)", "torch.randper
 
 
 def made(loops, consumer, over):
-    indented = lambda text: text.strip().replace("\n", "\n")  # noqa: E731
-    text = SCRIPT.replace("OVER", over).replace("LOOPS", indented(LOOPS[loops]))
-    return text.replace("CONSUMER", indented(CONSUMERS[consumer]))
+    text = SCRIPT.replace("OVER", over).replace("LOOPS", LOOPS[loops].strip())
+    return text.replace("CONSUMER", CONSUMERS[consumer].strip())
 
 
 def noted(text, there=None):

@@ -59,6 +59,6 @@ _SPARSE: dict[torch.layout, tuple[str, ...]] = {
 
 
 class Given(NamedTuple):
-    """A tensor that has had the first rank's numbers since the model was made: no process has those by itself."""
+    """What has been as the first rank's is since the model was made: no process has that by itself."""
 
     thing: Any

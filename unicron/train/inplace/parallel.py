@@ -6,6 +6,7 @@ It trains what that trains, to the last bit, or refuses by name what it can't do
 import inspect
 import zlib
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -66,7 +67,7 @@ class Parallel(DistributedDataParallel):
 
     Attributes:
         rank: of the script that makes it.
-        buffers_digest: digest of the buffers that this rank had when all ranks were given them last; None before that.
+        given_digest: its value is the digest of the buffers as all ranks were given them last; None before that.
         reduced: parameters whose gradients are: those that required one as it was made, though they be frozen later.
         expects_gradient: a forward pass says that the next backward pass is to be reduced, as with torch.
         has_unreduced: a backward pass has left gradients that no later one has reduced.
@@ -97,7 +98,7 @@ class Parallel(DistributedDataParallel):
         shared = parameters | buffers if given.get("init_sync", True) else {}
         self._given = frozenset(shared)
         self.rank.add_model(self, shared.values())
-        self.buffers_digest = self.digest_buffers() if shared else None
+        self.given_digest = SimpleNamespace(value=self.digest_buffers() if shared else None)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the model."""

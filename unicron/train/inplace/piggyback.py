@@ -49,11 +49,11 @@ class Buffers:
     @property
     def has_changed(self) -> bool:
         """Whether they have changed since gradients were reduced, so that those sent along are outdated."""
-        return self.model.buffers_digest != self.model.digest_buffers()
+        return self.model.given_digest.value != self.model.digest_buffers()
 
     def record_digest(self) -> None:
         """Record their digest; it is part of the script's snapshot."""
-        self.model.buffers_digest = self.model.digest_buffers()
+        self.model.given_digest.value = self.model.digest_buffers()
 
     def broadcast(self) -> None:
         """Broadcast those that the first rank has now, as torch does in each forward pass.
@@ -147,7 +147,7 @@ class Piggyback:
         shared = {each.data_ptr() for each in tensors}
         for buffers in self._synchronized:
             if any(each.data_ptr() in shared for each in buffers.model.shared_buffers().values()):
-                buffers.model.buffers_digest = None
+                buffers.model.given_digest.value = None
 
     def begin_iteration(self) -> None:
         """Keep the present values, as a rank that comes later begins this iteration, too."""
