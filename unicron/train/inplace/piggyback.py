@@ -49,7 +49,7 @@ class Buffers:
     @property
     def has_changed(self) -> bool:
         """Whether they have changed since gradients were reduced, so that those sent along are outdated."""
-        return self.model.given_digest.value != self.model.digest_buffers()
+        return bool(self.model.given_digest.value != self.model.digest_buffers())
 
     def record_digest(self) -> None:
         """Record their digest; it is part of the script's snapshot."""
