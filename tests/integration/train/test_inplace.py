@@ -182,6 +182,8 @@ CHOOSES = """
     torch.manual_seed(chosen[0]["seed"])
     model = torch.nn.Linear(3000, 10)
     dist.broadcast(model.weight.data, 0)
+    for each in model.weight.data.split(2) * 10:  # small ones, of more than 1 MiB together
+        dist.broadcast(each, 0)
     model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=rates[rank] / 1000)
     data = torch.randn(40, 3000)

@@ -546,3 +546,13 @@ def test_what_has_the_first_ranks_numbers_is_as_it_was_loaded_and_changes_from_t
         theirs["x"][3] += 1
         assert snapshot_differences(other.snapshot(its_spaces, {}), heap.snapshot(spaces, {}))
         ours["x"][3] += 1
+
+
+def test_a_gradient_can_be_changed_in_place_where_it_was_carried_as_where_it_was_computed():
+    ours, theirs = {"x": torch.ones(3, requires_grad=True)}, {"x": torch.ones(3, requires_grad=True)}
+    (heap, spaces), (other, its_spaces) = numbered(ours), numbered(theirs)
+    ours["x"].square().sum().backward()
+    other.restore(its_spaces, heap.snapshot(spaces, {}))
+    for each in (ours["x"], theirs["x"]):
+        each.grad.detach_().zero_()  # as scripts' own zero_grad does, after torch's
+    assert not snapshot_differences(other.snapshot(its_spaces, {}), heap.snapshot(spaces, {}))

@@ -329,6 +329,42 @@ def test_what_the_body_feeds_is_refused_by_name_and_all_begin_again(over, reason
     assert isinstance(watched.records[-1], NotCarriedError), "the others are told"
 
 
+HELD = """
+class Held:
+    def __init__(self, loader):
+        self.source, self.held = iter(loader), []
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.held.append(next(self.source))
+        return self.held[len(self.held) // 30]
+
+class Holding:
+    def __iter__(self):
+        return Held(loader)
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, number):
+        return number + torch.rand(())
+
+loader = torch.utils.data.DataLoader(Noisy(), batch_size=2)
+for number, x in enumerate(Holding()):
+    note(x.tolist(), float(torch.rand(())))
+    backward()
+"""
+
+
+def test_what_holds_items_longer_than_it_is_known_what_they_drew_is_refused():
+    _, there = noted(HELD)
+    with pytest.raises(NotCarriedError, match="the iterator Held hands out something else when begun anew"):
+        noted(HELD, there[24])
+
+
 class Spread(torch.Tensor):
     """A tensor that gives nobody its numbers, as one that is spread over ranks."""
 

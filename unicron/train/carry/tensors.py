@@ -46,7 +46,7 @@ def unraw(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor
         return made
     if not data:
         return torch.zeros(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).reshape(shape)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).reshape(shape).detach()  # no view
 
 
 _ROWS, _COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")

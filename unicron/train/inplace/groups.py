@@ -34,7 +34,7 @@ OPERANDS = {"reduce": 0, "gather": 1}
 ReadResults = Callable[[], Results | None]
 
 LARGE_BYTES = 64 << 10
-"""Larger results, from before the loops begin, have to be parameters, as no new rank can get them otherwise."""
+"""Larger results from before the loops, and those after the first 1 MiB, have to be parameters: these are given."""
 
 
 class Trial(Protocol):
@@ -169,7 +169,7 @@ class ScriptGroups(InnerGroups):
             results = self._loops.replayed_result() if begun else self._setup.next_result()
             if self.restored and not (begun or results):
                 return begin()
-            if begun or results != [] or _nbytes(outputs) <= LARGE_BYTES:  # else it is a parameter
+            if begun or results != [] or not outputs:  # else they are parameters
                 give(results)
             return Work()
         collective = ScriptCollective(partial(self._begin_or_replay, begin, give, read, of_all), outputs, of_all)
@@ -253,7 +253,7 @@ class ScriptGroups(InnerGroups):
                 self.ended.record(results)
             self._loops.record_result(results)
             return
-        if _nbytes(results) > LARGE_BYTES:
+        if _nbytes(results) > LARGE_BYTES or not self._setup.has_room(_nbytes(results)):
             self._large_results += results or ()
             self._setup.record([])
         else:

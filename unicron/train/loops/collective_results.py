@@ -74,14 +74,19 @@ class KnownResults:
         """Return all results; None where they were too many to be kept."""
         return None if self._results is None else list(self._results)
 
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether results of so many bytes can be kept."""
+        return self._nbytes + nbytes <= MOST_BYTES
+
     def record(self, results: Results | None) -> None:
         """Append the results of one more collective, None if they differ between ranks."""
         if self._results is None:
             return
-        self._nbytes += sum(each.nbytes for each in results or ())
-        if self._nbytes > MOST_BYTES or len(self._results) == RESULTS_KEPT:
+        nbytes = sum(each.nbytes for each in results or ())
+        if not self.has_room(nbytes) or len(self._results) == RESULTS_KEPT:
             self._results = None
             return
+        self._nbytes += nbytes
         self._results.append(None if results is None else [each.detach().cpu().clone() for each in results])
         self._next += self._next == len(self._results) - 1
 

@@ -40,8 +40,8 @@ def fingerprint(named: Iterable[tuple[str, Any]]) -> int:
             small = own and each.layout == torch.strided and each.device.type == "cpu" and each.nbytes <= left
             left -= each.nbytes if small else 0
             found = zlib.crc32(raw(each) if small else repr(each.shape).encode(), found)
-        elif isinstance(each, tuple | list):
-            todo.extend((name, one) for one in each[:LONGEST])
+        elif isinstance(each, tuple | list | deque):
+            todo.extend((name, one) for one in [*each][:LONGEST])
         elif isinstance(each, dict):
             todo.extend((f"{name}.{key}", one) for key, one in [*each.items()][:LONGEST])
         elif isinstance(each, int | float | str | bytes | None):

@@ -8,22 +8,20 @@ A generator that hands out what a loop of it goes over is entered in that loop; 
 
 import gc
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, GeneratorType
 from typing import Any, TypeVar
 
+import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from unicron.errors import GroupBrokenError
 from unicron.train.carry.by_value import Opaque
 from unicron.train.carry.kinds import FUNCTION, NotCarriedError
-from unicron.train.carry.objects import (
-    BARE_ITERATORS,
-    Resumable,
-    kind_of,
-)
+from unicron.train.carry.objects import BARE_ITERATORS, Resumable, kind_of
 from unicron.train.carry.randomness import generators, set_generators
 from unicron.train.carry.variables import Variables
 from unicron.train.loops.collective_results import KnownResults
@@ -35,6 +33,8 @@ T = TypeVar("T")
 MOST_DRAWN = 16
 """Items for which the generators' states are kept, 11 KiB each."""
 
+HOLDERS = (torch.Tensor, list, tuple, dict, deque)
+"""What earlier items may be held in."""
 
 BARS = frozenset({"tqdm", "rich", "progressbar", "alive_progress", "fastprogress"})
 """Libraries of progress bars."""
@@ -349,9 +349,13 @@ def _is_carried(value: Any) -> bool:
 
 
 def _look_into(iterator: Any) -> int:
-    """Return something that differs with the position of a generator, as far as that can be seen; 0 of others."""
+    """Return something that differs with the position of a generator, as far as that can be seen.
+
+    Of what only loads, it differs with the items that it holds; it is 0 of others.
+    """
     if not isinstance(iterator, GeneratorType) or iterator.gi_frame is None:
-        return 0
+        held = [each for each in getattr(iterator, "__dict__", {}).items() if isinstance(each[1], HOLDERS)]
+        return fingerprint(held) if held and _only_loads(iterator) else 0
     if iterator.gi_frame.f_globals.get("__name__", "").partition(".")[0] in BARS:
         return 0  # clocks
     return fingerprint([("", iterator.gi_frame.f_lasti), *iterator.gi_frame.f_locals.items()])
