@@ -52,11 +52,12 @@ GATHERS = """
                 loss = (model(x) - y).square().sum() * (count / 1000)
                 loss.backward()
             gathered = [torch.zeros(1) for _ in range(dist.get_world_size())]
-            dist.all_gather(gathered, loss.detach())
+            works = dist.all_gather(gathered, loss.detach(), async_op=True), dist.all_reduce(count, async_op=True)
+            works[1].wait(), works[0].wait()
             total, parts = loss.detach().clone(), gathered if rank == 0 else None
             dist.reduce(total, 0)
             dist.gather(loss.detach() * 2, parts, 0)
-            means.all[epoch].sum += float(sum(gathered)) + (float(total) if rank == 0 else 0.0)
+            means.all[epoch].sum += float(sum(gathered) + count) + (float(total) if rank == 0 else 0.0)
             means.all[epoch].count += 1
             if ends:
                 optimizer.step()

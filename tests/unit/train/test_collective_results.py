@@ -1,7 +1,10 @@
 """Results of collectives, kept for a rank that comes later."""
 
+import pytest
 import torch
 
+from unicron.errors import GroupBrokenError
+from unicron.train.inplace.groups import ScriptCollective
 from unicron.train.loops import collective_results
 from unicron.train.loops.collective_results import EndedCollectives, KnownResults
 
@@ -52,3 +55,12 @@ def test_a_rank_is_given_what_ended_elsewhere_from_where_it_is():
     assert [int(each[0]) for each in new.ahead] == [19]
     assert first.results_after(2)[:3] == [None] * 2 + [[torch.tensor([4])]], "only the last of them are kept"
     assert first.results_after(20) == []
+
+
+@pytest.mark.parametrize("outputs", [None, [torch.zeros(1 << 19)]])
+def test_where_a_broken_collective_can_not_be_run_by_a_new_rank_too_that_is_said(outputs):
+    def breaks():
+        raise GroupBrokenError("connection reset")
+
+    with pytest.raises(GroupBrokenError, match=r"in a collective \(`allgather`\) whose results .* all begin again"):
+        ScriptCollective("allgather", breaks, outputs, True).begin(lambda _: pytest.fail("no more is tried"))

@@ -3,8 +3,6 @@
 It runs the script to where they are. It is given the recorded results, so that no other rank runs a collective twice.
 """
 
-import io
-import pickle
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -16,7 +14,14 @@ from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.groups.inner import InnerGroups
 from unicron.train.groups.switched import COLLECTIVES, TRANSFERS, Switched, Work
 from unicron.train.inplace.peers import Peers, Wait, Waiting
-from unicron.train.loops.collective_results import MOST_BYTES, EndedCollectives, KnownResults, Results
+from unicron.train.loops.collective_results import (
+    MOST_BYTES,
+    EndedCollectives,
+    KnownResults,
+    Results,
+    pack_results,
+    unpack_results,
+)
 from unicron.train.loops.loops import Loops
 from unicron.train.snapshots.shards import local
 
@@ -172,10 +177,12 @@ class ScriptGroups(InnerGroups):
             if begun or results != [] or not outputs:  # else they are parameters
                 give(results)
             return Work()
-        collective = ScriptCollective(partial(self._begin_or_replay, begin, give, read, of_all), outputs, of_all)
-        if self._active:  # which of them ends first is unknown to a rank that joins later
-            for each in (*self._active, collective):
-                each.is_replayable = False
+        collective = ScriptCollective(name, partial(self._begin_or_replay, begin, give, read, of_all), outputs, of_all)
+        for each in [*self._active]:
+            if each.is_global and of_all:  # a rank that joins later runs them one after another
+                self._finish_collective(each)
+            else:  # which of them ends first is unknown to it
+                each.is_replayable = collective.is_replayable = False
         collective.begin(self._rejoin)
         self._active.append(collective)
         return Work(lambda: self._finish_collective(collective))
@@ -243,6 +250,8 @@ class ScriptGroups(InnerGroups):
         return Work(), partial(_identity, results)
 
     def _finish_collective(self, collective: "ScriptCollective") -> None:
+        if collective not in self._active:
+            return
         try:
             collective.finish(self._rejoin)
         finally:
@@ -266,6 +275,7 @@ class ScriptCollective:
     """A collective that is running.
 
     Args:
+        name: of the operation.
         begin: begins it, and returns a function that reads its results once it has ended.
         outputs: tensors that it changes, where they are the same on all ranks; None where they are not.
         is_global: it is one of all ranks.
@@ -275,8 +285,10 @@ class ScriptCollective:
         results: that, once it has ended.
     """
 
-    def __init__(self, begin: Callable[[], tuple[Work, "ReadResults"]], outputs: Results | None, of_all: bool) -> None:
-        self.is_global = of_all
+    def __init__(
+        self, name: str, begin: Callable[[], tuple[Work, "ReadResults"]], outputs: Results | None, of_all: bool
+    ) -> None:
+        self._name, self.is_global = name, of_all
         self.outputs, self.is_replayable = outputs, outputs is not None
         self.results: Results | None = None
         self._begin = begin
@@ -308,7 +320,12 @@ class ScriptCollective:
 
     def _begin_again(self, error: GroupBrokenError, go_on: Callable[[GroupBrokenError], bool]) -> None:
         self._work = None
-        if self._inputs is None or not (self.is_replayable and go_on(error)):
+        if self._inputs is None or not self.is_replayable:
+            raise GroupBrokenError(
+                f"a rank was lost in a collective (`{self._name}`) whose results a new one can't be given, as they are "
+                f"more than {MOST_BYTES >> 20} MiB, or not the same on all ranks: all begin again"
+            ) from error
+        if not go_on(error):
             raise error
         for output, before in zip(self.outputs or (), self._inputs, strict=True):
             output.copy_(before)
@@ -317,29 +334,6 @@ class ScriptCollective:
 def pack_setup(results: list[Results | None], first: str) -> bytes:
     """Return what a new rank is given of the collectives before the loops, and which loop is the first."""
     return pack_results([[torch.tensor([*first.encode()], dtype=torch.uint8)], *results])
-
-
-def pack_results(results: list[Results | None]) -> bytes:
-    """Return results of collectives as bytes; None stands for results that are not known."""
-    stream = io.BytesIO()
-    torch.save([None if each is None else [one.clone() for one in each] for each in results], stream)
-    return stream.getvalue()
-
-
-def unpack_results(data: bytes) -> list[Results | None]:
-    """Return the results of collectives that another rank has packed.
-
-    Raises:
-        InvalidInputError: it is something else.
-    """
-    try:
-        results: Any = torch.load(io.BytesIO(data), weights_only=True)
-    except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise InvalidInputError(f"what another rank sent of its collectives can't be read: {error}") from error
-    lists = isinstance(results, list) and all(isinstance(each, list | None) for each in results)
-    if not lists or not all(isinstance(each, torch.Tensor) for given in results for each in given or ()):
-        raise InvalidInputError("what another rank sent is no list of results of collectives")
-    return list(results)
 
 
 def _gathered_operand(name: str, arguments: Sequence[Any], size: int) -> torch.Tensor | None:

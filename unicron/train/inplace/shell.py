@@ -18,9 +18,10 @@ from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import Joined, Membership
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.groups.rendezvous import Rendezvous
-from unicron.train.inplace.groups import ScriptGroups, pack_results, unpack_results
+from unicron.train.inplace.groups import ScriptGroups
 from unicron.train.inplace.records import NO_SNAPSHOT, Records
 from unicron.train.inplace.script_rendezvous import CONTINUES, SCRIPT_PART
+from unicron.train.loops.collective_results import pack_results, unpack_results
 from unicron.train.loops.loops import Loops
 from unicron.train.session.gradients import TorchGradients
 from unicron.train.session.ranks import TorchRanks

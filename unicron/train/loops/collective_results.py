@@ -1,9 +1,14 @@
 """Results of a script's collectives, kept so that a new rank can replay those that the other ranks have run already."""
 
+import io
+import pickle
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+
+from unicron.errors import InvalidInputError
 
 MOST_BYTES = 1 << 20
 """Bytes of results kept for one place of a script; a rank that would need more can't replay them."""
@@ -116,3 +121,26 @@ class KnownResults:
             return None
         self._next += 1
         return self._results[self._next - 1]
+
+
+def pack_results(results: list[Results | None]) -> bytes:
+    """Return results of collectives as bytes; None stands for results that are not known."""
+    stream = io.BytesIO()
+    torch.save([None if each is None else [one.clone() for one in each] for each in results], stream)
+    return stream.getvalue()
+
+
+def unpack_results(data: bytes) -> list[Results | None]:
+    """Return the results of collectives that another rank has packed.
+
+    Raises:
+        InvalidInputError: it is something else.
+    """
+    try:
+        results: Any = torch.load(io.BytesIO(data), weights_only=True)
+    except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise InvalidInputError(f"what another rank sent of its collectives can't be read: {error}") from error
+    lists = isinstance(results, list) and all(isinstance(each, list | None) for each in results)
+    if not lists or not all(isinstance(each, torch.Tensor) for given in results for each in given or ()):
+        raise InvalidInputError("what another rank sent is no list of results of collectives")
+    return list(results)
