@@ -252,6 +252,9 @@ DRILL = "UNICRON_DRILL"
 UNCARRIED = "UNICRON_UNCARRIED"
 """The variable with the reason why no other process can take a rank's place in a script; empty where one can."""
 
+CODE = "UNICRON_CODE_DIR"
+"""The variable with the folder for what is made of a program's source files; no other user writes there."""
+
 STOP_GRACE = "UNICRON_STOP_GRACE_S"
 """The variable with the seconds that a launcher gives its program to end."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 
 from unicron.contracts.commands import StartWorker
+from unicron.contracts.worker import CODE
 from unicron.healing import way_of
 from unicron_agent.stimuli import ProcessExited, WorkerProcess
 from unicron_agent.workers.activity import start_time
@@ -47,7 +49,8 @@ class Supervisor:
     ) -> None:
         self._run_dir = run_dir
         self._outputs = outputs
-        self._environment = environment
+        code = run_dir / "code"
+        self._environment = {**environment, CODE: str(code.absolute())}
         self._on_exit = on_exit
         self._running: dict[str, WorkerProcess] = {}
         self._standby = standby
@@ -55,6 +58,8 @@ class Supervisor:
         self._helpers: set[int] = set()
         for name in ("logs", "workers"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(code, ignore_errors=True)  # of an older agent, for sources that may be other ones now
+        code.mkdir(0o700, exist_ok=True)
 
     async def run_module(self, module: str, argument: str) -> tuple[int, tuple[str, ...]]:
         """Run a module in a fork of the standby, not as a worker; return its exit status and its last lines.

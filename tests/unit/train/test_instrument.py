@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from unicron.contracts.worker import CODE
 from unicron.train.carry.variables import NAME
+from unicron.train.loops import trees
 from unicron.train.loops.program import InstrumentingFinder, ScriptProgram, locate_module
 
 FILES = {
@@ -59,6 +61,29 @@ def test_loops_of_all_files_say_where_they_are_though_the_backward_pass_is_in_an
     variables = {NAME: loops, "__name__": "__main__"}
     exec(made.compile_file((tmp_path / "train.py").read_bytes(), tmp_path / "train.py"), variables)
     assert loops.heads == ["train.py:3", *["tools/engine.py:3"] * 3] * 2
+
+
+def test_a_later_process_has_what_was_made_of_files_and_nothing_of_what_has_changed(program, tmp_path, monkeypatch):
+    monkeypatch.setenv(CODE, str(tmp_path / "code"))
+    parsed, (first, steps) = [], (tmp_path / "train.py", tmp_path / "tools/steps.py")
+    monkeypatch.setattr(
+        trees.ast, "parse", lambda source, path, parse=trees.ast.parse: parsed.append(path) or parse(source, path)
+    )
+
+    def made():
+        parsed.clear()
+        code = ScriptProgram(tmp_path, first).compile_file(first.read_bytes(), first)
+        return code, {Path(each).name for each in parsed}
+
+    (code, _), again = made(), made()
+    assert again == (code, set())
+    steps.write_text(steps.read_text().replace("backward", "forward"))
+    changed, looked_at = made()
+    assert looked_at == {"steps.py", "train.py"}, "the one, and what trained by it"
+    assert changed != code
+    for each in (tmp_path / "code").iterdir():
+        each.write_bytes(each.read_bytes()[:9])
+    assert made()[0] == changed, "what is cut off is made anew"
 
 
 def test_files_of_other_folders_are_left_alone(program, tmp_path, monkeypatch):

@@ -71,26 +71,47 @@ class Functions(NamedTuple):
     harmless: frozenset[str]
 
 
-def functions_of(trees: Iterable[ast.Module], trains: Iterable[str] = ()) -> Functions:
+class Facts(NamedTuple):
+    """What is known of one file, as plain values.
+
+    Attributes:
+        functions: of each: its name, the names that it calls, whether it has loops, and whether it looks at gradients.
+        loops: of each, the names that its body calls.
+        imports: the module that each is from, how many folders above, and the names imported.
+    """
+
+    functions: list[tuple[str, set[str], bool, bool]]
+    loops: list[set[str]]
+    imports: list[tuple[str, int, list[str]]]
+
+
+def facts_of(tree: ast.Module) -> Facts:
+    """Return what is to be known of a file."""
+    functions = [
+        (each.name, called_names(each.body), bool(nodes_of(each, ast.For, ast.While)), has_gradients(each))
+        for each in nodes_of(tree, ast.FunctionDef)
+    ]
+    loops = [called_names(each.body) for each in nodes_of(tree, ast.For, ast.While)]
+    imports = [("", 0, [each.name]) for node in nodes_of(tree, ast.Import) for each in node.names]
+    parts = nodes_of(tree, ast.ImportFrom)
+    imports += [(each.module or "", each.level, [one.name for one in each.names]) for each in parts]
+    return Facts(functions, loops, imports)
+
+
+def functions_of(files: Iterable[Facts], trains: Iterable[str] = ()) -> Functions:
     """Return what is known of the functions of a program.
 
     Args:
-        trees: of its files.
+        files: what is known of each.
         trains: names of functions that train, where these files don't show it.
     """
-    whole = list(trees)
-    functions = [node for tree in whole for node in nodes_of(tree, ast.FunctionDef)]
-    loops = {each.name for each in functions if nodes_of(each, ast.For, ast.While)}
-    looking = {each.name for each in functions if has_gradients(each)} | LOOK_AT_GRADIENTS
-    calls = [(each.name, called_names(each.body)) for each in functions]
+    whole = list(files)
+    functions = [each for one in whole for each in one.functions]
+    loops = {name for name, _, has_loops, _ in functions if has_loops}
+    looking = {name for name, _, _, looks in functions if looks} | LOOK_AT_GRADIENTS
+    calls = [(name, called) for name, called, _, _ in functions]
     training = _add_callers(calls, {TRAINS, *trains})
-    repeated = {
-        name
-        for tree in whole
-        for each in nodes_of(tree, ast.For, ast.While)
-        if (names := called_names(each.body)) & training
-        for name in names
-    }
+    repeated = {name for one in whole for names in one.loops if names & training for name in names}
     while more := {name for caller, names in calls if caller in repeated for name in names} - repeated:
         repeated |= more
     modelled, own = set(MODELLED), {name for name, _ in calls}

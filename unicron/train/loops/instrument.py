@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from unicron.train.carry.variables import NAME
-from unicron.train.loops.functions import Functions, called_names, functions_of, has_gradients
+from unicron.train.loops.functions import Functions, called_names, facts_of, functions_of, has_gradients
 from unicron.train.loops.handing import mark_handing_loops
 from unicron.train.loops.liveness import FUNCTIONS, Liveness
 from unicron.train.loops.trees import nodes_of, parse, uncollected, walk
@@ -45,7 +45,7 @@ def instrument(
     """
     with uncollected():
         tree = parse(source, path)
-        _Instrument(name, functions or functions_of([tree]), library=library).visit(tree)
+        _Instrument(name, functions or functions_of([facts_of(tree)]), library=library).visit(tree)
         return ast.fix_missing_locations(tree)
 
 

@@ -3,9 +3,8 @@
 So are modules of libraries whose loops train for a script.
 """
 
-import ast
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -13,9 +12,10 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from unicron.train.carry.variables import NAME
-from unicron.train.loops.functions import Functions, functions_of
+from unicron.train.loops.functions import Facts, Functions, facts_of, functions_of
 from unicron.train.loops.instrument import instrument
-from unicron.train.loops.trees import nodes_of, parse, uncollected
+from unicron.train.loops.kept import load_or_make
+from unicron.train.loops.trees import parse, uncollected
 
 FOREIGN = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
 FOREIGN.append(Path(__file__).resolve().parents[2])
@@ -51,20 +51,21 @@ class ScriptProgram:
         if not INSTALLED.isdisjoint(first.parts) and first.is_relative_to(self._folder):
             self._own /= first.relative_to(self._folder).parts[0]
         with uncollected():
-            self._functions = functions_of(self._trees_from(first).values())
+            self._functions = functions_of(self._facts_from(first).values())
+        self._digest = repr([sorted(each) for each in self._functions]).encode()
 
-    def _trees_from(self, first: Path) -> dict[Path, ast.Module]:
-        """Return the trees of a file and of those that it imports, or these do."""
-        trees, new = dict[Path, ast.Module](), [first] * first.is_file()
+    def _facts_from(self, first: Path) -> dict[Path, Facts]:
+        """Return what is known of a file and of those that it imports, or these do."""
+        found, new = dict[Path, Facts](), [first] * first.is_file()
         while new:
             path = new.pop()
-            if path not in trees:
+            if path not in found:
                 try:
-                    trees[path] = parse(path.read_bytes(), path)
+                    found[path] = _facts_of(path)
                 except (SyntaxError, ValueError):
                     continue  # the import of it raises
-                new += self._imported_files(path, trees[path])
-        return trees
+                new += self._imported_files(path, found[path])
+        return found
 
     def owns(self, path: Path) -> bool:
         """Return whether a file belongs to the program and not to a library."""
@@ -81,19 +82,15 @@ class ScriptProgram:
         """
         where = path.resolve()
         name = str(where.relative_to(self._folder)) if where.is_relative_to(self._folder) else where.name
-        return compile(instrument(source, str(path), name, self._functions), path, "exec")
+        return _compile(source, path, name, self._digest, lambda: self._functions)
 
-    def _imported_files(self, path: Path, tree: ast.Module) -> Iterable[Path]:
+    def _imported_files(self, path: Path, facts: Facts) -> Iterable[Path]:
         """Yield the files of the program that one of it imports, be it as late as it may."""
-        for node in nodes_of(tree, ast.Import, ast.ImportFrom):
-            if isinstance(node, ast.Import):
-                names = [(self._folder, each.name.split(".")) for each in node.names]
-            else:
-                above = path.parents[node.level - 1] if 0 < node.level <= len(path.parents) else self._folder
-                parts = node.module.split(".") if node.module else []
-                names = [(above, [*parts, each.name]) for each in node.names]
-            for folder, parts in names:
-                found = (folder.joinpath(*parts[:count]) for count in range(len(parts) + 1))
+        for module, level, names in facts.imports:
+            above = path.parents[level - 1] if 0 < level <= len(path.parents) else self._folder
+            for name in names:
+                parts = [*module.split(".") * bool(module), *name.split(".")]
+                found = (above.joinpath(*parts[:count]) for count in range(len(parts) + 1))
                 for each in found:
                     files = (each.with_name(f"{each.name}.py"), each / "__init__.py")
                     yield from (file for file in files if self.owns(file) and file.is_file())
@@ -114,10 +111,40 @@ def locate_module(name: str) -> tuple[Path, Path]:
     return top.parent, path if path == top else path.with_suffix(".py")
 
 
+def _facts_of(path: Path) -> Facts:
+    """Return what is known of a file.
+
+    Raises:
+        SyntaxError: it is no Python.
+    """
+    source = path.read_bytes()
+    return Facts(*load_or_make(lambda: tuple(facts_of(parse(source, path))), b"facts", source))
+
+
 def _of_library(source: bytes, name: str) -> Functions:
-    tree, trains = parse(source), LIBRARIES[name]
-    found = functions_of([tree], trains or ())
+    facts, trains = facts_of(parse(source)), LIBRARIES[name]
+    found = functions_of([facts], trains or ())
     return found if trains is None else found._replace(training=trains)
+
+
+def _compile(source: bytes | str, path: Path, name: str, known: bytes, functions: Callable[[], Functions]) -> CodeType:
+    """Return the instrumented code of a file.
+
+    Args:
+        source: of it.
+        path: of it.
+        name: of it, for the names of its loops.
+        known: a digest of what is known of functions.
+        functions: returns that.
+    """
+    whole = source.encode() if isinstance(source, str) else source
+    is_library = name in LIBRARIES
+
+    def make() -> CodeType:
+        return compile(instrument(source, str(path), name, functions(), library=is_library), path, "exec")
+
+    code: CodeType = load_or_make(make, b"code", whole, str(path).encode(), name.encode(), known)
+    return code
 
 
 class InstrumentingFinder(MetaPathFinder):
@@ -157,9 +184,8 @@ class _Loader(SourceFileLoader):
         source = self.get_data(self.path)
         if self._program is not None:
             return self._program.compile_file(source, Path(self.path))
-        return compile(
-            instrument(source, self.path, fullname, _of_library(source, fullname), library=True), self.path, "exec"
-        )
+        known = repr(LIBRARIES[fullname] and sorted(LIBRARIES[fullname] or ())).encode()
+        return _compile(source, Path(self.path), fullname, known, lambda: _of_library(source, fullname))
 
     def exec_module(self, module: ModuleType) -> None:
         """Run it."""
