@@ -5,6 +5,7 @@ import math
 from unicron.contracts.base import CancelTimer, Message
 from unicron.contracts.commands import Regroup
 from unicron.contracts.events import (
+    Alert,
     CollectiveFailed,
     FailureDetected,
     IterationFinished,
@@ -66,15 +67,24 @@ class Memberships:
         return self._advance(task, regrouped.epoch)
 
     def record_iteration(self, finished: IterationFinished) -> list[Message]:
-        """Record how far a task has come; break a task whose loss is not finite, as it can't recover."""
+        """Record how far a task has come; break a task whose loss is not finite any more, as it can't recover.
+
+        One whose loss never was may train without it, such as on batches that have no target: it is left to its user.
+        """
         task = self._reporter.task(finished.task)
         if task.closed or finished.epoch < task.epoch:
             return []
         task.standstill.record_progress(finished.iteration + 1)
-        task.not_finite = 0 if math.isfinite(finished.loss) else task.not_finite + 1
+        is_finite = math.isfinite(finished.loss)
+        task.was_finite = task.was_finite or is_finite
+        task.not_finite = 0 if is_finite else task.not_finite + 1
         if task.not_finite < NOT_FINITE:
             return []
         first, last = finished.iteration + 1 - task.not_finite, finished.iteration
+        if not task.was_finite:
+            text = f"task {finished.task}: its loss was {finished.loss} in all of its first {NOT_FINITE} iterations"
+            advice = f"{text}; it goes on: see what it learns, or end it by `unicron remove {finished.task}`"
+            return [Alert(text=advice, task=finished.task)] if task.not_finite == NOT_FINITE else []
         why = f"no progress: the loss was {finished.loss} in all of the iterations {first} to {last}"
         return self._reporter.break_task(finished.task, f"{why}; nothing that was tried in them has mended it")
 

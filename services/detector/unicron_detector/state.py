@@ -168,6 +168,7 @@ class TaskRecord(msgspec.Struct, kw_only=True):
         standstill: the iteration in which it fails again and again.
         outage: of a server outside of the cluster.
         not_finite: iterations in a row whose loss is no number.
+        was_finite: the loss of an iteration was one.
         replaced_at: when a worker of it was replaced last whose memory grew.
         last: the failure reported last, on which a failed attempt builds.
         cause: the first of the last few seconds that followed from no other.
@@ -189,6 +190,7 @@ class TaskRecord(msgspec.Struct, kw_only=True):
     standstill: Standstill = msgspec.field(default_factory=Standstill)
     outage: Outage = msgspec.field(default_factory=Outage)
     not_finite: Count = 0
+    was_finite: bool = False
     replaced_at: Moment = 0.0
     last: FailureDetected | None = None
     cause: RecentCause | None = None

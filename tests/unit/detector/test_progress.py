@@ -7,7 +7,7 @@ from unicron_detector.memberships import NOT_FINITE
 from unicron_detector.state import DetectorLimits
 
 from unicron.contracts.commands import Regroup
-from unicron.contracts.events import IterationFinished, Regrouped, TaskBroken, TaskSubmitted
+from unicron.contracts.events import Alert, IterationFinished, Regrouped, TaskBroken, TaskSubmitted
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import UNCOUNTED, Healing, Member, TaskSpec
 
@@ -124,11 +124,19 @@ def test_workers_that_end_one_after_the_other_before_they_have_joined_the_others
 
 def test_a_loss_that_stays_no_number_ends_the_task(scene):
     scene.run(w0="n0")
-    for iteration in range(NOT_FINITE - 1):
+    assert finish(scene, 0, 0, 1.0) == []
+    for iteration in range(1, NOT_FINITE):
         assert finish(scene, 0, iteration, float("nan")) == []
-    [broken] = finish(scene, 0, NOT_FINITE - 1, float("inf"))
-    assert broken.reason.startswith("no progress: the loss was inf in all of the iterations 0 to 19")
-    assert finish(scene, 0, NOT_FINITE, float("nan")) == []
+    [broken] = finish(scene, 0, NOT_FINITE, float("inf"))
+    assert broken.reason.startswith("no progress: the loss was inf in all of the iterations 1 to 20")
+    assert finish(scene, 0, NOT_FINITE + 1, float("nan")) == []
+
+
+def test_what_never_had_a_loss_that_is_a_number_is_told_once_and_goes_on(scene):
+    scene.run(w0="n0")
+    told = [each for iteration in range(3 * NOT_FINITE) for each in finish(scene, 0, iteration, float("nan"))]
+    assert [type(each) for each in told] == [Alert]
+    assert "was nan in all of its first 20 iterations; it goes on" in told[0].text
 
 
 def test_one_that_comes_to_its_senses_goes_on(scene):
