@@ -174,7 +174,9 @@ CHOOSES = """
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    first = not os.path.exists("begun")  # the others, later, find something else
+    first = not os.environ.get("UNICRON_RESTART_CAUSE")  # the others, later, find something else
+    if os.path.exists("own.pt"):
+        raise FileExistsError("a checkpoint that none of the others has begun from")
     chosen = [{"seed": 7 if first and rank == 0 else 8}]
     dist.broadcast_object_list(chosen)
     rates = [None] * dist.get_world_size()
@@ -193,7 +195,8 @@ CHOOSES = """
         (model(data[torch.randint(40, (4,))]) - 1).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        open("begun", "w").close()
+        if rank == 0:
+            torch.save(step, "own.pt")
     if rank == 0:
         torch.save({"model": model.module.state_dict(), "lr": rates, "seen": chosen}, "out.pt")
 """

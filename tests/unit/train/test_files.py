@@ -3,11 +3,13 @@
 import io
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
 from unicron.train.carry.files import FILE, Files
+from unicron.train.carry.newer_files import FilesRead, born_at
 from unicron.train.carry.variables import NAME
 
 SCRIPT = """
@@ -128,3 +130,83 @@ def test_what_a_new_rank_has_made_itself_is_its_own_and_takes_no_place_of_the_ot
         exec(OWN, variables)
         assert variables["found"] == ("some and more", "some and more")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["all", "latest", "whole-2"]
+
+
+LOOKS = """
+import glob, os, shutil
+from pathlib import Path
+
+def tries(how):
+    try:
+        return how()
+    except FileNotFoundError:
+        return None
+
+found = {
+    name: [
+        os.path.exists(folder / name), os.path.lexists(folder / name), (folder / name).exists(),
+        os.access(folder / name, os.R_OK),
+        name in os.listdir(folder), name in [each.name for each in folder.iterdir()],
+        name in [each.name for each in os.scandir(folder)], bool(glob.glob(f"{folder}/{name}")),
+        any(name in [*folders, *files] for _, folders, files in os.walk(folder)),
+        tries(lambda: (folder / name).stat()) is not None,
+    ]
+    for name in ("older", "newer", "folder-older", "folder-newer", "latest", "mine")
+}
+opened = {name: tries(lambda: open(folder / name).close() or True) for name in ("older", "newer", "latest", "mine")}
+tries(lambda: os.remove(folder / "newer"))
+(folder / "newer").write_text("another")
+os.makedirs(folder / "folder-newer", exist_ok=True)
+"""
+
+
+@pytest.fixture
+def _looks_are_put_back(monkeypatch):
+    for name in ("stat", "lstat", "access", "open", "readlink", "listdir", "scandir"):
+        monkeypatch.setattr(os, name, getattr(os, name))
+
+
+@pytest.mark.usefixtures("_looks_are_put_back")
+def test_what_was_made_since_the_loops_began_is_not_there_for_a_new_rank_and_stays_as_it_is(tmp_path):
+    (tmp_path / "older").write_text("x")
+    (tmp_path / "folder-older").mkdir()
+    if born_at(tmp_path / "older") is None:
+        pytest.skip("this file system does not know when a file was made")
+    time.sleep(0.02)  # the clock of a file system goes in steps
+    began = time.time()
+    time.sleep(0.02)
+    (tmp_path / "newer").write_text("y")
+    (tmp_path / "folder-newer").mkdir()
+    (tmp_path / "latest").symlink_to(tmp_path / "newer")
+    (tmp_path / "older").write_text("written to later")
+    time.sleep(0.02)
+    files = Files(first=False)
+    files.install()
+    files.set_joins_late(late=True)
+    files.hide_made_since(began)
+    time.sleep(0.02)
+    (tmp_path / "mine").write_text("z")
+    variables = {"folder": tmp_path, NAME: None, "__name__": "__main__"}
+    exec(LOOKS, variables)
+    there = {name: all(found) for name, found in variables["found"].items()}
+    assert there == {name: any(found) for name, found in variables["found"].items()}, "whoever asks is told the same"
+    assert [name for name in there if there[name]] == ["older", "folder-older", "mine"]
+    assert variables["opened"] == {"older": True, "newer": None, "latest": None, "mine": True}
+    files.write_in_place()
+    assert (tmp_path / "newer").read_text() == "y"
+    assert (tmp_path / "folder-newer").is_dir()
+
+
+@pytest.mark.parametrize("change", ["write_text('other')", "unlink()", "rename(path.with_name('moved'))", ""])
+def test_a_file_that_was_read_before_the_loops_and_is_another_one_now_is_named(tmp_path, monkeypatch, change):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    path, read = tmp_path / "checkpoint", FilesRead()
+    for each in (path, tmp_path / "log", tmp_path / "later"):
+        each.write_text("first")
+    read.begin()
+    exec("open(path).read(); open(path.with_name('log'), 'a').write('more')", {"path": path, "__name__": "__main__"})
+    read.end()
+    exec("open(path).read()", {"path": tmp_path / "later", "__name__": "__main__"})
+    (tmp_path / "later").write_text("other")
+    exec(f"path.{change}" if change else "", {"path": path})
+    assert str(path) in read.changed_reason() if change else read.changed_reason() == ""

@@ -7,24 +7,26 @@ file that nobody sees; the script's own it has at the place where the lost rank 
 import builtins
 import contextlib
 import io
+import math
 import os
 import shutil
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from unicron.train.carry.callers import caller
 from unicron.train.carry.kinds import Kind, NotCarriedError, Parts
+from unicron.train.carry.newer_files import FilesRead, NewerFiles
 from unicron.train.carry.variables import NAME
 
 _open = io.open
 _taken_over = WeakKeyDictionary[Any, str]()
 """Files of lost ranks that files of this one have become, by path: their names may be other ones."""
-
-_BETWEEN = frozenset({__name__, "pathlib", "shutil", "os", "logging", "logging.handlers"})
 
 State = tuple[str, str, int, bool]
 """Of an open file: path, mode, position in it, and whether it is closed."""
@@ -38,12 +40,14 @@ class Files:
 
     Attributes:
         diverts_writes: what is opened for writing now is written to a hidden file.
+        read: what the script has read before its loops.
     """
 
     def __init__(self, *, first: bool) -> None:
         self.diverts_writes, self._joins_late = not first, False
         self._opened: list[tuple[Any, int | None]] = []
         self._reported, self._made = set[str](), set[str]()
+        self.read, self._newer, self._began_at = FilesRead(), NewerFiles(math.inf), time.time()
 
     def install(self) -> None:
         """Have scripts open files, and make and remove folders, by way of this."""
@@ -81,7 +85,7 @@ class Files:
             set("wax") if self._joins_late else set("wa")
         )  # a file that is to be new is none where nobody else has made it
         writes = self.diverts_writes and path is not None and set(mode) & how
-        if path is None or not writes or _caller().get("__name__", "").startswith("unicron"):
+        if path is None or not writes or caller(__name__).get("__name__", "").startswith("unicron"):
             return _open(file, mode, *arguments, **named)
         real = os.path.realpath(os.fsdecode(path))
         if not Path(real).is_file() or real in self._made:  # such as one with this process's number in its name
@@ -94,9 +98,16 @@ class Files:
         self._opened.append((opened, number))
         return opened
 
+    def hide_made_since(self, moment: float) -> None:
+        """Have the script not find what was made between then, when the loops began, and the start of this process."""
+        self._newer.end()
+        self._newer = NewerFiles(moment, self._began_at)
+        self._newer.begin()
+
     def set_joins_late(self, *, late: bool) -> None:
         """Set whether the others are in their loops; if not, what is in hidden files is written to the script's own."""
         self._joins_late = late
+        self._newer.end()
         if not late:
             self.diverts_writes = False
             self._finish_files(_write_out)
@@ -104,6 +115,7 @@ class Files:
     def write_in_place(self) -> None:
         """Write what is still open to its own files, as this rank has come to where the others are."""
         self.diverts_writes = self._joins_late = False
+        self._newer.end()
         self._finish_files(_truncate_at_position)
 
     def _finish_files(self, how: Callable[[Any, int | None], None]) -> None:
@@ -139,16 +151,8 @@ class Files:
         return unless_late
 
 
-def _caller() -> dict[str, Any]:
-    """Return the variables of the module that has called, by way of Python's own or not."""
-    frame = sys._getframe(1)  # noqa: SLF001 there is no other way to them
-    while frame.f_back is not None and frame.f_globals.get("__name__") in _BETWEEN:
-        frame = frame.f_back
-    return frame.f_globals
-
-
 def _is_called_by_script() -> bool:
-    return NAME in _caller()
+    return NAME in caller(__name__)
 
 
 def _exists(path: Any) -> bool:

@@ -3,6 +3,7 @@
 import builtins
 import errno
 import io
+import math
 import os
 import shutil
 import stat
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from unicron.train.carry.newer_files import FilesRead, NewerFiles
 from unicron.train.inplace.sandbox import confine_connections, confine_writes
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -30,6 +32,7 @@ class GhostFiles:
 
     Attributes:
         diverts_writes: always.
+        read: nothing: nobody takes its place.
     """
 
     diverts_writes = True
@@ -37,7 +40,7 @@ class GhostFiles:
     def __init__(self, trial: Path, folder: Path) -> None:
         self._trial, self._folder, self._own = trial, folder, str(trial.absolute()) + os.sep
         self._copies: dict[str, str] = {}
-        self._count = 0
+        self._count, self.read, self._newer = 0, FilesRead(), NewerFiles(math.inf)
 
     def install(self) -> None:
         """Have scripts open, make and remove files by way of this, and the kernel refuse what does not."""
@@ -64,11 +67,17 @@ class GhostFiles:
             setattr(module, name, self._unless_own(getattr(module, name), instead))
         confine_writes([self._trial, *DEVICES])
 
+    def hide_made_since(self, moment: float) -> None:
+        """Have the script not find what was made since then, when the loops of the rank began."""
+        self._newer = NewerFiles(moment, own=self._own)
+        self._newer.begin()
+
     def set_joins_late(self, *, late: bool) -> None:
         """Do nothing: no file is ever written in place."""
 
     def write_in_place(self) -> None:
         """Have the script connect to nobody from now on: the rank itself does."""
+        self._newer.end()
         confine_connections()
 
     def _is_own(self, path: Any) -> bool:

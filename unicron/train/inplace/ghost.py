@@ -217,6 +217,7 @@ class Ghost(InPlace):
 
     def _join_membership(self, groups: ScriptGroups) -> None:
         groups.replay_setup(bytes(self._recorded.begin["setup"]))
+        self._files.hide_made_since(groups.began_at)
         groups.trial = self._trial
 
     def _join_ranks(self) -> None:

@@ -65,6 +65,7 @@ class ScriptGroups(InnerGroups):
         restored: all ranks have just been started, and continue from a saved state.
         sharded: each rank has a shard of the model; its loops gather it and scatter its gradient.
         ended: the global collectives that ended since the loops began.
+        began_at: when the loops of the first ranks began, in seconds of the epoch; 0 before that.
         on_shared: is called with the tensors that a collective leaves the same on all ranks.
         trial: what records collectives in the loops, or gives what was recorded of them.
     """
@@ -85,7 +86,7 @@ class ScriptGroups(InnerGroups):
         self.restored = False
         self.on_shared: Callable[[Results], None] = lambda _: None
         self._large_results: Results = []
-        self.ended = EndedCollectives()
+        self.ended, self.began_at = EndedCollectives(), 0.0
         self.trial: Trial | None = None
         super().__init__(layout, rank, device)
 
@@ -93,7 +94,7 @@ class ScriptGroups(InnerGroups):
     def setup(self) -> bytes | None:
         """Results of the collectives before the loops, packed for a new rank; None where some are not known."""
         results = self._setup.to_list()
-        return None if results is None or None in results else pack_setup(results, self._loops.first)
+        return None if results is None or None in results else pack_setup(results, self._loops.first, self.began_at)
 
     @property
     def replays_next(self) -> bool:
@@ -106,7 +107,8 @@ class ScriptGroups(InnerGroups):
 
     def state_dict(self) -> dict[str, Any]:
         """Return results of collectives before the loops, which loop is the first, and how many ended since then."""
-        return {"setup": self._setup.to_list(), "first": self._loops.first, "ended": self.ended.count}
+        known = {"setup": self._setup.to_list(), "first": self._loops.first}
+        return {**known, "ended": self.ended.count, "began": self.began_at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the number of ended collectives of the rank whose state this is."""
@@ -129,7 +131,9 @@ class ScriptGroups(InnerGroups):
         """
         [first, *results] = unpack_results(setup)
         self._setup, self._joins_late = KnownResults(results), True
-        self._loops.start_at(bytes((first or [])[0].tolist()).decode() if first else "")
+        if first:
+            self.began_at = float(first[1])
+        self._loops.start_at(bytes(first[0].tolist()).decode() if first else "")
 
     def begin_loops(self, parameters: Iterable[torch.Tensor]) -> None:
         """Begin the loops: what collectives gave in the first of them is no part of what they gave before.
@@ -331,9 +335,10 @@ class ScriptCollective:
             output.copy_(before)
 
 
-def pack_setup(results: list[Results | None], first: str) -> bytes:
-    """Return what a new rank is given of the collectives before the loops, and which loop is the first."""
-    return pack_results([[torch.tensor([*first.encode()], dtype=torch.uint8)], *results])
+def pack_setup(results: list[Results | None], first: str, began_at: float) -> bytes:
+    """Return what a new rank is given of the collectives before the loops, which loop is the first, and its time."""
+    moment = torch.tensor(began_at, dtype=torch.float64)
+    return pack_results([[torch.tensor([*first.encode()], dtype=torch.uint8), moment], *results])
 
 
 def _gathered_operand(name: str, arguments: Sequence[Any], size: int) -> torch.Tensor | None:

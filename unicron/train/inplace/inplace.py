@@ -11,6 +11,7 @@ script's other collectives run in a group of their own; one that breaks raises w
 import contextlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -136,7 +137,9 @@ class InPlace:
             )
         self._takeover.begin()
         self._member.begin_loops(groups)
+        groups.began_at = groups.began_at or time.time()
         self._join_ranks()
+        self._files.read.end()
         groups.ended.in_loops = True
 
     def _join_ranks(self) -> None:

@@ -40,7 +40,7 @@ class Member:
         trained: what the script has made.
 
     Attributes:
-        channel, loops, trained: see above.
+        channel, loops, trained, files: see above.
         rank, size: of this process, and how many there are.
         line: to the agent, where there is one.
         groups: of the script; None before it has made them.
@@ -57,7 +57,7 @@ class Member:
     def __init__(self, channel: AgentChannel, files: Files, loops: Loops, trained: Trained) -> None:
         self._layout = msgspec.json.decode(os.environ["UNICRON_LAYOUT"], type=ParallelLayout)
         self.rank, self.size = int(os.environ["UNICRON_PLACE"]), self._layout.replica_workers
-        self.channel, self.trained, self.loops = channel, trained, loops
+        self.channel, self.trained, self.loops, self.files = channel, trained, loops, files
         self.line: AgentChannel | None = channel
         self.groups: ScriptGroups | None = None
         self.piggyback: Piggyback | None = None
@@ -77,7 +77,7 @@ class Member:
         )
         self.channel.send(Ready())
         self.groups = ScriptGroups(self._layout, self.rank, device, self.loops, rejoin, self.peers)
-        self.ranks = WholeRanks(self.line, self.groups, self.loops, self.records)
+        self.ranks = WholeRanks(self.line, self.groups, self.loops, self.records, self.files)
         return self.groups
 
     def begin_loops(self, groups: ScriptGroups) -> None:

@@ -54,9 +54,11 @@ class ScriptRendezvous:
         self._files.set_joins_late(late=any(each != NEW for each in announcements))
         if others:
             groups.replay_setup(others[0].removeprefix(CONTINUES))
+            self._files.hide_made_since(groups.began_at)
         else:
             if again := next((each for each in announcements if each != NEW), None):
                 groups.replay_setup_of_saved(again.removeprefix(RESTORES))
+                self._files.hide_made_since(groups.began_at)
             groups.form(membership.epoch, lambda: Rendezvous(membership, "-script"))
             groups.strict = True
 
@@ -68,7 +70,7 @@ class ScriptRendezvous:
         try:
             found = fetcher.fetch([ref for ref in membership.shelf.states if ref.place == 0], membership.epoch)
             groups = found["objects"]["groups"]
-            return RESTORES + pack_setup(groups["setup"], groups["first"])
+            return RESTORES + pack_setup(groups["setup"], groups["first"], groups["began"])
         except (StateTransferError, LookupError, TypeError, AttributeError):  # loading it reports the error
             return NEW
         finally:

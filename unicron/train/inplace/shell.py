@@ -17,6 +17,7 @@ from unicron.contracts.states import ParkedSnapshot, StateRef
 from unicron.contracts.tasks import ParallelLayout
 from unicron.contracts.worker import Joined, Membership
 from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.train.carry.files import Files
 from unicron.train.groups.rendezvous import Rendezvous
 from unicron.train.inplace.groups import ScriptGroups
 from unicron.train.inplace.records import NO_SNAPSHOT, Records
@@ -90,15 +91,18 @@ class WholeRanks(TorchRanks):
         groups: of the script.
         loops: of the script.
         records: of the ranks.
+        files: of the script.
 
     Attributes:
         in_loops: ranks of the membership that were in their loops before it.
     """
 
-    def __init__(self, channel: AgentChannel | None, groups: ScriptGroups, loops: Loops, records: Records) -> None:
+    def __init__(
+        self, channel: AgentChannel | None, groups: ScriptGroups, loops: Loops, records: Records, files: Files
+    ) -> None:
         super().__init__(channel, 0)
         self.in_loops = frozenset[int]()
-        self._script_groups, self._loops, self._records = groups, loops, records
+        self._script_groups, self._loops, self._records, self._read = groups, loops, records, files.read
         self._fetcher = Fetcher(channel)
         self._takeover_refusal = ""
 
@@ -139,7 +143,8 @@ class WholeRanks(TorchRanks):
             shown = (
                 self._records.shown or (MOVED if self._records.moved() else self._loops.taker.written()) if new else ""
             )
-            self._takeover_refusal = self._takeover_refusal or shown or refused or closed
+            read = self._read.changed_reason() if new else ""
+            self._takeover_refusal = self._takeover_refusal or shown or refused or closed or read
             if new:
                 self._records.iterations_compared = COMPARED_ITERATIONS
         chains = self._loops.reachable_chains  # the newest is empty where a new rank begins at the top

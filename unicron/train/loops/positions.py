@@ -300,24 +300,30 @@ class Counted(Resumable, Iterator[Any]):
         elif self.count < saved["count"] and saved["loops"]:
             item = self._enter(saved)
         while self.count < saved["count"]:
-            left = saved["count"] - self.count
-            if (states := saved["drawn"].get(self.count + 1)) is not None:
-                set_generators(states)
-            if left > 1 and self.count and _skips(self._iterator):
-                loader: Any = self._iterator
-                next(loader._sampler_iter, None)  # noqa: SLF001 an item that is dropped need not be loaded
-                loader._num_yielded += 1  # noqa: SLF001
-                self.count += 1
-            else:
-                if left == 1 and self.count and _skips(self._iterator):
-                    restore_parts(saved["last"])
-                item = next(self, None)
+            item = self._step_towards(saved)
+            if self.exhausted and not saved["over"]:
+                raise NotCarriedError(f"{describe(self._iterator)} has only {self.count - 1} items here")
         if not self.exhausted and self._seen != saved["seen"]:
             raise NotCarriedError(f"{describe(self._iterator)} hands out something else when begun anew")
         for each, (variables, made) in zip(self._entered(), saved.get("variables", ()), strict=False):
             each.variables.assign(variables, {*variables, *made})
         self._generator_states, self.is_replaying, self._reached = dict(saved["drawn"]), False, item
         return item
+
+    def _step_towards(self, saved: dict[str, Any]) -> Any:
+        """Go over the next item on the way to a position; return it, unless it is dropped and need not be loaded."""
+        left, skips = saved["count"] - self.count, self.count and _skips(self._iterator)
+        if (states := saved["drawn"].get(self.count + 1)) is not None:
+            set_generators(states)
+        if left > 1 and skips:
+            loader: Any = self._iterator
+            self.exhausted = next(loader._sampler_iter, None) is None  # noqa: SLF001
+            loader._num_yielded += 1  # noqa: SLF001
+            self.count += 1
+            return None
+        if skips:
+            restore_parts(saved["last"])
+        return next(self, None)
 
 
 def _restore_counted(within: Iterable[Any], saved: dict[str, Any]) -> Counted:

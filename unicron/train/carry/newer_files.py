@@ -1,0 +1,180 @@
+"""A new rank finds files as the others found them: what their loops have made since is not there for its script.
+
+A script that looks for a checkpoint as it begins would else go on from one that its own job has written meanwhile, and
+not be where the lost rank was.
+"""
+
+import builtins
+import ctypes
+import errno
+import io
+import math
+import os
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from unicron.train.carry.callers import caller
+
+_HERE, _NO_FOLLOW, _BORN = -100, 0x100, 0x800  # of Linux: see statx(2)
+_NOT_FOLLOWED = frozenset({"lstat", "readlink"})
+_KERNELS = ("/proc/", "/sys/", "/dev/")
+
+
+def born_at(path: Any, *, follows: bool = True) -> float | None:
+    """Return when a file was made, in seconds of the epoch; None where its file system does not know."""
+    found = ctypes.create_string_buffer(256)
+    flags = 0 if follows else _NO_FOLLOW
+    if ctypes.CDLL(None).statx(_HERE, os.fsencode(path), flags, _BORN, found):
+        return None
+    [known] = struct.unpack_from("=I", found.raw)
+    seconds, nanoseconds = struct.unpack_from("=qI", found.raw, 80)
+    return float(seconds) + nanoseconds / 1e9 if known & _BORN else None
+
+
+class NewerFiles:
+    """The files that were made in a span of time: while it is begun, they are not there for whoever asks by Python.
+
+    What this package itself asks for is there.
+
+    Args:
+        since: when it begins, in seconds of the epoch.
+        until: when it ends.
+        own: folder in which all is there.
+    """
+
+    def __init__(self, since: float, until: float = math.inf, own: str = "") -> None:
+        self._since, self._until, self._own = since, until, own
+        self._usual: list[tuple[Any, str, Any]] = []
+
+    def begin(self) -> None:
+        """Hide them."""
+        for module, name in (
+            *((os, name) for name in ("stat", "lstat", "access", "open", "readlink")),
+            (io, "open"),
+            (builtins, "open"),
+        ):
+            self._exchange(module, name, partial(self._look_first, getattr(module, name), name))
+        self._exchange(os, "listdir", partial(self._list, os.listdir))
+        self._exchange(os, "scandir", partial(_Entries, os.scandir, self._is_hidden))
+
+    def end(self) -> None:
+        """Have them be there again."""
+        for module, name, usual in reversed(self._usual):
+            setattr(module, name, usual)
+        self._usual = []
+
+    def _exchange(self, module: Any, name: str, instead: Callable[..., Any]) -> None:
+        self._usual.append((module, name, getattr(module, name)))
+        setattr(module, name, instead)
+
+    def _is_hidden(self, path: Any, *, follows: bool = True) -> bool:
+        if not isinstance(path, str | bytes | os.PathLike) or _is_ours():
+            return False
+        if self._own and os.path.abspath(os.fsdecode(path)).startswith(self._own):  # noqa: PTH100 without a look at it
+            return False
+        born = born_at(path, follows=follows)
+        return born is not None and self._since < born < self._until
+
+    def _look_first(self, usual: Callable[..., Any], name: str, path: Any, *arguments: Any, **named: Any) -> Any:
+        follows = name not in _NOT_FOLLOWED and named.get("follow_symlinks", True)
+        if named.get("dir_fd") is None and self._is_hidden(path, follows=follows):
+            if name == "access":
+                return False
+            if not _makes(name, arguments, named):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+        return usual(path, *arguments, **named)
+
+    def _list(self, usual: Callable[..., list[Any]], path: Any = ".") -> list[Any]:
+        found = usual(path)
+        if isinstance(path, int):
+            return found
+        return [each for each in found if not self._is_hidden(os.path.join(path, each))]  # noqa: PTH118 maybe bytes
+
+
+def _makes(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Return whether a call opens a file for writing, which is made where it is not there."""
+    if name != "open":
+        return False
+    how = arguments[0] if arguments else named.get("mode", named.get("flags", "r"))
+    return bool(how & os.O_CREAT) if isinstance(how, int) else bool({*how} & {*"wax"})
+
+
+def _is_ours() -> bool:
+    return str(caller(__name__).get("__name__", "")).startswith("unicron")
+
+
+class _Entries:
+    """What `os.scandir` returns, without what is hidden."""
+
+    def __init__(self, usual: Callable[..., Any], is_hidden: Callable[[Any], bool], path: Any = ".") -> None:
+        self._entries, self._is_hidden = usual(path), is_hidden
+        self._ours = isinstance(path, int) or _is_ours()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next entry."""
+        found = next(self._entries)
+        while not self._ours and self._is_hidden(found.path):
+            found = next(self._entries)
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it."""
+        self._entries.close()
+
+
+class FilesRead:
+    """The files that a script reads before its loops, as they were then."""
+
+    def __init__(self) -> None:
+        self._found, self._notes = dict[str, tuple[int, int, int]](), False
+        self._usual = io.open
+
+    def begin(self) -> None:
+        """Note what is opened for reading from now on."""
+        self._usual, self._notes = io.open, True
+        builtins.open = io.open = self._open
+
+    def end(self) -> None:
+        """Note no more."""
+        self._notes = False
+        if io.open == self._open:
+            builtins.open = io.open = self._usual
+
+    def _open(self, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        opened = self._usual(file, mode, *arguments, **named)
+        if self._notes and isinstance(file, str | bytes | os.PathLike) and {*mode} & {*"r+"} and not _is_ours():
+            path = os.path.realpath(os.fsdecode(file))
+            if not path.startswith((*_KERNELS, os.path.realpath(tempfile.gettempdir()) + os.sep)):
+                self._found.setdefault(path, _look(os.fstat(opened.fileno())))
+        return opened
+
+    def changed_reason(self) -> str:
+        """Return why a new process would read something else; empty where it would not."""
+        for path, look in self._found.items():
+            try:
+                now = _look(Path(path).stat())
+            except OSError:
+                now = None
+            if now != look:
+                return (
+                    f"the script has read {path} before its loop, and that has been written or removed since: a new "
+                    "process would not find what was in it"
+                )
+        return ""
+
+
+def _look(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_mtime_ns, found.st_size, found.st_ino
