@@ -556,3 +556,29 @@ def test_a_gradient_can_be_changed_in_place_where_it_was_carried_as_where_it_was
     for each in (ours["x"], theirs["x"]):
         each.grad.detach_().zero_()  # as scripts' own zero_grad does, after torch's
     assert not snapshot_differences(other.snapshot(its_spaces, {}), heap.snapshot(spaces, {}))
+
+
+class Scales:
+    def scale(self):
+        return "scales"
+
+    @classmethod
+    def made(cls):
+        return cls
+
+
+class Halves(Scales):
+    def scale(self):
+        return "halves"
+
+
+def test_a_bound_method_is_what_it_was_whatever_its_object_has_by_that_name():
+    ours, theirs = ({"x": Halves(), "kept": []} for _ in range(2))
+    (heap, spaces), (other, its_spaces) = numbered(ours), numbered(theirs)
+    kept = ours["x"]
+    ours["kept"] += [kept.scale, super(Halves, kept).scale, kept.made, Halves.made]
+    kept.scale = kept.made = len
+    other.restore(its_spaces, heap.snapshot(spaces, {}))
+    assert [each() for each in theirs["kept"]] == ["halves", "scales", Halves, Halves]
+    assert theirs["kept"][0].__self__ is theirs["x"]
+    assert theirs["x"].scale is len

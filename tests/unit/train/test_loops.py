@@ -168,6 +168,34 @@ def test_of_an_iterator_that_an_object_holds_the_position_is_known_or_no_record_
         assert again == whole[3:]
 
 
+FETCHED = """
+class Drawing(torch.utils.data.Dataset):
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, number):
+        return number + float(torch.rand(()))
+
+class Batches:
+    pass
+
+batches = Batches()
+batches.found = torch.utils.data.DataLoader(Drawing(), num_workers=1, collate_fn=list, MORE).__iter__()
+for number in range(6):
+    note(number, next(batches.found))
+    backward()
+"""
+
+
+def test_of_a_loaders_iterator_with_processes_the_position_is_known_unless_it_is_kept_for_the_next_epoch():
+    text = FETCHED.replace(", MORE", "")
+    whole, there = noted(text)
+    again, _ = noted(text, there[3])
+    assert again == whole[3:]
+    _, there = noted(FETCHED.replace("MORE", "persistent_workers=True"))
+    assert "persistent_workers" in str(there[3][1])
+
+
 SUMS = """
 backward = int
 for number in range(8):

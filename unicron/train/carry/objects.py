@@ -1,6 +1,7 @@
 """Of which kind an object of a script is, and the kinds of those that are compared by value, or left alone."""
 
 import collections
+import contextlib
 import functools
 import io
 import itertools
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 from torch.jit._script import RecursiveScriptModule
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 from xxhash import xxh3_128_digest
 
 from unicron.train.carry.bars import BAR, library_of
@@ -66,6 +67,8 @@ BOUND_MODULES = (
     *("_thread", "_io", "socket", "logging", "queue", "unicron"),
 )
 """Of this process alone: each has its own, and is left with it."""
+
+KEPT_WORKERS = "a DataLoader with persistent_workers, whose processes have a state of their own"
 
 SMALL_BYTES = 64 << 10
 COMPARED_BYTES = 256 << 10
@@ -175,6 +178,26 @@ def _advance_loader(thing: Any, count: int) -> None:
         thing._num_yielded += 1  # noqa: SLF001
 
 
+def _fetched(thing: Any) -> int:
+    """Return how many batches a loader's iterator with processes has yielded.
+
+    Raises:
+        NotCarriedError: those of another process would not have what these have by now.
+    """
+    if thing._persistent_workers:  # noqa: SLF001
+        raise NotCarriedError(KEPT_WORKERS)
+    with contextlib.suppress(TypeError, NotImplementedError):  # it has no length
+        if thing._num_yielded > len(thing._index_sampler):  # noqa: SLF001
+            raise NotCarriedError("a DataLoader's iterator that is begun once for several epochs")
+    return int(thing._num_yielded)  # noqa: SLF001
+
+
+def _fetch(thing: Any, count: int) -> None:
+    """Have a loader's iterator with processes be so far: these load it all, as what they draw depends on that."""
+    while thing._num_yielded < count:  # noqa: SLF001
+        next(thing)
+
+
 def _is_under_way(thing: Any) -> bool:
     return getgeneratorstate(thing) in {GEN_RUNNING, GEN_SUSPENDED}
 
@@ -258,6 +281,7 @@ POSITION = _Iterated(
     lambda thing: thing.whole_position(), lambda thing, position: thing.advance_to(position), lambda thing: thing.count
 )
 LOADING = Position(lambda thing: thing._num_yielded, _advance_loader)  # noqa: SLF001
+FETCHING = Position(_fetched, _fetch, lambda thing: thing._num_yielded)  # noqa: SLF001
 
 STATEFUL = ByValue(lambda thing: thing.state(), lambda thing, state: thing.set_state(state), lambda thing: thing.look())
 
@@ -267,6 +291,7 @@ _BY_CLASS: dict[Any, Kind] = {
     Call: ATTRIBUTES,
     (io.BytesIO, io.StringIO): IN_MEMORY,
     _SingleProcessDataLoaderIter: LOADING,
+    _MultiProcessingDataLoaderIter: FETCHING,
     type(os.environ): Hidden(lambda thing: thing._data.copy()),  # noqa: SLF001 as bytes, which takes no decoding
     type(functools.lru_cache(len)): Hidden(look_at_cache),
     threading.local: Hidden(lambda thing: list(map(id, vars(thing).values()))),

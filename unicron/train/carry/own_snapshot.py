@@ -232,10 +232,9 @@ class Heap:
             raise NotCarriedError(str(error)) from None
         except GraphKeptError as error:  # it is no variable to do without: who lacks it trains something else
             named = ((each, name, value) for name, values, *_ in variables for each, value in values.items())
-            where = next(
-                (f"`{each}` of {name}" for each, name, value in named if self._packing_error(value)), "a tensor"
-            )
-            raise NotCarriedError(f"{where} {error}") from None
+            where = next((f"`{each}` of {name}" for each, name, value in named if self._packing_error(value)), "")
+            said = f"{where or 'a tensor'} {error}"
+            raise NotCarriedError(said if where else self._blame(entries) or said) from None
         except Exception as error:
             if self._exclude_unpicklable(variables):
                 return self.snapshot(spaces, dead, gradients=gradients, zeroed=zeroed, ends=ends, at=at)

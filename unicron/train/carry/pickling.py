@@ -7,11 +7,11 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from inspect import GEN_CLOSED, getgeneratorstate
-from types import FunctionType, GeneratorType, ModuleType
+from types import FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import torch
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from unicron.errors import GroupBrokenError
 from unicron.train.carry.aliases import Memories, alias_of, owner_of
@@ -49,6 +49,25 @@ def _frozenset(items: list[Any]) -> Any:
     return made
 
 
+def _reduce_method(thing: MethodType) -> Any:
+    """Return the parts of a bound method: by its name another process might find what the object has instead of it."""
+    owner, function, name = thing.__self__, thing.__func__, thing.__func__.__name__
+    for place, cls in enumerate(_line_of(owner)):
+        found = vars(cls).get(name)
+        if found is function or getattr(found, "__func__", None) is function:
+            return _method, (owner, place, name)
+    return MethodType, (function, owner)
+
+
+def _method(owner: Any, place: int, name: str) -> Any:
+    found = vars(_line_of(owner)[place])[name]
+    return found.__get__(None, owner) if isinstance(owner, type) else found.__get__(owner)
+
+
+def _line_of(owner: Any) -> tuple[type, ...]:
+    return (owner if isinstance(owner, type) else type(owner)).__mro__
+
+
 def _reference(thing: Any) -> Any:
     return weakref.ref(thing if thing is not None else type("Gone", (), {})())
 
@@ -64,7 +83,9 @@ def _remaining_of(thing: Any) -> dict[str, Any]:
         left = len(thing._index_sampler) - thing._num_yielded  # noqa: SLF001
     if left != 0 and not (isinstance(sampler, GeneratorType) and getgeneratorstate(sampler) == GEN_CLOSED):
         raise NotCarriedError("a DataLoader's iterator that was made since the loop began, and is under way")
-    return {name: value for name, value in vars(thing).items() if name != "_sampler_iter"}
+    alone = isinstance(thing, _SingleProcessDataLoaderIter)  # else it has processes, that are ended
+    plain = {name: value for name, value in vars(thing).items() if alone or isinstance(value, int | str | None)}
+    return {name: value for name, value in plain.items() if name != "_sampler_iter"}
 
 
 def _exhausted(cls: Any, attributes: dict[str, Any]) -> Any:
@@ -198,7 +219,11 @@ def _reduce_set(thing: Any) -> Any:
 _REDUCED: dict[Any, Callable[[Any], Any]] = {
     torch.Generator: lambda thing: (_generator, (thing.get_state(),)),
     weakref.ref: lambda thing: (_reference, (thing(),)),
-    _SingleProcessDataLoaderIter: lambda thing: (_exhausted, (type(thing), _remaining_of(thing))),
+    MethodType: _reduce_method,
+    (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter): lambda thing: (
+        _exhausted,
+        (type(thing), _remaining_of(thing)),
+    ),
     (set, frozenset): _reduce_set,
     Resumable: lambda thing: (_resumable, (type(thing), thing.iterable, thing.whole_position())),
     ModuleType: lambda thing: (_module, (thing.__name__,)),

@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 from unicron.errors import GroupBrokenError
 from unicron.train.carry.by_value import Opaque
 from unicron.train.carry.kinds import FUNCTION, NotCarriedError
-from unicron.train.carry.objects import BARE_ITERATORS, Resumable, kind_of
+from unicron.train.carry.objects import BARE_ITERATORS, KEPT_WORKERS, Resumable, kind_of
 from unicron.train.carry.randomness import generators, set_generators
 from unicron.train.carry.variables import Variables
 from unicron.train.loops.collective_results import KnownResults
@@ -247,7 +247,7 @@ class Counted(Resumable, Iterator[Any]):
                 f"what draws random numbers for more than {MOST_DRAWN} of its items ({type(self.iterable).__name__})"
             )
         if isinstance(self._iterator, _BaseDataLoaderIter) and getattr(self.iterable, "persistent_workers", False):
-            raise NotCarriedError("a DataLoader with persistent_workers, whose processes have a state of their own")
+            raise NotCarriedError(KEPT_WORKERS)
         return {
             "count": self.count,
             "over": self.exhausted,
