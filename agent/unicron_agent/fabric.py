@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import msgspec
 
 from unicron import fabric_proofs
@@ -16,6 +15,7 @@ from unicron.contracts.worker import Membership
 from unicron.errors import InvalidInputError
 from unicron.files import read_secret
 from unicron.rate_limits import LETTERS, RateLimiter, more_text
+from unicron_agent.calls import DIRECT, grpc
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +109,7 @@ class Fabric:
 
     def channel(self, address: str, node: str, options: _Options) -> grpc.aio.Channel:
         """Return a channel to the state server of `node` at `address`."""
+        options = [*options, *DIRECT]
         if tls := self._tls():
             return grpc.aio.secure_channel(
                 address, grpc.ssl_channel_credentials(*tls), options=[*options, (_TARGET, node)]

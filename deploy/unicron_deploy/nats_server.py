@@ -56,6 +56,9 @@ FEW_CORES = {"GOMAXPROCS": "1"}
 """A server that may use several cores wakes up on all of them to look for work: a quarter of what it costs in a small
 cluster. One carries what is on one machine; the environment outranks it."""
 
+TAKEN = ("GOMAXPROCS", "GOMEMLIMIT", "TZ")
+"""All that a server takes from the environment: its limits, and the time in its log."""
+
 LOG_BYTES, LOGS = 16 * 1024**2, 3
 """Size at which the server begins another log, and how many it keeps."""
 
@@ -221,7 +224,7 @@ class NatsServer:
                 stderr=output,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env={**FEW_CORES, **os.environ},
+                env={**FEW_CORES, **{name: os.environ[name] for name in TAKEN if name in os.environ}},
             )
         deadline = time.monotonic() + START_S
         while not self._answers(name):

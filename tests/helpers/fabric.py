@@ -2,7 +2,6 @@
 
 import contextlib
 
-import grpc.aio
 from unicron_agent.fabric import Fabric
 from unicron_agent.snapshots.server import FETCH, LIMITS, SnapshotServer
 from unicron_agent.traffic import NodeTraffic
@@ -57,5 +56,5 @@ class Node:
 
 async def fetched(address, name, header):
     """Return the answer of the server at an address to a call with such a header."""
-    async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
+    async with Fabric("", "").channel(address, "", LIMITS) as channel:
         return b"".join([piece async for piece in channel.unary_stream(FETCH)(name.encode(), metadata=header)])

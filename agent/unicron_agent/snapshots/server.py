@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 
-import grpc
-import grpc.aio
 import msgspec
 from xxhash import xxh3_128
 
@@ -16,6 +14,7 @@ from unicron.errors import InvalidInputError, StateTransferError, UntimelyProofE
 from unicron.fabric_proofs import CallProof
 from unicron.snapshots.gate import Gate
 from unicron.snapshots.memory import SnapshotMemory
+from unicron_agent.calls import grpc
 from unicron_agent.fabric import CHALLENGE, Fabric, RefusalLog
 from unicron_agent.traffic import NodeTraffic
 

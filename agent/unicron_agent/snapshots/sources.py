@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Protocol
 
-import grpc
-import grpc.aio
 from xxhash import xxh3_128
 
 from unicron.contracts.states import StateRef
 from unicron.errors import StateTransferError
 from unicron.snapshots.memory import SnapshotMemory, finished_or_removed, unsound, verify
+from unicron_agent.calls import grpc
 from unicron_agent.fabric import Fabric, challenge_in
 from unicron_agent.snapshots.server import FETCH, LIMITS, TIMEOUT_S
 
