@@ -72,7 +72,7 @@ class _Stat(msgspec.Struct, frozen=True):
 
 def _stat(pid: int) -> _Stat | None:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()  # the name before it may hold blanks and brackets

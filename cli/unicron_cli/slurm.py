@@ -168,7 +168,7 @@ def _sbatch(options: Sequence[str], script: str) -> str:
     """Submit a script; return the number of its job."""
     import tempfile  # noqa: PLC0415
 
-    with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", errors="surrogateescape", suffix=".sh") as file:
         file.write(script)
         file.flush()
         return shown.submitted(tools.run(["sbatch", "--parsable", "--job-name=unicron", *options, file.name]))

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron_deploy import rights
+from unicron_deploy.quoting import nats_include, nats_string
 
 START_S = 10.0
 """How long a starting server may take to answer."""
@@ -103,26 +104,26 @@ def config_text(
         log: file that it writes to; None: to its standard error.
         tls: folder of its certificate; None: it speaks in plain.
     """
-    who = rights.open_accounts() if accounts is None else f"include {json.dumps(str(accounts))}\n"
+    who = rights.open_accounts() if accounts is None else f"include {nats_include(str(accounts))}\n"
     sync = "\n  sync_interval: always" if sync_always else ""
     cluster, shown = "", ""
     if tls is not None:
-        cert, key, ca = (json.dumps(str(tls / name)) for name in ("tls.pem", "tls.key", "ca.pem"))
+        cert, key, ca = (nats_string(str(tls / name)) for name in ("tls.pem", "tls.key", "ca.pem"))
         shown = f"tls {{\n  cert_file: {cert}\n  key_file: {key}\n}}\n"
     if routes is not None:
         where = f"{host}:{routes.port}"
         both = f"  tls {{\n    cert_file: {cert}\n    key_file: {key}\n    ca_file: {ca}\n  }}\n" if tls else ""
-        cluster = f"cluster {{\n  listen: {json.dumps(where)}\n{both}  include {json.dumps(str(routes.file))}\n}}\n"
+        cluster = f"cluster {{\n  listen: {nats_string(where)}\n{both}  include {nats_include(str(routes.file))}\n}}\n"
     http = f'http: "127.0.0.1:{monitor}"\n' if monitor else ""
     if log is not None:  # who is refused is told of there: that is to fill no disk
-        http += f"log_file: {json.dumps(str(log))}\nlogfile_size_limit: {LOG_BYTES}\nlogfile_max_num: {LOGS}\n"
+        http += f"log_file: {nats_string(str(log))}\nlogfile_size_limit: {LOG_BYTES}\nlogfile_max_num: {LOGS}\n"
     return f"""\
-server_name: {name}
-listen: {json.dumps(f"{host}:{port}")}
+server_name: {name if name.startswith("$") else nats_string(name)}
+listen: {nats_string(f"{host}:{port}")}
 {http}ping_interval: "{ping_s * 1000:.0f}ms"
 ping_max: 2
 jetstream {{
-  store_dir: {json.dumps(store_dir)}{sync}
+  store_dir: {nats_string(store_dir)}{sync}
 }}
 {shown}{cluster}{who}"""
 
@@ -215,7 +216,7 @@ class NatsServer:
             log=self.log_path.resolve(),
             tls=self._tls and self._tls.resolve(),
         )
-        config.write_text(text)
+        config.write_bytes(os.fsencode(text))
         with self.log_path.open("ab") as output:
             # A session of its own: Ctrl-C ends our processes first, and they still have a bus to say goodbye on.
             self._process = subprocess.Popen(
