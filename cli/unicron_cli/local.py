@@ -83,7 +83,7 @@ def up(
         "metrics": metrics,
         "pools": str(pools.resolve()) if pools else None,
         "observe": observe,
-        "host": host,
+        "host": host and host.strip("[]"),
     }
     if _mended(folder, given, as_json):
         return

@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from unicron.addresses import MOST_PORT
 from unicron.errors import InvalidInputError
 from unicron.printable import shown
-from unicron.settings import MOST_PORT
 
 PORT = 29400
 """Default port, which is also torchrun's."""
@@ -67,14 +67,16 @@ class Meeting(NamedTuple):
         Raises:
             InvalidInputError: the endpoint is none.
         """
-        found = re.fullmatch(r"([A-Za-z0-9_.-]+)(?::(\d{1,5}))?", endpoint.strip())
-        port = int(found[2] or PORT) if found else 0
-        if not found or not 0 < port <= MOST_PORT:
-            raise InvalidInputError(f"--rdzv-endpoint {shown(endpoint)}: give HOST or HOST:PORT")
+        found = re.fullmatch(r"([\w.-]+|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?", endpoint.strip(), re.ASCII)
+        host, port = (found[1].strip("[]"), int(found[2] or PORT)) if found else ("", 0)
+        if not 0 < port <= MOST_PORT:
+            raise InvalidInputError(
+                f"--rdzv-endpoint {shown(endpoint)}: give HOST or HOST:PORT, an IPv6 address in brackets"
+            )
         job = ".".join(filter(None, (environ.get("SLURM_JOB_ID"), environ.get("SLURM_STEP_ID"))))
-        name = re.sub(r"[^A-Za-z0-9_.-]", "-", run_id or job or f"{found[1]}-{port}")[:100]
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", run_id or job or f"{host}-{port}")[:100]
         path = token_file or Path.home() / ".unicron" / "run" / f"{name}.token"
-        return cls(found[1], port, name, rank, path)
+        return cls(host, port, name, rank, path)
 
     @property
     def leads(self) -> bool:

@@ -20,6 +20,7 @@ from typing import BinaryIO, Protocol, Self
 
 import msgspec
 
+from unicron.addresses import Address
 from unicron.aio import retry_until_available
 from unicron.bus import topology
 from unicron.bus.backup import restore
@@ -360,7 +361,7 @@ class Cluster:
                 if not self.insecure:
                     self._ensure_keys()
                 if self._layout.servers:
-                    self.keys.route([f"{each.host}:{each.routes}" for each in self._layout.servers])
+                    self.keys.route([str(Address(each.host, each.routes)) for each in self._layout.servers])
                 pid = self._servers[name].start()
             else:
                 if name in self.nodes:

@@ -1,6 +1,7 @@
 """The embedded bus: a real nats-server as a child process."""
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from unicron.addresses import Address, family
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron_deploy import rights
 from unicron_deploy.quoting import nats_include, nats_string
@@ -111,7 +113,7 @@ def config_text(
         cert, key, ca = (nats_string(str(tls / name)) for name in ("tls.pem", "tls.key", "ca.pem"))
         shown = f"tls {{\n  cert_file: {cert}\n  key_file: {key}\n}}\n"
     if routes is not None:
-        where = f"{host}:{routes.port}"
+        where = str(Address(host, routes.port))
         both = f"  tls {{\n    cert_file: {cert}\n    key_file: {key}\n    ca_file: {ca}\n  }}\n" if tls else ""
         cluster = f"cluster {{\n  listen: {nats_string(where)}\n{both}  include {nats_include(str(routes.file))}\n}}\n"
     http = f'http: "127.0.0.1:{monitor}"\n' if monitor else ""
@@ -119,7 +121,7 @@ def config_text(
         http += f"log_file: {nats_string(str(log))}\nlogfile_size_limit: {LOG_BYTES}\nlogfile_max_num: {LOGS}\n"
     return f"""\
 server_name: {name if name.startswith("$") else nats_string(name)}
-listen: {nats_string(f"{host}:{port}")}
+listen: {nats_string(str(Address(host, port)))}
 {http}ping_interval: "{ping_s * 1000:.0f}ms"
 ping_max: 2
 jetstream {{
@@ -135,14 +137,14 @@ def free_port(host: str = "127.0.0.1") -> int:
     """
     while True:
         port = random.randrange(*QUIET_PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
+        with socket.socket(family(host)) as probe, contextlib.suppress(OSError):
             probe.bind((host, port))
             return port
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
     """Return whether nobody listens on a port right now."""
-    with socket.socket() as probe:
+    with socket.socket(family(host)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what ended lately does not count
         try:
             probe.bind((host, port))
@@ -177,7 +179,7 @@ class NatsServer:
         self.directory = directory
         self.host = host
         self.port = port
-        self.url = f"nats://{host}:{port}"
+        self.url = Address(host, port).nats_url
         self.log_path = directory / "nats-server.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -233,8 +235,9 @@ class NatsServer:
                 self.kill()
                 lines = self.log_path.read_text(errors="replace").splitlines()
                 last = next((line for line in reversed(lines) if "[FTL]" in line or "nats-server:" in line), "")
+                at = Address(self.host, self.port)
                 raise BusUnavailableError(
-                    f"nats-server did not start on {self.host}:{self.port}: {last or 'no answer'}; see {self.log_path}"
+                    f"nats-server did not start on {at}: {last or 'no answer'}; see {self.log_path}"
                 )
             time.sleep(0.01)
         return self._process.pid
@@ -275,7 +278,7 @@ class NatsServer:
     def _check_port(self) -> None:
         deadline = time.monotonic() + DYING_S
         while True:
-            with socket.socket() as probe:
+            with socket.socket(family(self.host)) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
                     probe.bind((self.host, self.port))
@@ -283,9 +286,11 @@ class NatsServer:
                     if time.monotonic() < deadline:  # of a server that was killed some threads may be about to end
                         time.sleep(DYING_S / 20)
                         continue
+                    cure = "stop what listens there or choose another port"
+                    if error.errno == errno.EADDRNOTAVAIL:
+                        cure = "name an address of this machine: `ip address` shows them"
                     raise InvalidInputError(
-                        f"port {self.port} on {self.host} can't be used for NATS: {error.strerror}; "
-                        "stop what listens there or choose another port"
+                        f"port {self.port} on {self.host} can't be used for NATS: {error.strerror}; {cure}"
                     ) from error
             return
 

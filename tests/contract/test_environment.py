@@ -12,9 +12,18 @@ import pytest
 from helpers import proxies
 from helpers.fabric import Node, fabric, state_ref
 from helpers.ports import free_port
+from msgspec.structs import replace
+from unicron_agent.hardware.network import interface_of, own_address
 from unicron_agent.snapshots.sources import OtherNode
+from unicron_agent.workers.rendezvous import RendezvousServer
 from unicron_cli.clusterlook import scrape
+from unicron_deploy import nats_server
 from unicron_deploy.nats_server import NatsServer
+
+from unicron.bus.nats import connect
+from unicron.contracts.worker import NOWHERE
+from unicron.settings import Settings
+from unicron.train.groups.rendezvous import Rendezvous
 
 CONTENT = b"a state"
 NAME = "gpt-1.1.state"
@@ -87,3 +96,24 @@ def test_a_server_of_the_bus_takes_its_limits_from_the_environment_and_nothing_e
         assert {each.split(b"=")[0] for each in given if each} <= {b"GOMAXPROCS", b"TZ"}
     finally:
         server.kill()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_each_port_of_a_cluster_is_reached_by_either_kind_of_address(tmp_path, host):
+    server = NatsServer(tmp_path / "nats", nats_server.free_port(host), host)
+    server.start()
+    try:
+        bus = await connect(replace(Settings.load([], {}), nats_url=server.url), "n1")
+        await bus.close()
+    finally:
+        server.kill()
+    own = fabric(tmp_path)
+    async with Node("n1", tmp_path / "n1", own).served(host=host) as node:
+        (node.folder / NAME).write_bytes(CONTENT)
+        ref = state_ref(CONTENT, NAME, address=node.address)
+        assert (await OtherNode(fabric(tmp_path, "n2")).obtain(ref, tmp_path / "taken")).read_bytes() == CONTENT
+    own_server, address = await RendezvousServer(own).serve(host)
+    member = own.with_secrets(replace(NOWHERE, rendezvous=address, rendezvous_id="gpt-1"))
+    (await asyncio.to_thread(Rendezvous, member)).close()
+    own_server.close()
+    assert interface_of(own_address(server.url)) == "lo"

@@ -44,9 +44,9 @@ class Node:
         self.memory, self.traffic = SnapshotMemory(folder, limit), NodeTraffic(folder)
 
     @contextlib.asynccontextmanager
-    async def served(self, kind=SnapshotServer):
+    async def served(self, kind=SnapshotServer, host="127.0.0.1"):
         self.made = kind(self.memory, self.name, lambda *report: self.reports.append(report), self.traffic, self.fabric)
-        server, self.address = await self.made.serve("127.0.0.1")
+        server, self.address = await self.made.serve(host)
         self.server = server
         try:
             yield self

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from string import Template
 
+from unicron.addresses import Address
 from unicron.services import CONSOLE, PROVISIONER
 from unicron_deploy.nats_server import Routes, config_text
 from unicron_deploy.production.hosts import CLIENTS, METRICS, MONITOR, ROUTES, Hosts, Kind, metrics_port
@@ -105,7 +106,7 @@ def _server(hosts: Hosts, server: str) -> dict[str, str]:
         f"{ETC}/{name}.env": environment_file(
             {
                 "UNICRON_NATS_NKEY": f"/{ETC}/keys/{name}/{name}.nk",
-                "UNICRON_METRICS": f"0.0.0.0:{metrics_port(name)}",
+                "UNICRON_METRICS": str(Address(hosts.everywhere, metrics_port(name))),
                 **own.get(name, {}),
             }
         )
@@ -127,7 +128,7 @@ def _node(hosts: Hosts, node: str) -> dict[str, str]:
         "UNICRON_NATS_NKEY": f"/{ETC}/keys/{node}/{node}.nk",
         "UNICRON_FABRIC_KEY": f"/{ETC}/keys/{node}/fabric.key",
         "UNICRON_RUN_DIR": RUN_DIR,
-        "UNICRON_METRICS": f"0.0.0.0:{METRICS}",
+        "UNICRON_METRICS": str(Address(hosts.everywhere, METRICS)),
         "UNICRON_RULES": f"/{ETC}/rules",
         "UNICRON_RACK": "",
         "UNICRON_SLOTS": "0",
@@ -145,8 +146,8 @@ def _cluster(hosts: Hosts) -> str:
 
 
 def _targets(hosts: Hosts) -> str:
-    at = [(f"{host}:{metrics_port(name)}", name) for host in hosts.servers for name in hosts.instances]
-    at += [(f"{node}:{METRICS}", node) for node in hosts.nodes if hosts.kind in NODE_STARTS]
+    at = [(str(Address(host, metrics_port(name))), name) for host in hosts.servers for name in hosts.instances]
+    at += [(str(Address(node, METRICS)), node) for node in hosts.nodes if hosts.kind in NODE_STARTS]
     return json.dumps([{"targets": [address], "labels": {"process": name}} for address, name in at], indent=2) + "\n"
 
 
