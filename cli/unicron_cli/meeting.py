@@ -4,7 +4,6 @@ The machine whose address the endpoint has is the cluster; the others join it. T
 owner may read, in a folder that all machines see: the user's home, unless another one is named.
 """
 
-import os
 import re
 import socket
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import NamedTuple, Self
 
 from unicron.addresses import MOST_PORT
 from unicron.errors import InvalidInputError
+from unicron.files import temporary_folder
 from unicron.printable import shown
 
 PORT = 29400
@@ -93,14 +93,7 @@ class Meeting(NamedTuple):
         Raises:
             InvalidInputError: somebody else has that folder.
         """
-        temporary = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 looked at below
-        above = temporary / f"unicron-{os.getuid()}"
-        with suppress(FileExistsError):
-            above.mkdir(mode=0o700)
-        found = above.lstat()
-        if above.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise InvalidInputError(f"{above}: not yours alone; remove it, or set TMPDIR to a folder of yours")
-        return above / (self.id if self.rank is None else f"{self.id}-{self.rank}")
+        return temporary_folder() / (self.id if self.rank is None else f"{self.id}-{self.rank}")
 
 
 def is_own(host: str) -> bool:

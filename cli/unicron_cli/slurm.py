@@ -24,7 +24,7 @@ from unicron.slurm import shown, tools
 from unicron.taskfile import load
 from unicron_cli.meeting import Nodes
 from unicron_cli.output import console, say, warn
-from unicron_cli.run import READY_S, Program, Run, spec_of, worded
+from unicron_cli.run import Program, Run, spec_of, worded
 
 COMMAND = "unicron.command"
 """Under this click keeps what stands behind `--`."""
@@ -188,7 +188,7 @@ def _run(allocation: Allocation, spec: TaskSpec, given: Path | None) -> int:
     servers.prepare()
     try:
         servers.start()
-        asyncio.run(servers.wait_until_ready(READY_S))
+        asyncio.run(servers.wait_until_ready())
         log(
             f"unicron: job {allocation.job}: {len(nodes)} nodes of {allocation.slots} slots for {spec.name}; "
             f"the cluster is at {servers.url}, all of it in {root}"

@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 from unicron.addresses import Address, family
 from unicron.errors import BusUnavailableError, InvalidInputError
+from unicron.processes import Patience, ProcessRecord
 from unicron_deploy import rights
 from unicron_deploy.quoting import nats_include, nats_string
 
 START_S = 10.0
-"""How long a starting server may take to answer."""
+"""How long a starting server may do nothing, and still not answer: it reads all of a journal first."""
 
 DYING_S = 1.0
 """How long the port of one that was killed may be taken still."""
@@ -229,9 +230,9 @@ class NatsServer:
                 start_new_session=True,
                 env={**FEW_CORES, **{name: os.environ[name] for name in TAKEN if name in os.environ}},
             )
-        deadline = time.monotonic() + START_S
+        patience, started = Patience(START_S), [ProcessRecord.from_pid(self._process.pid)]
         while not self._answers(name):
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if self._process.poll() is not None or patience.is_over(started):
                 self.kill()
                 lines = self.log_path.read_text(errors="replace").splitlines()
                 last = next((line for line in reversed(lines) if "[FTL]" in line or "nats-server:" in line), "")

@@ -4,11 +4,15 @@ Written as numba wants loops to be: plain, over arrays, each with one thing in t
 `program.Scores`.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import numba
 import numpy as np
+
+from unicron.errors import InvalidInputError
+from unicron.files import temporary_folder
 
 ENDED = -1
 LAUNCHED = -2
@@ -16,10 +20,13 @@ LAUNCHED = -2
 
 def _jit(function: Callable[..., Any]) -> Any:
     """Compile `function`, and keep the machine code on disk where there is a place for it."""
-    try:
+    with contextlib.suppress(RuntimeError):  # neither beside this file nor in the user's cache
         return numba.njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # nothing here can be written
-        return numba.njit(nogil=True)(function)
+    with contextlib.suppress(RuntimeError, InvalidInputError):
+        # code is run from there, so it is a folder of ours alone
+        numba.config.CACHE_DIR = str(temporary_folder() / "compiled")  # type: ignore[attr-defined]
+        return numba.njit(cache=True, nogil=True)(function)
+    return numba.njit(nogil=True)(function)
 
 
 @_jit
