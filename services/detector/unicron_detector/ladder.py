@@ -89,6 +89,18 @@ class Outage(msgspec.Struct, kw_only=True, array_like=True):
         self.at, self.tries, self.ordered = now, self.tries + 1, ordered
         return self.wait_s if now - self.since <= OUTAGE_S else None
 
+    def count_lack(self, now: float, number: int, ordered: int) -> float:
+        """Count a failure for want of something; return for how many seconds to wait, which has no end.
+
+        How far the task is does not count: it may go on with fewer workers. Arguments are those of `count_failure`.
+        """
+        if self.tries and number <= self.ordered and now - self.at <= CALM_S:
+            return self.wait_s
+        if now - self.at > CALM_S + self.wait_s:
+            self.since, self.tries = now, 1
+        self.at, self.tries, self.ordered = now, self.tries + 1, ordered
+        return self.wait_s
+
     def explains(self, now: float) -> bool:
         """Return whether another failure at `now` may be a consequence of this outage."""
         return bool(self.tries) and now - self.at <= ECHO_S

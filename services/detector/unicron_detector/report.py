@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from unicron.contracts.base import CancelTimer, Message, SetTimer
 from unicron.contracts.events import FailureDetected, TaskBroken, WorkerFact
-from unicron.contracts.failures import Severity
+from unicron.contracts.failures import FailureStatus, Severity
 from unicron.contracts.hardware import FaultLogged
 from unicron_detector.books import RecordIndex
 from unicron_detector.state import (
@@ -105,6 +105,8 @@ class Reporter:
         task = self.task(failure.task)
         if task.closed or failure.node in self.state.lost or self.books.is_closed(failure.worker):
             return []
+        if failure.status is FailureStatus.OUT_OF_RESOURCES:
+            return self.report(self._delayed(task, failure))
         if waits := self._report_outage(task, failure, iteration) if outside else []:
             return waits
         known = echo and task.outage.explains(now)
@@ -150,6 +152,13 @@ class Reporter:
         again = f"; tried again in {wait_s:g} s" if wait_s else ""
         tries = task.outage.tries
         return self.report(replace(failure, reason=failure.reason + again, attempt=tries, wait_s=wait_s))
+
+    def _delayed(self, task: TaskRecord, failure: FailureDetected) -> FailureDetected:
+        """Return a failure whose worker is replaced after longer and longer waits; the others go on meanwhile."""
+        number = worker_number(failure.worker, failure.task)
+        wait_s = task.lack.count_lack(self.state.now, number, max(number, task.started or 0))
+        reason = f"{failure.reason}; tried again in {wait_s:g} s"
+        return replace(failure, severity=Severity.SEV2, reason=reason, attempt=task.lack.tries - 1, wait_s=wait_s)
 
     def _no_progress(self, task: TaskRecord, failure: FailureDetected, iteration: int, idle_s: float) -> str:
         """Return that, and how, the task has failed in one iteration too often; empty where it has not."""

@@ -167,6 +167,7 @@ class TaskRecord(msgspec.Struct, kw_only=True):
         silent: workers that were reported to show no sign of life.
         standstill: the iteration in which it fails again and again.
         outage: of a server outside of the cluster.
+        lack: of something that a machine lacks, or of what nobody knows, where the program is not at fault.
         not_finite: iterations in a row whose loss is no number.
         was_finite: the loss of an iteration was one.
         replaced_at: when a worker of it was replaced last whose memory grew.
@@ -189,6 +190,7 @@ class TaskRecord(msgspec.Struct, kw_only=True):
     silent: dict[str, SilentWorker] = {}
     standstill: Standstill = msgspec.field(default_factory=Standstill)
     outage: Outage = msgspec.field(default_factory=Outage)
+    lack: Outage = msgspec.field(default_factory=Outage)
     not_finite: Count = 0
     was_finite: bool = False
     replaced_at: Moment = 0.0

@@ -4,29 +4,38 @@ Written as numba wants loops to be: plain, over arrays, each with one thing in t
 `program.Scores`.
 """
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import numba
 import numpy as np
 
-from unicron.errors import InvalidInputError
-from unicron.files import temporary_folder
-
 ENDED = -1
 LAUNCHED = -2
 
 
+_UNKEPT: list[Any] = []
+"""Functions whose machine code has no place on disk: neither beside this file nor in the user's cache."""
+
+
 def _jit(function: Callable[..., Any]) -> Any:
     """Compile `function`, and keep the machine code on disk where there is a place for it."""
-    with contextlib.suppress(RuntimeError):  # neither beside this file nor in the user's cache
+    try:
         return numba.njit(cache=True, nogil=True)(function)
-    with contextlib.suppress(RuntimeError, InvalidInputError):
-        # code is run from there, so it is a folder of ours alone
-        numba.config.CACHE_DIR = str(temporary_folder() / "compiled")  # type: ignore[attr-defined]
-        return numba.njit(cache=True, nogil=True)(function)
-    return numba.njit(nogil=True)(function)
+    except RuntimeError:  # nothing here can be written
+        _UNKEPT.append(numba.njit(nogil=True)(function))
+        return _UNKEPT[-1]
+
+
+def keep_in(folder: str) -> None:
+    """Keep machine code that has no place in a folder, of the user's alone, as it is run from there.
+
+    Raises:
+        RuntimeError: it can't be written.
+    """
+    numba.config.CACHE_DIR = folder  # type: ignore[attr-defined]
+    while _UNKEPT:
+        _UNKEPT.pop().enable_caching()
 
 
 @_jit

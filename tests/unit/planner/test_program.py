@@ -381,15 +381,20 @@ def test_spare_nodes_take_the_places_of_lost_ones():
     assert (by_name["node_lost:n1,n2"], by_name["two_nodes_lost:n1,n2"]) == (4, 2)
 
 
+STARTS = """
+from unicron_planner import kernels, main
+main.warm_up = lambda: print(kernels.price._cache.cache_path)
+main.warm_wiring(main.PlannerSettings())
+"""
+
+
 def test_machine_code_is_kept_where_neither_the_package_nor_the_home_can_be_written(tmp_path):
     """Else each start would compile for many seconds."""
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "__pycache__").write_text("no folder can be made here, not even by root")
-    shutil.copy(kernels.__file__, package)
-    asks = "import kernels; print(kernels.price._cache.cache_path)"
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(package), "HOME": "/dev/null", "TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", asks], env=env, capture_output=True, text=True, check=True)
+    shutil.copytree(Path(kernels.__file__).parent, tmp_path / "unicron_planner", ignore=lambda *_: ["__pycache__"])
+    (tmp_path / "unicron_planner" / "__pycache__").write_text("no folder can be made here, not even by root")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "HOME": "/dev/null", "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", STARTS], env=env, capture_output=True, text=True, check=True)
     [folder] = tmp_path.glob("unicron-*")
     assert folder in Path(done.stdout.strip()).parents
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
