@@ -134,7 +134,7 @@ def run(
     if silence is not None:
         spec = replace(spec, silence_s=silence)
     # one machine's nodes are given up by nobody: what counts is whether it comes further
-    os.environ |= {"UNICRON_ATTEMPTS": "1000", "UNICRON_NO_PROGRESS": str(restarts + 1)}
+    os.environ |= {"UNICRON_ATTEMPTS": "1000", "UNICRON_NO_PROGRESS": str(restarts + 1), "UNICRON_COUNT_ALL": "true"}
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: the cluster ends too
     meeting = None
     if endpoint and number.most > 1:

@@ -34,11 +34,16 @@ class Ladder(msgspec.Struct, kw_only=True):
         return len(self.restarts[node])
 
     def give_up_node(self, node: str, now: float, window_s: float) -> bool:
-        """Record that `node` is given up because of this task; return whether another node was within the window."""
+        """Record that `node` is given up because of this task; return False where another was within the window.
+
+        What fails on several nodes is no node's own: they are given up no further.
+        """
         self.forget(now, window_s)
+        if set(self.climbs) - {node}:
+            return False
         self.climbs[node] = now
         self.restarts.pop(node, None)
-        return len(self.climbs) > 1
+        return True
 
     def forget(self, now: float, window_s: float) -> None:
         """Drop what lies before the window."""

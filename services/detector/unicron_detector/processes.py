@@ -88,7 +88,9 @@ class Processes:
         out: list[Message] = []
         for name in self._reporter.books.watched_on(node):
             if name not in living:
-                out += self._abnormal(name, self._state.workers[name], "was gone when its node's agent came back")
+                out += self._abnormal(
+                    name, self._state.workers[name], "was gone when its node's agent came back", forced=True
+                )
         return out
 
     def judge_exit(self, exited: WorkerExited) -> list[Message]:
@@ -122,6 +124,7 @@ class Processes:
             own=own,
             traceback=tail if own else "",
             outside=verdict is not None and verdict.outside,
+            forced=not may_be_own_fault(exited),
         )
 
     def _abnormal(
@@ -134,6 +137,7 @@ class Processes:
         echo: bool = False,
         own: bool = False,
         outside: bool = False,
+        forced: bool = False,
         traceback: str = "",
         status: FailureStatus = FailureStatus.EXITED_ABNORMALLY,
     ) -> list[Message]:
@@ -152,6 +156,7 @@ class Processes:
             echo=echo,
             own=own,
             outside=outside,
+            forced=forced,
             traceback=traceback,
         )
 

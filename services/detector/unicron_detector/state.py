@@ -29,6 +29,8 @@ class DetectorLimits(msgspec.Struct, kw_only=True, frozen=True):
         window_s: how far back attempts are counted.
         attempts: failures of one kind within the window that are met at their own severity; one more climbs.
         no_progress: memberships that fail in one iteration, one after the other, before the task is held to be broken.
+        count_all: whether those count that no program has ended itself (signals, machines, networks); else such a task
+            waits for longer and longer, and is not ended.
     """
 
     grace_s: float = 1.0
@@ -37,6 +39,7 @@ class DetectorLimits(msgspec.Struct, kw_only=True, frozen=True):
     window_s: float = 600.0
     attempts: int = 3
     no_progress: int = 10
+    count_all: bool = False
 
 
 class NodeRecord(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -27,7 +27,7 @@ NODES = [f"n{number}" for number in range(12)]
 
 @pytest.fixture
 def scene():
-    return scene_of(*NODES, limits=DetectorLimits(no_progress=TIMES, attempts=3))
+    return scene_of(*NODES, limits=DetectorLimits(no_progress=TIMES, attempts=3, count_all=True))
 
 
 def fall(scene, epoch, iteration=3, kept=0):
@@ -270,3 +270,19 @@ def test_a_process_that_could_not_be_started_for_want_of_something_is_nobodys_fa
         assert (failure.severity, failure.status, failure.wait_s > 0) == (Severity.SEV2, "out_of_resources", True)
         assert "raise `ulimit -n`" in failure.reason
         scene.wait(failure.wait_s)
+
+
+def test_a_task_that_others_end_in_one_iteration_waits_and_one_that_hangs_there_by_itself_is_stopped():
+    scene = scene_of(*NODES, limits=DetectorLimits(no_progress=TIMES, attempts=3))
+    out = []
+    for epoch in range(TIMES + 3):
+        scene.run(epoch=epoch, **{f"gpt-{epoch}": NODES[epoch]})
+        out += scene.exit(f"gpt-{epoch}", signal=9, iteration=3)
+    assert [each.wait_s for each in out] == [0, 0, 0, 1, 2, 4, 8]
+    assert "no progress: 7 memberships in a row failed in iteration 3" in out[-1].reason
+    assert out[-1].reason.endswith("tried again in 8 s")
+    hung = scene_of(*NODES, limits=DetectorLimits(no_progress=TIMES, attempts=3))
+    for epoch in range(TIMES):
+        hung.run(epoch=epoch, **{f"w{epoch}": NODES[epoch]})
+        [last] = hung.stall(f"w{epoch}", epoch=epoch, responsive=False)
+    assert isinstance(last, TaskBroken)
