@@ -12,6 +12,7 @@ became of that:
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -163,13 +164,20 @@ def _isolated(name: str, root: Path) -> dict[str, Any]:
     command = [sys.executable, "-c", play, name, str(root)]
     if outside:
         command = ["unshare", "-m", "sh", "-c", f'{outside} && exec "$@"', "sh", *command]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            told, _ = child.communicate()
+        except BaseException:
+            child.terminate()  # it stops its cluster first
+            child.wait()
+            raise
+    found: dict[str, Any] = json.loads(told.splitlines()[-1])
     return found
 
 
 def play(name: str, root: str) -> None:
     """Play the test in an environment, and print what became of it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(json.dumps(Place(ENVIRONMENTS[name], Path(root)).run()))
 
 
