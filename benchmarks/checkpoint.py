@@ -25,8 +25,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import grpc
-import grpc.aio
 import torch
 from unicron_agent.fabric import Fabric
 from unicron_agent.snapshots.server import FETCH, LIMITS, SnapshotServer
@@ -144,7 +142,7 @@ async def had_again(source: SnapshotSource, ref: StateRef, target: Path, protect
 
 async def streamed(address: str, name: str) -> None:
     """Receive a file over gRPC."""
-    async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
+    async with Fabric("", "").channel(address, "", LIMITS) as channel:
         pieces: AsyncIterator[bytes] = channel.unary_stream(FETCH)(name.encode(), timeout=600)
         async for _ in pieces:
             pass

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from helpers import catalogue, likenccl
+from helpers import catalogue, likenccl, proxies
 from helpers.gate import Gate, gate
 from helpers.worlds import LocalWorld, NatsWorld, World, serving
 from hypothesis import HealthCheck, settings
@@ -41,7 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set the environment of all processes of this run."""
+    """Set the environment of all processes of this run: a host whose only way out is a proxy, here one that is gone."""
+    os.environ.update(proxies.VARIABLES)
     if config.getoption("on_streams") and likenccl.can_be_built():
         os.environ.update(likenccl.env())
 

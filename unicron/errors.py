@@ -3,6 +3,7 @@
 Each message names what was wrong, where, and the cure.
 """
 
+import errno
 from typing import Any, NamedTuple
 
 
@@ -56,6 +57,33 @@ class StateDivergedError(GroupBrokenError):
 
 class StateTransferError(RuntimeError, UnicronError):
     """No source could hand over a state that has its checksum."""
+
+
+class LackError(StateTransferError):
+    """A machine lacks what healing takes, such as room: no process is at fault, and it may be there later."""
+
+
+_LACKS = {
+    errno.ENOSPC: ("room", "make room there, or give it more, as with --shm-size"),
+    errno.EDQUOT: ("room", "make room there, or raise the quota"),
+    errno.ENOMEM: ("memory", "raise the limit of the container or of `ulimit -v`, or have fewer workers there"),
+    errno.EMFILE: ("descriptors", "raise `ulimit -n`"),
+    errno.ENFILE: ("descriptors", "raise fs.file-max"),
+    errno.EAGAIN: ("processes", "raise `ulimit -u`, or the limit of pids of the container"),
+    errno.EADDRNOTAVAIL: ("ports", "widen net.ipv4.ip_local_port_range"),
+}
+
+
+def explain_lack(error: OSError) -> str:
+    """Return the reason of an error of the system; where a machine lacks something, what that is, and the cure."""
+    what, cure = _LACKS.get(error.errno or 0, ("", ""))
+    reason = error.strerror or str(error)
+    return f"{reason}: the machine lacks {what}; {cure}" if what else reason
+
+
+def tells_lack(text: str) -> bool:
+    """Return whether a text is about something that `explain_lack` found lacking."""
+    return any(f": the machine lacks {what}; " in text for what, _ in _LACKS.values())
 
 
 class UnusableStateError(GroupBrokenError):

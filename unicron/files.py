@@ -1,5 +1,6 @@
 """Files that people and other programs give: read as text of a size that can be dealt with, or refused in one line."""
 
+import contextlib
 import logging
 import os
 import stat
@@ -104,6 +105,24 @@ def write_secret(path: Path, secret: bytes) -> None:
     with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(secret)
     scratch.replace(path)
+
+
+def temporary_folder() -> Path:
+    """Return a folder for temporary files that is this user's alone.
+
+    Raises:
+        InvalidInputError: somebody else has a folder of that name, or none can be made.
+    """
+    folder = Path(os.environ.get("TMPDIR") or "/tmp") / f"unicron-{os.getuid()}"  # noqa: S108 looked at below
+    try:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+    except OSError as error:
+        raise InvalidInputError(f"{folder}: {error.strerror}; set TMPDIR to a folder of yours") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise InvalidInputError(f"{folder}: not yours alone; remove it, or set TMPDIR to a folder of yours")
+    return folder
 
 
 def remove_if_possible(path: Path) -> None:

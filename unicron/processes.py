@@ -3,11 +3,15 @@
 import os
 import signal
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 POLL_S = 0.02
+
+LOOK_S = 1.0
+"""As idle counts no more at a look: this process stood still for the rest, as the machine did, say."""
 
 
 class ProcessRecord(msgspec.Struct, kw_only=True, frozen=True):
@@ -44,8 +48,7 @@ class ProcessRecord(msgspec.Struct, kw_only=True, frozen=True):
         leader = _stat(self.pid)
         if leader is not None and leader.ticks != self.ticks:
             return []  # the id is another process's now, so nothing of the session is left
-        stats = ((int(path.name), _stat(int(path.name))) for path in Path("/proc").iterdir() if path.name.isdigit())
-        return [pid for pid, stat in stats if stat and stat.session == self.pid and stat.state not in "ZX"]
+        return [pid for pid, stat in _running() if stat.session == self.pid]
 
     def kill_session(self) -> None:
         """End every process of its session with SIGKILL, also those that outlived their leader."""
@@ -64,15 +67,54 @@ def wait_until_gone(processes: list[ProcessRecord], timeout_s: float) -> list[Pr
     return living
 
 
+class Patience:
+    """Bears a start for as long as something comes of it: what computes, or waits for a turn or a disk, is no idler.
+
+    So a slow machine takes as long as it needs, and what hangs is given up after so many idle seconds.
+
+    Args:
+        idle_s: seconds in which none of the processes works, all together.
+        clock: seconds that pass.
+    """
+
+    def __init__(self, idle_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._left, self._clock, self._looked = idle_s, clock, clock()
+
+    def is_over(self, processes: Iterable[ProcessRecord]) -> bool:
+        """Return whether it is, now that these are waited for; ask several times a second."""
+        now = self._clock()
+        passed, self._looked = min(now - self._looked, LOOK_S), now
+        sessions = {each.pid for each in processes if each.alive()}
+        if not any(stat.session in sessions and _works(pid) for pid, stat in _running()):
+            self._left -= passed
+        return self._left < 0
+
+
+def _works(pid: int) -> bool:
+    """Return whether a thread of a process runs, waits for a core, or for a disk."""
+    try:
+        threads = [path.name for path in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return False
+    return any(stat.state in "RD" for thread in threads if (stat := _stat(f"{pid}/task/{thread}")))
+
+
+def _running() -> Iterator[tuple[int, "_Stat"]]:
+    """Yield all processes that live, by id."""
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and (stat := _stat(path.name)) and stat.state not in "ZX":
+            yield int(path.name), stat
+
+
 class _Stat(msgspec.Struct, frozen=True):
     state: str
     session: int
     ticks: int
 
 
-def _stat(pid: int) -> _Stat | None:
+def _stat(pid: int | str) -> _Stat | None:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()  # the name before it may hold blanks and brackets

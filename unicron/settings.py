@@ -13,11 +13,11 @@ from typing import ClassVar, Self
 
 import msgspec
 
+from unicron.addresses import Address
 from unicron.errors import InvalidInputError
 
 PREFIX = "UNICRON_"
 MIN_LEASE_TTL_S = 0.1
-MOST_PORT = 65535
 
 
 class Settings(msgspec.Struct, kw_only=True, frozen=True):
@@ -119,12 +119,11 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         """
         if not self.metrics:
             return None
-        host, _, port = self.metrics.rpartition(":")
-        if not (port.isdecimal() and port.isascii() and 0 < int(port) <= MOST_PORT):
-            raise InvalidInputError(
-                f"{PREFIX}METRICS {self.metrics!r}: give a port from 1 to {MOST_PORT}, or HOST:PORT"
-            )
-        return host.strip("[]") or "127.0.0.1", int(port)
+        try:
+            host, port = Address.parse(self.metrics)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{PREFIX}METRICS {error}") from error
+        return host or "127.0.0.1", port
 
     def texts(self) -> dict[str, str]:
         """Return all settings as they would stand in an environment; an address without a user's name and password."""

@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import msgspec
 
 from unicron import fabric_proofs
+from unicron.addresses import Address
 from unicron.contracts.rendezvous import Enter
 from unicron.contracts.worker import Membership
 from unicron.errors import InvalidInputError
 from unicron.files import read_secret
 from unicron.rate_limits import LETTERS, RateLimiter, more_text
+from unicron_agent.calls import DIRECT, grpc
 
 log = logging.getLogger(__name__)
 
@@ -102,13 +103,15 @@ class Fabric:
 
     def open_port(self, server: grpc.aio.Server, host: str) -> int:
         """Have a server listen on a free port of `host`; return it."""
+        where = str(Address(host, 0))
         if tls := self._tls():
             authority, key, own = tls
-            return int(server.add_secure_port(f"{host}:0", grpc.ssl_server_credentials([(key, own)], authority, True)))
-        return int(server.add_insecure_port(f"{host}:0"))
+            return int(server.add_secure_port(where, grpc.ssl_server_credentials([(key, own)], authority, True)))
+        return int(server.add_insecure_port(where))
 
     def channel(self, address: str, node: str, options: _Options) -> grpc.aio.Channel:
         """Return a channel to the state server of `node` at `address`."""
+        options = [*options, *DIRECT]
         if tls := self._tls():
             return grpc.aio.secure_channel(
                 address, grpc.ssl_channel_credentials(*tls), options=[*options, (_TARGET, node)]

@@ -19,7 +19,7 @@ from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
 from unicron.contracts.tasks import Slot
 from unicron.contracts.worker import Joined, Membership, Raised, StateFetched, ToAgent
-from unicron.errors import BusUnavailableError, UnicronError
+from unicron.errors import BusUnavailableError, UnicronError, explain_lack
 from unicron.rules import load
 from unicron.service.health import ALIVE
 from unicron.snapshots.memory import SnapshotMemory
@@ -366,7 +366,8 @@ class NodeShell:
             variables = {**environment.of_checkpoints(spec), **recorder, **spec.env, **ours}
             pid = await self._supervisor.start_worker(command, variables)
         except (OSError, UnicronError) as error:
-            reason = f"{self._name} can't start {spec.command[0]!r} in {spec.workdir!r}: {error}"
+            why = explain_lack(error) if isinstance(error, OSError) else error
+            reason = f"{self._name} can't start {spec.command[0]!r} in {spec.workdir!r}: {why}"
             self._exited(ProcessExited(command.worker, 127, stderr=(reason,)))
         except asyncio.CancelledError:  # there was no standby yet
             self._exited(ProcessExited(command.worker, signal=signal.SIGKILL))

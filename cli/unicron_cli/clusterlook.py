@@ -43,6 +43,9 @@ AT_ONCE = 64
 
 DAY_S = 86400.0
 
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens addresses of the cluster: a proxy of the environment is the way out of it."""
+
 _ACTIVE = re.compile(r'^unicron_active\{source="([\w-]+)"\} ([\d.]+)', re.MULTILINE)
 
 
@@ -165,7 +168,7 @@ async def scrape(address: str) -> TargetSeen:
     """Return the metrics that a process exports."""
 
     def read() -> str:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=SCRAPE_S) as answer:
+        with _DIRECT.open(f"http://{address}/metrics", timeout=SCRAPE_S) as answer:
             return str(answer.read(16 * MB).decode(errors="replace"))
 
     try:

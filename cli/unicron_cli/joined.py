@@ -18,6 +18,7 @@ from unicron_agent.enrolment import enrol
 from unicron_agent.settings import AgentSettings
 
 from unicron import codec
+from unicron.addresses import Address
 from unicron.bus import topology
 from unicron.bus.joining import token_in
 from unicron.bus.nats import NatsBus, connect
@@ -114,7 +115,7 @@ class Joined:
         given = AgentSettings.load([])
         return replace(
             given,
-            nats_url=f"nats://{meeting.host}:{meeting.port}",
+            nats_url=Address(meeting.host, meeting.port).nats_url,
             nats_nkey="",
             nats_ca="",
             connect_timeout_s=CONNECT_S,

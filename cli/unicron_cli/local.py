@@ -15,9 +15,6 @@ from unicron_provisioner.config import load
 from unicron_cli.doctor import examine, examine_cluster, table
 from unicron_cli.output import FOLDER, Folder, Json, Nats, console, done, patient, print_view, settings, warn
 
-READY_S = 90.0
-"""How long `up` waits for the cluster; importing torch alone takes seconds on a small machine."""
-
 
 def up(
     nodes: Annotated[int | None, typer.Option(min=0, max=64, help="Number of nodes.", show_default="3")] = None,
@@ -83,7 +80,7 @@ def up(
         "metrics": metrics,
         "pools": str(pools.resolve()) if pools else None,
         "observe": observe,
-        "host": host,
+        "host": host and host.strip("[]"),
     }
     if _mended(folder, given, as_json):
         return
@@ -130,7 +127,7 @@ def _mended(folder: Path, given: Mapping[str, Value | None], as_json: bool) -> b
         if not mended:
             return False
         cluster, names = mended
-        asyncio.run(cluster.wait_until_ready(READY_S, on_step))
+        asyncio.run(cluster.wait_until_ready(on_step=on_step))
     if otherwise := cluster.options.contradicted(given):
         warn(f"{' '.join(otherwise)}: a cluster that runs stays as it is; `unicron down` first, then give them again")
     done(f"started {', '.join(names)} again; the rest of the cluster ran on", as_json, started=names)
@@ -142,7 +139,7 @@ def _started(cluster: Cluster, backup: Path | None) -> None:
     with _progress("starting the cluster") as on_step:
         cluster.start(on_step, backup)
         try:
-            asyncio.run(cluster.wait_until_ready(READY_S, on_step))
+            asyncio.run(cluster.wait_until_ready(on_step=on_step))
         except BaseException:
             cluster.stop(on_step)
             raise

@@ -4,7 +4,6 @@ The machine whose address the endpoint has is the cluster; the others join it. T
 owner may read, in a folder that all machines see: the user's home, unless another one is named.
 """
 
-import os
 import re
 import socket
 from collections.abc import Mapping
@@ -12,9 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from unicron.addresses import MOST_PORT
 from unicron.errors import InvalidInputError
+from unicron.files import temporary_folder
 from unicron.printable import shown
-from unicron.settings import MOST_PORT
 
 PORT = 29400
 """Default port, which is also torchrun's."""
@@ -67,14 +67,16 @@ class Meeting(NamedTuple):
         Raises:
             InvalidInputError: the endpoint is none.
         """
-        found = re.fullmatch(r"([A-Za-z0-9_.-]+)(?::(\d{1,5}))?", endpoint.strip())
-        port = int(found[2] or PORT) if found else 0
-        if not found or not 0 < port <= MOST_PORT:
-            raise InvalidInputError(f"--rdzv-endpoint {shown(endpoint)}: give HOST or HOST:PORT")
+        found = re.fullmatch(r"([\w.-]+|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?", endpoint.strip(), re.ASCII)
+        host, port = (found[1].strip("[]"), int(found[2] or PORT)) if found else ("", 0)
+        if not 0 < port <= MOST_PORT:
+            raise InvalidInputError(
+                f"--rdzv-endpoint {shown(endpoint)}: give HOST or HOST:PORT, an IPv6 address in brackets"
+            )
         job = ".".join(filter(None, (environ.get("SLURM_JOB_ID"), environ.get("SLURM_STEP_ID"))))
-        name = re.sub(r"[^A-Za-z0-9_.-]", "-", run_id or job or f"{found[1]}-{port}")[:100]
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", run_id or job or f"{host}-{port}")[:100]
         path = token_file or Path.home() / ".unicron" / "run" / f"{name}.token"
-        return cls(found[1], port, name, rank, path)
+        return cls(host, port, name, rank, path)
 
     @property
     def leads(self) -> bool:
@@ -91,14 +93,7 @@ class Meeting(NamedTuple):
         Raises:
             InvalidInputError: somebody else has that folder.
         """
-        temporary = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 looked at below
-        above = temporary / f"unicron-{os.getuid()}"
-        with suppress(FileExistsError):
-            above.mkdir(mode=0o700)
-        found = above.lstat()
-        if above.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise InvalidInputError(f"{above}: not yours alone; remove it, or set TMPDIR to a folder of yours")
-        return above / (self.id if self.rank is None else f"{self.id}-{self.rank}")
+        return temporary_folder() / (self.id if self.rank is None else f"{self.id}-{self.rank}")
 
 
 def is_own(host: str) -> bool:

@@ -1,11 +1,10 @@
 """What was seen of a running cluster, and what a check makes of it."""
 
-import ipaddress
 from typing import Literal
-from urllib.parse import urlsplit
 
 from unicron_deploy.production.wanted import Wanted
 
+from unicron.addresses import Address, is_loopback
 from unicron.contracts.answers import RunningSettings, Status
 from unicron.contracts.base import Record
 from unicron.contracts.notices import NotificationsView
@@ -48,11 +47,7 @@ class ServerSeen(Record, kw_only=True, frozen=True):
     @property
     def is_local(self) -> bool:
         """Whether nothing that is said to it leaves this machine."""
-        host = urlsplit(self.address if "://" in self.address else f"nats://{self.address}").hostname or ""
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
+        return is_loopback(Address.of_url(self.address).host)
 
 
 class StreamSeen(Record, kw_only=True, frozen=True):

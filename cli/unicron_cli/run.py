@@ -33,7 +33,6 @@ from unicron_cli.meeting import Meeting, Nodes
 from unicron_cli.output import console
 from unicron_cli.ranks import Ending, Ranks
 
-READY_S = 90.0
 LOOK_S = 0.1
 LEAVING_S = 15.0
 """How long the other machines may take to leave."""
@@ -135,7 +134,7 @@ def run(
     if silence is not None:
         spec = replace(spec, silence_s=silence)
     # one machine's nodes are given up by nobody: what counts is whether it comes further
-    os.environ |= {"UNICRON_ATTEMPTS": "1000", "UNICRON_NO_PROGRESS": str(restarts + 1)}
+    os.environ |= {"UNICRON_ATTEMPTS": "1000", "UNICRON_NO_PROGRESS": str(restarts + 1), "UNICRON_COUNT_ALL": "true"}
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: the cluster ends too
     meeting = None
     if endpoint and number.most > 1:
@@ -196,7 +195,7 @@ def _run(what: Run, root: Path, log: Callable[[str], None], *, remove: bool) -> 
     try:
         with console(err=True).status("starting the cluster") as spinner:
             cluster.start(spinner.update)
-            asyncio.run(cluster.wait_until_ready(READY_S, spinner.update))
+            asyncio.run(cluster.wait_until_ready(on_step=spinner.update))
         log(f"unicron: {spec.max_workers} ranks; the cluster is at {cluster.url}, logs are in {root}")
         program = Program(cluster, what, log)
         view = asyncio.run(program.run())

@@ -24,7 +24,7 @@ from unicron.slurm import shown, tools
 from unicron.taskfile import load
 from unicron_cli.meeting import Nodes
 from unicron_cli.output import console, say, warn
-from unicron_cli.run import READY_S, Program, Run, spec_of, worded
+from unicron_cli.run import Program, Run, spec_of, worded
 
 COMMAND = "unicron.command"
 """Under this click keeps what stands behind `--`."""
@@ -168,7 +168,7 @@ def _sbatch(options: Sequence[str], script: str) -> str:
     """Submit a script; return the number of its job."""
     import tempfile  # noqa: PLC0415
 
-    with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", errors="surrogateescape", suffix=".sh") as file:
         file.write(script)
         file.flush()
         return shown.submitted(tools.run(["sbatch", "--parsable", "--job-name=unicron", *options, file.name]))
@@ -188,7 +188,7 @@ def _run(allocation: Allocation, spec: TaskSpec, given: Path | None) -> int:
     servers.prepare()
     try:
         servers.start()
-        asyncio.run(servers.wait_until_ready(READY_S))
+        asyncio.run(servers.wait_until_ready())
         log(
             f"unicron: job {allocation.job}: {len(nodes)} nodes of {allocation.slots} slots for {spec.name}; "
             f"the cluster is at {servers.url}, all of it in {root}"

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
@@ -20,13 +19,14 @@ from typing import BinaryIO, Protocol, Self
 
 import msgspec
 
+from unicron.addresses import Address
 from unicron.aio import retry_until_available
 from unicron.bus import topology
 from unicron.bus.backup import restore
 from unicron.client import Client
 from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
-from unicron.processes import ProcessRecord, wait_until_gone
+from unicron.processes import Patience, ProcessRecord, wait_until_gone
 from unicron.service.bootstrap import connected, connected_client
 from unicron.services import CONSOLE, ENROLLER, NAMED, PROVISIONER, SERVICES
 from unicron.settings import Settings
@@ -44,6 +44,9 @@ GRACE_S = 10.0
 
 SHARED_CORES = {"UNICRON_USE_MEASURED": "false"}
 """All workers share this machine's cores, so one more of them seems to bring nothing; the environment outranks it."""
+
+IDLE_S = 60.0
+"""How long what starts may do nothing before it is given up."""
 
 DYING_S = 2.0
 """How long a process that is to start again may take to end; it may have been killed just now."""
@@ -360,7 +363,7 @@ class Cluster:
                 if not self.insecure:
                     self._ensure_keys()
                 if self._layout.servers:
-                    self.keys.route([f"{each.host}:{each.routes}" for each in self._layout.servers])
+                    self.keys.route([str(Address(each.host, each.routes)) for each in self._layout.servers])
                 pid = self._servers[name].start()
             else:
                 if name in self.nodes:
@@ -488,22 +491,22 @@ class Cluster:
                 " (--dir) with `unicron up --restore FILE`"
             )
 
-    async def wait_until_ready(self, timeout_s: float = 60.0, on_step: Step = _silent) -> None:
-        """Wait until every service is active and every node admitted.
+    async def wait_until_ready(self, idle_s: float = IDLE_S, on_step: Step = _silent) -> None:
+        """Wait until every service is active and every node admitted, for as long as something comes of it.
 
         Raises:
-            BusUnavailableError: a process ended, or it took longer than `timeout_s`; says what is missing.
+            BusUnavailableError: a process ended, or none has worked for `idle_s`; says what is missing.
         """
-        deadline = time.monotonic() + timeout_s
+        patience = Patience(idle_s)
         async with connected_client(self.settings(), "unicron-cluster") as client:
             while missing := await self._missing(client):
                 on_step(f"waiting for {', '.join(missing)}")
                 dead = sorted(set(self._layout.processes) - set(self.alive()))
                 if dead:
                     raise BusUnavailableError(f"{dead[0]} ended: {self.last_line(dead[0])}; see {self.log(dead[0])}")
-                if time.monotonic() > deadline:
+                if patience.is_over([self._layout.processes[name] for name in missing]):
                     raise BusUnavailableError(
-                        f"not ready after {timeout_s:g} s: {', '.join(missing)}; see the logs in {self.logs}"
+                        f"not ready, and idle for {idle_s:g} s: {', '.join(missing)}; see the logs in {self.logs}"
                     )
                 await asyncio.sleep(0.1)
 

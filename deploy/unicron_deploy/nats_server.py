@@ -1,6 +1,7 @@
 """The embedded bus: a real nats-server as a child process."""
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -14,11 +15,14 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from unicron.addresses import Address, family
 from unicron.errors import BusUnavailableError, InvalidInputError
+from unicron.processes import Patience, ProcessRecord
 from unicron_deploy import rights
+from unicron_deploy.quoting import nats_include, nats_string
 
 START_S = 10.0
-"""How long a starting server may take to answer."""
+"""How long a starting server may do nothing, and still not answer: it reads all of a journal first."""
 
 DYING_S = 1.0
 """How long the port of one that was killed may be taken still."""
@@ -55,6 +59,9 @@ quicker to notice a stopped node (here within 1.5 s), and cuts off clients that 
 FEW_CORES = {"GOMAXPROCS": "1"}
 """A server that may use several cores wakes up on all of them to look for work: a quarter of what it costs in a small
 cluster. One carries what is on one machine; the environment outranks it."""
+
+TAKEN = ("GOMAXPROCS", "GOMEMLIMIT", "TZ")
+"""All that a server takes from the environment: its limits, and the time in its log."""
 
 LOG_BYTES, LOGS = 16 * 1024**2, 3
 """Size at which the server begins another log, and how many it keeps."""
@@ -100,26 +107,26 @@ def config_text(
         log: file that it writes to; None: to its standard error.
         tls: folder of its certificate; None: it speaks in plain.
     """
-    who = rights.open_accounts() if accounts is None else f"include {json.dumps(str(accounts))}\n"
+    who = rights.open_accounts() if accounts is None else f"include {nats_include(str(accounts))}\n"
     sync = "\n  sync_interval: always" if sync_always else ""
     cluster, shown = "", ""
     if tls is not None:
-        cert, key, ca = (json.dumps(str(tls / name)) for name in ("tls.pem", "tls.key", "ca.pem"))
+        cert, key, ca = (nats_string(str(tls / name)) for name in ("tls.pem", "tls.key", "ca.pem"))
         shown = f"tls {{\n  cert_file: {cert}\n  key_file: {key}\n}}\n"
     if routes is not None:
-        where = f"{host}:{routes.port}"
+        where = str(Address(host, routes.port))
         both = f"  tls {{\n    cert_file: {cert}\n    key_file: {key}\n    ca_file: {ca}\n  }}\n" if tls else ""
-        cluster = f"cluster {{\n  listen: {json.dumps(where)}\n{both}  include {json.dumps(str(routes.file))}\n}}\n"
+        cluster = f"cluster {{\n  listen: {nats_string(where)}\n{both}  include {nats_include(str(routes.file))}\n}}\n"
     http = f'http: "127.0.0.1:{monitor}"\n' if monitor else ""
     if log is not None:  # who is refused is told of there: that is to fill no disk
-        http += f"log_file: {json.dumps(str(log))}\nlogfile_size_limit: {LOG_BYTES}\nlogfile_max_num: {LOGS}\n"
+        http += f"log_file: {nats_string(str(log))}\nlogfile_size_limit: {LOG_BYTES}\nlogfile_max_num: {LOGS}\n"
     return f"""\
-server_name: {name}
-listen: {json.dumps(f"{host}:{port}")}
+server_name: {name if name.startswith("$") else nats_string(name)}
+listen: {nats_string(str(Address(host, port)))}
 {http}ping_interval: "{ping_s * 1000:.0f}ms"
 ping_max: 2
 jetstream {{
-  store_dir: {json.dumps(store_dir)}{sync}
+  store_dir: {nats_string(store_dir)}{sync}
 }}
 {shown}{cluster}{who}"""
 
@@ -131,14 +138,14 @@ def free_port(host: str = "127.0.0.1") -> int:
     """
     while True:
         port = random.randrange(*QUIET_PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
+        with socket.socket(family(host)) as probe, contextlib.suppress(OSError):
             probe.bind((host, port))
             return port
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
     """Return whether nobody listens on a port right now."""
-    with socket.socket() as probe:
+    with socket.socket(family(host)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what ended lately does not count
         try:
             probe.bind((host, port))
@@ -173,7 +180,7 @@ class NatsServer:
         self.directory = directory
         self.host = host
         self.port = port
-        self.url = f"nats://{host}:{port}"
+        self.url = Address(host, port).nats_url
         self.log_path = directory / "nats-server.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -212,7 +219,7 @@ class NatsServer:
             log=self.log_path.resolve(),
             tls=self._tls and self._tls.resolve(),
         )
-        config.write_text(text)
+        config.write_bytes(os.fsencode(text))
         with self.log_path.open("ab") as output:
             # A session of its own: Ctrl-C ends our processes first, and they still have a bus to say goodbye on.
             self._process = subprocess.Popen(
@@ -221,16 +228,17 @@ class NatsServer:
                 stderr=output,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env={**FEW_CORES, **os.environ},
+                env={**FEW_CORES, **{name: os.environ[name] for name in TAKEN if name in os.environ}},
             )
-        deadline = time.monotonic() + START_S
+        patience, started = Patience(START_S), [ProcessRecord.from_pid(self._process.pid)]
         while not self._answers(name):
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if self._process.poll() is not None or patience.is_over(started):
                 self.kill()
                 lines = self.log_path.read_text(errors="replace").splitlines()
                 last = next((line for line in reversed(lines) if "[FTL]" in line or "nats-server:" in line), "")
+                at = Address(self.host, self.port)
                 raise BusUnavailableError(
-                    f"nats-server did not start on {self.host}:{self.port}: {last or 'no answer'}; see {self.log_path}"
+                    f"nats-server did not start on {at}: {last or 'no answer'}; see {self.log_path}"
                 )
             time.sleep(0.01)
         return self._process.pid
@@ -271,7 +279,7 @@ class NatsServer:
     def _check_port(self) -> None:
         deadline = time.monotonic() + DYING_S
         while True:
-            with socket.socket() as probe:
+            with socket.socket(family(self.host)) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
                     probe.bind((self.host, self.port))
@@ -279,9 +287,11 @@ class NatsServer:
                     if time.monotonic() < deadline:  # of a server that was killed some threads may be about to end
                         time.sleep(DYING_S / 20)
                         continue
+                    cure = "stop what listens there or choose another port"
+                    if error.errno == errno.EADDRNOTAVAIL:
+                        cure = "name an address of this machine: `ip address` shows them"
                     raise InvalidInputError(
-                        f"port {self.port} on {self.host} can't be used for NATS: {error.strerror}; "
-                        "stop what listens there or choose another port"
+                        f"port {self.port} on {self.host} can't be used for NATS: {error.strerror}; {cure}"
                     ) from error
             return
 

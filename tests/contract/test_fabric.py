@@ -73,7 +73,7 @@ class States(Node):
         return await fetched(self.address, name, header)
 
     async def keep(self, header, *pieces):
-        async with grpc.aio.insecure_channel(self.address, options=LIMITS) as channel:
+        async with Fabric("", "").channel(self.address, "", LIMITS) as channel:
             call = channel.stream_unary(KEEP)(metadata=header)
             for piece in pieces:
                 await call.write(piece)
@@ -200,11 +200,10 @@ async def test_a_node_whose_clock_is_off_answers_a_challenge_which_holds_once(st
 
 SENDING = """
     import asyncio, sys
-    import grpc
-    import grpc.aio
+    from unicron_agent.calls import DIRECT, grpc
 
     async def keep(address):
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with grpc.aio.insecure_channel(address, options=DIRECT) as channel:
             call = channel.stream_unary("/unicron.v1.State/Keep")()
             try:
                 for _ in range(8):

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from helpers.fabric import Node, fabric, fetched, state_ref
 from helpers.waiting import until
+from unicron_agent.fabric import Fabric
 from unicron_agent.snapshots.sending import send_copy
 from unicron_agent.snapshots.server import FETCH, KEEP, LIMITS, SnapshotServer
 from unicron_agent.snapshots.sources import OtherNode, OwnMemory
@@ -52,7 +53,7 @@ class Keeper(Node):
 
     async def stream(self, *pieces, cut=None):
         """Send a stream of just these pieces; it is cut off when `cut` returns something true."""
-        async with grpc.aio.insecure_channel(self.address, options=LIMITS) as channel:
+        async with Fabric("", "").channel(self.address, "", LIMITS) as channel:
             call = channel.stream_unary(KEEP)(metadata=self.own_fabric.proof_metadata(KEEP, self.address, pieces[0]))
             await call.write(pieces[0])
             if dict(await call.initial_metadata()):

@@ -1,5 +1,7 @@
 """A detector in a world of its own: timers, heartbeats and a clock, all of them driven by the test."""
 
+import errno
+
 import msgspec
 from unicron_detector.core import DetectorCore
 from unicron_detector.state import DetectorLimits, DetectorState
@@ -33,6 +35,7 @@ from unicron.contracts.events import (
     WorkerStalled,
 )
 from unicron.contracts.tasks import Breakage, TaskSpec, WorkerStatus
+from unicron.errors import explain_lack
 
 RULES = rules.load()
 
@@ -153,6 +156,12 @@ class DetectorHarness:
         """Let a worker report that nobody could hand it the state it needs."""
         fact = CollectiveFailed(**self.places[worker], epoch=epoch, iteration=3, error=error, broke=Breakage.STATE)
         return self.feed(fact)
+
+    def lack(self, worker, epoch):
+        """Let a worker report that its node has no room for the state it needs."""
+        error = explain_lack(OSError(errno.ENOSPC, "No space left on device"))
+        told = {"epoch": epoch, "iteration": 0, "error": error, "broke": Breakage.LACK}
+        return self.feed(CollectiveFailed(**self.places[worker], **told))
 
     def diverge(self, worker, epoch=0):
         """Let a worker find that its state is not what other replicas have."""

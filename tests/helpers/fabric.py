@@ -2,7 +2,6 @@
 
 import contextlib
 
-import grpc.aio
 from unicron_agent.fabric import Fabric
 from unicron_agent.snapshots.server import FETCH, LIMITS, SnapshotServer
 from unicron_agent.traffic import NodeTraffic
@@ -45,9 +44,9 @@ class Node:
         self.memory, self.traffic = SnapshotMemory(folder, limit), NodeTraffic(folder)
 
     @contextlib.asynccontextmanager
-    async def served(self, kind=SnapshotServer):
+    async def served(self, kind=SnapshotServer, host="127.0.0.1"):
         self.made = kind(self.memory, self.name, lambda *report: self.reports.append(report), self.traffic, self.fabric)
-        server, self.address = await self.made.serve("127.0.0.1")
+        server, self.address = await self.made.serve(host)
         self.server = server
         try:
             yield self
@@ -57,5 +56,5 @@ class Node:
 
 async def fetched(address, name, header):
     """Return the answer of the server at an address to a call with such a header."""
-    async with grpc.aio.insecure_channel(address, options=LIMITS) as channel:
+    async with Fabric("", "").channel(address, "", LIMITS) as channel:
         return b"".join([piece async for piece in channel.unary_stream(FETCH)(name.encode(), metadata=header)])

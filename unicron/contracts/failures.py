@@ -61,6 +61,8 @@ class FailureStatus(Word):
     CUDA_ERROR = "cuda_error"
     OUT_OF_MEMORY = "out_of_memory"
     """The machine, or the container, had no memory left, and the kernel ended a process; or it was about to."""
+    OUT_OF_RESOURCES = "out_of_resources"
+    """A machine lacks what healing takes: room, memory, descriptors, processes or ports. No program is at fault."""
     IO_ERROR = "io_error"
     """A disk or a file system fails."""
     ADDRESS_IN_USE = "address_in_use"

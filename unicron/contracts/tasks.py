@@ -287,6 +287,8 @@ class Breakage(Word):
     """A collective or the forming of a group: a peer or a link is gone."""
     STATE = "state"
     """No source could hand over the state that it needs."""
+    LACK = "lack"
+    """Likewise, as a machine lacks room for it, or something else that the transfer takes; told by who needs it."""
     UNKNOWN = "unknown"
 
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.printable import one_line
@@ -22,6 +23,17 @@ class SlurmError(UnicronError):
 
 class UnreachableError(SlurmError):
     """The controller did not answer: nobody knows what was done."""
+
+
+def literal(path: Path) -> str:
+    """Return a path as it stands in a pattern for the name of a file of output.
+
+    Raises:
+        InvalidInputError: there is no way to write it.
+    """
+    if "\\" in str(path):
+        raise InvalidInputError(f"{str(path)!r}: Slurm writes no output below a folder with a backslash; rename that")
+    return str(path).replace("%", "%%")
 
 
 def query_environment(environ: Mapping[str, str]) -> dict[str, str]:

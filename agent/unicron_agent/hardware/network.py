@@ -7,8 +7,8 @@ import os
 import socket
 import struct
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from unicron.addresses import Address, addresses_of, local_address
 from unicron.errors import InvalidInputError
 
 SIOCGIFADDR = 0x8915
@@ -18,7 +18,9 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the network interface that has the IPv4 `address`, empty where none has."""
+    """Return the name of the network interface that has an address, empty where none has."""
+    if ":" in address:
+        return next((name for _, name in socket.if_nameindex() if address in addresses_of(name)), "")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -30,13 +32,13 @@ def interface_of(address: str) -> str:
 
 def own_address(nats_url: str) -> str:
     """Return the local address from which the bus is reached: other nodes see this one there."""
-    parts = urlsplit(nats_url)
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((parts.hostname or "127.0.0.1", parts.port or 4222))
-            return str(probe.getsockname()[0])
+        return local_address(Address.of_url(nats_url))
     except OSError as error:
-        raise InvalidInputError(f"nats_url {nats_url!r}: its host can't be resolved ({error})") from error
+        raise InvalidInputError(
+            f"nats_url {nats_url!r}: there is no way to that host ({error}); see `ip route get` with its address, or "
+            "name the address of this node by --host"
+        ) from error
 
 
 def home(run_dir: Path) -> str:

@@ -8,8 +8,6 @@ import math
 from collections import deque
 from typing import Any
 
-import grpc
-import grpc.aio
 import msgspec
 
 from unicron.aio import gather_or_cancel
@@ -17,6 +15,7 @@ from unicron.contracts.states import Keeper, StateRef
 from unicron.errors import StateTransferError, UnsoundStateError
 from unicron.snapshots.gate import Gate
 from unicron.snapshots.memory import SnapshotMemory, verify
+from unicron_agent.calls import grpc
 from unicron_agent.fabric import Fabric, challenge_in
 from unicron_agent.snapshots.server import ADMITTED, KEEP, LIMITS, PIECE, RECEIPT, RECEIPTS, TIMEOUT_S
 from unicron_agent.traffic import NodeTraffic

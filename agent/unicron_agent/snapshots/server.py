@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 
-import grpc
-import grpc.aio
 import msgspec
 from xxhash import xxh3_128
 
+from unicron.addresses import Address
 from unicron.contracts.states import KEPT, SAVED, StateRef
 from unicron.errors import InvalidInputError, StateTransferError, UntimelyProofError
 from unicron.fabric_proofs import CallProof
 from unicron.snapshots.gate import Gate
 from unicron.snapshots.memory import SnapshotMemory
+from unicron_agent.calls import grpc
 from unicron_agent.fabric import CHALLENGE, Fabric, RefusalLog
 from unicron_agent.traffic import NodeTraffic
 
@@ -73,7 +73,7 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Start the server on a free port of `host`; return it and its host:port."""
         server = grpc.aio.server(options=SERVER_LIMITS)
         server.add_generic_rpc_handlers((self,))
-        self._address = f"{host}:{self._fabric.open_port(server, host)}"
+        self._address = str(Address(host, self._fabric.open_port(server, host)))
         await server.start()
         return server, self._address
 

@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Protocol
 
-import grpc
-import grpc.aio
 from xxhash import xxh3_128
 
 from unicron.contracts.states import StateRef
-from unicron.errors import StateTransferError
+from unicron.errors import StateTransferError, explain_lack
 from unicron.snapshots.memory import SnapshotMemory, finished_or_removed, unsound, verify
+from unicron_agent.calls import grpc
 from unicron_agent.fabric import Fabric, challenge_in
 from unicron_agent.snapshots.server import FETCH, LIMITS, TIMEOUT_S
 
@@ -95,4 +94,4 @@ def _errors_translated(ref: StateRef, target: Path) -> Iterator[None]:
     except grpc.aio.AioRpcError as error:
         raise StateTransferError(f"{what} from {ref.location.address}: {error.details()}") from error
     except OSError as error:
-        raise StateTransferError(f"{what} into {target.parent}: {error.strerror}; make room there") from error
+        raise StateTransferError(f"{what} into {target.parent}: {explain_lack(error)}") from error

@@ -4,12 +4,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 
-import grpc.aio
-
 from unicron.contracts.states import Keeper, StateRef
 from unicron.contracts.worker import StateFetched
 from unicron.errors import StateTransferError, UnsoundStateError
 from unicron.snapshots.memory import SnapshotMemory
+from unicron_agent.calls import grpc
 from unicron_agent.effects import AbandonCopies, Effect, ObtainState, RemoveState, SendCopy, StorePart, UseStorage
 from unicron_agent.fabric import Fabric
 from unicron_agent.snapshots.sending import send_copy

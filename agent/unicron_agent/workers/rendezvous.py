@@ -8,6 +8,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Hashable
 
+from unicron.addresses import Address
 from unicron.contracts.frames import LENGTH, LIMIT, frame, length_of
 from unicron.contracts.rendezvous import Challenge, Enter, Put, Take, Taken, ToRendezvous, to_rendezvous
 from unicron.errors import InvalidInputError
@@ -45,7 +46,7 @@ class RendezvousServer:
     async def serve(self, host: str) -> tuple[asyncio.Server, str]:
         """Start the server on a free port of `host`; return it and its host:port."""
         server = await asyncio.start_server(self._serve_connection, host, 0)
-        self._address = f"{host}:{server.sockets[0].getsockname()[1]}"
+        self._address = str(Address(host, server.sockets[0].getsockname()[1]))
         return server, self._address
 
     async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

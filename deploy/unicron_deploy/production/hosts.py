@@ -5,6 +5,7 @@ import re
 from enum import StrEnum
 from typing import NamedTuple
 
+from unicron.addresses import Address
 from unicron.errors import InvalidInputError
 from unicron.services import CONSOLE, PROVISIONER, SERVICES
 from unicron_deploy import rights
@@ -51,7 +52,12 @@ class Hosts(NamedTuple):
     @property
     def url(self) -> str:
         """What clients connect to."""
-        return ",".join(f"nats://{server}:{CLIENTS}" for server in self.servers)
+        return ",".join(Address(server, CLIENTS).nats_url for server in self.servers)
+
+    @property
+    def everywhere(self) -> str:
+        """The address that stands for all of a host's own."""
+        return "::" if any(":" in server for server in self.servers) else "0.0.0.0"
 
     @property
     def instances(self) -> tuple[str, ...]:
@@ -79,7 +85,7 @@ def checked(
         raise InvalidInputError(f"--servers: {len(servers)} given; give three, such as a,b,c: then any may be lost")
     for server in servers:
         if not _is_host(server):
-            raise InvalidInputError(f"--servers: {server!r} is no host name and no IPv4 address")
+            raise InvalidInputError(f"--servers: {server!r} is no host name and no IP address")
     names = [*servers, *nodes]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidInputError(f"{twice[0]} is named twice: a host is either a server or a node, and named once")
@@ -107,7 +113,7 @@ def _check_slurm(kind: Kind, partition: str, shared: str) -> None:
 
 def _is_host(text: str) -> bool:
     try:
-        return isinstance(ipaddress.ip_address(text), ipaddress.IPv4Address)
+        return bool(ipaddress.ip_address(text))
     except ValueError:
         return bool(_HOST.fullmatch(text))
 

@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 from string import Template
 
+from unicron.addresses import Address
 from unicron.services import CONSOLE, PROVISIONER
 from unicron_deploy.nats_server import Routes, config_text
 from unicron_deploy.production.hosts import CLIENTS, METRICS, MONITOR, ROUTES, Hosts, Kind, metrics_port
 from unicron_deploy.production.wanted import SEEN_BY_ALL
+from unicron_deploy.quoting import environment_file
 
 ETC, UNITS = "etc/unicron", "etc/systemd/system"
 """Folders on a host."""
@@ -101,10 +103,10 @@ def _server(hosts: Hosts, server: str) -> dict[str, str]:
         PROVISIONER: {"UNICRON_POOLS": f"/{ETC}/pools.toml"},
     }
     environments = {
-        f"{ETC}/{name}.env": _environment(
+        f"{ETC}/{name}.env": environment_file(
             {
                 "UNICRON_NATS_NKEY": f"/{ETC}/keys/{name}/{name}.nk",
-                "UNICRON_METRICS": f"0.0.0.0:{metrics_port(name)}",
+                "UNICRON_METRICS": str(Address(hosts.everywhere, metrics_port(name))),
                 **own.get(name, {}),
             }
         )
@@ -126,30 +128,26 @@ def _node(hosts: Hosts, node: str) -> dict[str, str]:
         "UNICRON_NATS_NKEY": f"/{ETC}/keys/{node}/{node}.nk",
         "UNICRON_FABRIC_KEY": f"/{ETC}/keys/{node}/fabric.key",
         "UNICRON_RUN_DIR": RUN_DIR,
-        "UNICRON_METRICS": f"0.0.0.0:{METRICS}",
+        "UNICRON_METRICS": str(Address(hosts.everywhere, METRICS)),
         "UNICRON_RULES": f"/{ETC}/rules",
         "UNICRON_RACK": "",
         "UNICRON_SLOTS": "0",
     }
     return {
         f"{ETC}/cluster.env": _cluster(hosts),
-        f"{ETC}/agent.env": _environment(own),
+        f"{ETC}/agent.env": environment_file(own),
         f"{ETC}/{RULES}": _template("rules.toml"),
         **{path: _filled(name, hosts) for path, name in NODE_STARTS[hosts.kind].items()},
     }
 
 
 def _cluster(hosts: Hosts) -> str:
-    return _environment({"UNICRON_NATS_URL": hosts.url, "UNICRON_CONNECT_TIMEOUT_S": "60"})
-
-
-def _environment(values: dict[str, str]) -> str:
-    return "".join(f"{name}={value}\n" for name, value in values.items())
+    return environment_file({"UNICRON_NATS_URL": hosts.url, "UNICRON_CONNECT_TIMEOUT_S": "60"})
 
 
 def _targets(hosts: Hosts) -> str:
-    at = [(f"{host}:{metrics_port(name)}", name) for host in hosts.servers for name in hosts.instances]
-    at += [(f"{node}:{METRICS}", node) for node in hosts.nodes if hosts.kind in NODE_STARTS]
+    at = [(str(Address(host, metrics_port(name))), name) for host in hosts.servers for name in hosts.instances]
+    at += [(str(Address(node, METRICS)), node) for node in hosts.nodes if hosts.kind in NODE_STARTS]
     return json.dumps([{"targets": [address], "labels": {"process": name}} for address, name in at], indent=2) + "\n"
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from unicron.addresses import Address
 from unicron.errors import InvalidInputError
 from unicron.files import write_secret
 from unicron_deploy.keys import Keyring
@@ -23,7 +24,7 @@ def write(folder: Path, hosts: Hosts) -> None:
     folder.chmod(0o700)
     keyring = Keyring(folder / "keys")
     keyring.ensure(hosts.members)
-    keyring.route(f"{server}:{ROUTES}" for server in hosts.servers)
+    keyring.route(str(Address(server, ROUTES)) for server in hosts.servers)
     keyring.certify(hosts.servers)
     for path, text in texts(hosts).items():
         file = folder / path

@@ -84,7 +84,7 @@ def srun(allocation: Allocation, root: Path, url: str) -> list[str]:
         f"--cpus-per-task={allocation.cpus}",
         "--cpu-bind=none",
         "--open-mode=append",
-        f"--output={root}/logs/node-%n.log",
+        f"--output={tools.literal(root)}/logs/node-%n.log",
     ]
     command = [sys.executable, "-m", "unicron_deploy.slurm.node", "--dir", str(root), "--url", url]
     return ["srun", *flags, *command, "--slots", str(allocation.slots)]

@@ -5,6 +5,7 @@ import os
 import socket
 from pathlib import Path
 
+from unicron.addresses import Address, local_address
 from unicron.errors import InvalidInputError
 from unicron_deploy.embedded import NATS, Cluster
 from unicron_deploy.nats_server import NatsServer, free_port
@@ -23,7 +24,7 @@ class JobServers(Cluster):
         self._address = address
         super().__init__(root, nodes=0, port=free_port(address))
         self._members = nodes
-        self.url = f"nats://{address}:{self._layout.port}"
+        self.url = Address(address, self._layout.port).nats_url
 
     def prepare(self) -> None:
         """Make the folder, which is ours alone, and all keys and certificates.
@@ -72,9 +73,7 @@ def own_address(other: str) -> str:
         InvalidInputError: the other one's name can't be resolved.
     """
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((other, 1))
-            return str(probe.getsockname()[0])
+        return local_address(Address(other, 1))
     except OSError as error:
         raise InvalidInputError(
             f"address {other!r} of a node can't be resolved ({error}); see NodeAddr in `scontrol show node`"

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import uvicorn
 
+from unicron.addresses import MOST_PORT, Address
 from unicron.aio import gather_or_cancel, retry_until_available
 from unicron.bus.protocol import Bus
 from unicron.client import Client
@@ -19,7 +20,7 @@ from unicron.observe.cluster import TELEMETRY, ClusterPicture
 from unicron.service.bootstrap import connected
 from unicron.service.metrics import Metrics
 from unicron.service.runner import run_process
-from unicron.settings import MOST_PORT, PREFIX, Settings
+from unicron.settings import PREFIX, Settings
 from unicron_console.live import Hub
 from unicron_console.tokens import Tokens
 from unicron_console.web import Web
@@ -129,11 +130,11 @@ async def listen(settings: ConsoleSettings, web: Web) -> None:
         timeout_graceful_shutdown=1,
     )
     server = _Server(config)
-    log.info("http://%s:%d", settings.console_host, settings.console_port)
+    where = Address(settings.console_host, settings.console_port)
+    log.info("http://%s", where)
     try:
         await server.serve()
     except SystemExit as error:  # it says what was wrong in its log, and would end the process
-        where = f"{settings.console_host}:{settings.console_port}"
         raise InvalidInputError(f"can't listen on {where}: give {PREFIX}CONSOLE_PORT another port") from error
 
 

@@ -34,11 +34,16 @@ class Ladder(msgspec.Struct, kw_only=True):
         return len(self.restarts[node])
 
     def give_up_node(self, node: str, now: float, window_s: float) -> bool:
-        """Record that `node` is given up because of this task; return whether another node was within the window."""
+        """Record that `node` is given up because of this task; return False where another was within the window.
+
+        What fails on several nodes is no node's own: they are given up no further.
+        """
         self.forget(now, window_s)
+        if set(self.climbs) - {node}:
+            return False
         self.climbs[node] = now
         self.restarts.pop(node, None)
-        return len(self.climbs) > 1
+        return True
 
     def forget(self, now: float, window_s: float) -> None:
         """Drop what lies before the window."""
@@ -88,6 +93,18 @@ class Outage(msgspec.Struct, kw_only=True, array_like=True):
             self.since, self.tries, self.iteration = now, 0, iteration
         self.at, self.tries, self.ordered = now, self.tries + 1, ordered
         return self.wait_s if now - self.since <= OUTAGE_S else None
+
+    def count_lack(self, now: float, number: int, ordered: int) -> float:
+        """Count a failure for want of something; return for how many seconds to wait, which has no end.
+
+        How far the task is does not count: it may go on with fewer workers. Arguments are those of `count_failure`.
+        """
+        if self.tries and number <= self.ordered and now - self.at <= CALM_S:
+            return self.wait_s
+        if now - self.at > CALM_S + self.wait_s:
+            self.since, self.tries = now, 1
+        self.at, self.tries, self.ordered = now, self.tries + 1, ordered
+        return self.wait_s
 
     def explains(self, now: float) -> bool:
         """Return whether another failure at `now` may be a consequence of this outage."""

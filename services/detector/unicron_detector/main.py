@@ -32,6 +32,8 @@ class DetectorSettings(Settings, kw_only=True, frozen=True):
         window_s: how far back attempts are counted.
         attempts: failures of one kind within the window that are met at their own severity; one more climbs.
         no_progress: memberships that fail in one iteration, one after the other, before the task is held to be broken.
+        count_all: whether those count that no program has ended itself (signals, machines, networks); else such a task
+            waits for longer and longer, and is not ended.
         rules: folder of TOML files with rules of your own, tried before ours (docs/operations.md); empty for none.
     """
 
@@ -43,6 +45,7 @@ class DetectorSettings(Settings, kw_only=True, frozen=True):
     window_s: float = DetectorLimits().window_s
     attempts: int = DetectorLimits().attempts
     no_progress: int = DetectorLimits().no_progress
+    count_all: bool = DetectorLimits().count_all
     rules: str = ""
 
     def __post_init__(self) -> None:
@@ -66,6 +69,7 @@ class DetectorSettings(Settings, kw_only=True, frozen=True):
             window_s=self.window_s,
             attempts=self.attempts,
             no_progress=self.no_progress,
+            count_all=self.count_all,
         )
 
 

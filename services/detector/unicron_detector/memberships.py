@@ -2,6 +2,8 @@
 
 import math
 
+from msgspec.structs import replace
+
 from unicron.contracts.base import CancelTimer, Message
 from unicron.contracts.commands import Regroup
 from unicron.contracts.events import (
@@ -117,7 +119,7 @@ class Memberships:
 
         The other workers form a new membership, in which the one without a state asks all that have it again.
         """
-        of_state = failed.broke is Breakage.STATE
+        of_state = failed.broke is not Breakage.GROUP
         failure = FailureDetected(
             severity=Severity.SEV3,
             method=DetectionMethod.EXCEPTION_PROPAGATION,
@@ -129,7 +131,17 @@ class Memberships:
             reason=failed.error,
             epoch=failed.epoch,
         )
+        if failed.broke is Breakage.LACK:
+            return self._go_on_without(failure)
         return self._hold(failure, failed.epoch, failed.iteration, collective=not of_state)
+
+    def _go_on_without(self, failure: FailureDetected) -> list[Message]:
+        """Have the others go on without a worker for whose state a machine has no room, say; another comes later."""
+        task = self._reporter.task(failure.task)
+        if failure.epoch < task.epoch or failure.epoch <= task.failed_epoch:
+            return []
+        lacking = replace(failure, severity=Severity.SEV2, status=FailureStatus.OUT_OF_RESOURCES)
+        return self._advance(task, failure.epoch) + self._reporter.fail(lacking)
 
     def regroup_diverged(self, fact: StateDiverged) -> list[Message]:
         """Have a task regroup at once whose replicas' states differ; the wrong ones are replaced by copies.

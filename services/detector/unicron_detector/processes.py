@@ -18,6 +18,7 @@ from unicron.contracts.events import (
     WorkerStalled,
 )
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
+from unicron.errors import tells_lack
 from unicron.rules import Rules
 from unicron_detector.report import Reporter
 from unicron_detector.state import OrderedWorker, WatchedWorker, worker_number
@@ -42,6 +43,9 @@ CERTAIN = {FailureStatus.GRADIENT_NOT_FINITE, FailureStatus.RANK_ENDED, FailureS
 """Statuses that all ranks share, or bring about together: a retry would end the same."""
 
 TAKE_ANOTHER = "another program on that node has this port; let the script take MASTER_PORT, which is free, or port 0"
+
+NOT_STARTED = 127
+"""Exit code of a process that its agent could not start, with the reason for its last line."""
 
 _FRAME = re.compile(r'^  File "([^"<]+)", line (\d+)', re.MULTILINE)
 
@@ -84,7 +88,9 @@ class Processes:
         out: list[Message] = []
         for name in self._reporter.books.watched_on(node):
             if name not in living:
-                out += self._abnormal(name, self._state.workers[name], "was gone when its node's agent came back")
+                out += self._abnormal(
+                    name, self._state.workers[name], "was gone when its node's agent came back", forced=True
+                )
         return out
 
     def judge_exit(self, exited: WorkerExited) -> list[Message]:
@@ -99,6 +105,8 @@ class Processes:
                 return []
             return [Alert(text=f"{exited.worker} {how}, after its last iteration", node=exited.node, task=exited.task)]
         tail = "\n".join(exited.stderr)
+        if exited.exit_code == NOT_STARTED and tells_lack(tail):
+            return self._abnormal(exited.worker, worker, how, status=FailureStatus.OUT_OF_RESOURCES)
         verdict = self._rules.classify("", tail) if may_be_own_fault(exited) else None
         own = verdict is not None and verdict.status in OWN_ERRORS
         if own:
@@ -116,6 +124,7 @@ class Processes:
             own=own,
             traceback=tail if own else "",
             outside=verdict is not None and verdict.outside,
+            forced=not may_be_own_fault(exited),
         )
 
     def _abnormal(
@@ -128,13 +137,15 @@ class Processes:
         echo: bool = False,
         own: bool = False,
         outside: bool = False,
+        forced: bool = False,
         traceback: str = "",
+        status: FailureStatus = FailureStatus.EXITED_ABNORMALLY,
     ) -> list[Message]:
         return self._reporter.fail(
             FailureDetected(
                 severity=Severity.SEV2,
                 method=DetectionMethod.PROCESS_SUPERVISION,
-                status=FailureStatus.EXITED_ABNORMALLY,
+                status=status,
                 task=worker.task,
                 node=worker.node,
                 slot=worker.slot,
@@ -145,6 +156,7 @@ class Processes:
             echo=echo,
             own=own,
             outside=outside,
+            forced=forced,
             traceback=traceback,
         )
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from unicron.contracts.base import CancelTimer, Message, SetTimer
 from unicron.contracts.events import FailureDetected, TaskBroken, WorkerFact
-from unicron.contracts.failures import Severity
+from unicron.contracts.failures import FailureStatus, Severity
 from unicron.contracts.hardware import FaultLogged
 from unicron_detector.books import RecordIndex
 from unicron_detector.state import (
@@ -27,6 +27,14 @@ from unicron_detector.timers import DetectorTimer, TimerKind
 
 LASTED_S = 600.0
 """A program that reports no iterations has come further where it fails that long after its ranks met."""
+
+OF_MACHINES = {
+    *(FailureStatus.LOST_CONNECTION, FailureStatus.CONNECTION_REFUSED, FailureStatus.CONNECTION_RESET),
+    *(FailureStatus.LINK_FLAPPING, FailureStatus.OTHER_NETWORK_ERROR, FailureStatus.STATE_TRANSFER_FAILED),
+    *(FailureStatus.ECC_ERROR, FailureStatus.NVLINK_ERROR, FailureStatus.GPU_DRIVER_ERROR),
+    *(FailureStatus.OUT_OF_MEMORY, FailureStatus.OUT_OF_RESOURCES, FailureStatus.IO_ERROR, FailureStatus.UNKNOWN),
+}
+"""What no program does by itself: however often it comes, it ends no task."""
 
 LONGEST_CAUSE = 500
 """Characters of a failure that are repeated with its echoes."""
@@ -87,6 +95,7 @@ class Reporter:
         echo: bool = False,
         own: bool = False,
         outside: bool = False,
+        forced: bool = False,
         traceback: str = "",
         idle_s: float = 0.0,
     ) -> list[Message]:
@@ -98,6 +107,7 @@ class Reporter:
             echo: by its nature it follows from another one, if the task has had one just before.
             own: by all that is known it is the program's own, so that it costs the task in the end, and no node.
             outside: a server that is none of the cluster's refuses, so that no node is at fault, and a wait may help.
+            forced: somebody else has ended it, or nobody knows who: no proof against the program, how often it may be.
             traceback: of its exception, if it is one.
             idle_s: for so long the task has not come further.
         """
@@ -105,16 +115,26 @@ class Reporter:
         task = self.task(failure.task)
         if task.closed or failure.node in self.state.lost or self.books.is_closed(failure.worker):
             return []
+        if failure.status is FailureStatus.OUT_OF_RESOURCES:
+            return self.report(self._delayed(task, failure))
         if waits := self._report_outage(task, failure, iteration) if outside else []:
             return waits
         known = echo and task.outage.explains(now)
-        if why := "" if known else self._no_progress(task, failure, iteration, idle_s):
-            return self.break_task(failure.task, why)
+        tried, where = ([], "") if known else self._count(task, failure, iteration, idle_s)
+        proof = self.limits.count_all or not (forced or failure.status in OF_MACHINES)
+        stuck = len(tried) >= self.limits.no_progress
+        if stuck and proof:
+            return self.break_task(failure.task, _no_progress(tried, where))
         failure = self._escalated(task, failure, self._recent_cause(failure.task) if echo else None)
-        gives_up_node = failure.severity is Severity.SEV1 and failure.escalated is not None
-        if gives_up_node and (own or task.ladder.give_up_node(failure.node, now, window_s)):
-            where = "by itself" if own else f"on several nodes ({', '.join(sorted(task.ladder.climbs))})"
-            return self.break_task(failure.task, f"fails again and again {where}: {failure.reason}", traceback)
+        climbs = failure.severity is Severity.SEV1 and failure.escalated is not None
+        if climbs and (own or not task.ladder.give_up_node(failure.node, now, window_s)):
+            nodes = ", ".join(sorted({*task.ladder.climbs, failure.node}))
+            why = "fails again and again " + ("by itself" if own else f"on several nodes ({nodes})")
+            if proof and (len(tried) > self.limits.attempts or not failure.worker):
+                return self.break_task(failure.task, f"{why}: {failure.reason}", traceback)
+            failure = self._delayed(task, failure, why) if failure.worker else failure
+        elif stuck and failure.severity is Severity.SEV2:
+            failure = self._delayed(task, failure, _no_progress(tried, where))
         task.last = failure
         return self.report(failure, echo=echo)
 
@@ -151,11 +171,20 @@ class Reporter:
         tries = task.outage.tries
         return self.report(replace(failure, reason=failure.reason + again, attempt=tries, wait_s=wait_s))
 
-    def _no_progress(self, task: TaskRecord, failure: FailureDetected, iteration: int, idle_s: float) -> str:
-        """Return that, and how, the task has failed in one iteration too often; empty where it has not."""
+    def _delayed(self, task: TaskRecord, failure: FailureDetected, why: str = "") -> FailureDetected:
+        """Return a failure whose worker is replaced after longer and longer waits; the others go on meanwhile."""
+        number = worker_number(failure.worker, failure.task)
+        wait_s = task.lack.count_lack(self.state.now, number, max(number, task.started or 0))
+        reason = f"{failure.reason}{f'; {why}' if why else ''}; tried again in {wait_s:g} s"
+        return replace(failure, severity=Severity.SEV2, reason=reason, attempt=task.lack.tries - 1, wait_s=wait_s)
+
+    def _count(
+        self, task: TaskRecord, failure: FailureDetected, iteration: int, idle_s: float
+    ) -> tuple[list[str], str]:
+        """Return what has ended the task since it came further, this failure included, and where that was."""
         worker = self.state.workers.get(failure.worker)
         if worker is None:
-            return ""
+            return [], ""
         how = f"{failure.worker} on {failure.node}: {failure.reason.splitlines()[0][:300] if failure.reason else ''}"
         # of a membership that a failed handover broke, no report says that it was formed
         epoch = max(worker.epoch if worker.epoch >= 0 else worker.ordered, failure.epoch)
@@ -167,9 +196,7 @@ class Reporter:
             tried = task.standstill.count_failure(iteration, epoch, how, lasted=lasted)
             at = iteration if iteration >= 0 else task.standstill.iteration
             where = "memberships in a row failed " + (f"in iteration {at}" if at >= 0 else "before the first iteration")
-        if len(tried) < self.limits.no_progress:
-            return ""
-        return f"no progress: {len(tried)} {where}, the last by {'; '.join(tried[-3:])}"
+        return tried, where
 
     def _recent_cause(self, name: str) -> RecentCause | None:
         """Return the recent failure of a task that others may follow from."""
@@ -272,3 +299,7 @@ class Reporter:
         found = self.state.workers.get(worker)
         if found is not None and not found.failed:
             self.books.reopen(worker)
+
+
+def _no_progress(tried: list[str], where: str) -> str:
+    return f"no progress: {len(tried)} {where}, the last by {'; '.join(tried[-3:])}"

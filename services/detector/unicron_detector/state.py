@@ -29,6 +29,8 @@ class DetectorLimits(msgspec.Struct, kw_only=True, frozen=True):
         window_s: how far back attempts are counted.
         attempts: failures of one kind within the window that are met at their own severity; one more climbs.
         no_progress: memberships that fail in one iteration, one after the other, before the task is held to be broken.
+        count_all: whether those count that no program has ended itself (signals, machines, networks); else such a task
+            waits for longer and longer, and is not ended.
     """
 
     grace_s: float = 1.0
@@ -37,6 +39,7 @@ class DetectorLimits(msgspec.Struct, kw_only=True, frozen=True):
     window_s: float = 600.0
     attempts: int = 3
     no_progress: int = 10
+    count_all: bool = False
 
 
 class NodeRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -167,6 +170,7 @@ class TaskRecord(msgspec.Struct, kw_only=True):
         silent: workers that were reported to show no sign of life.
         standstill: the iteration in which it fails again and again.
         outage: of a server outside of the cluster.
+        lack: of something that a machine lacks, or of what nobody knows, where the program is not at fault.
         not_finite: iterations in a row whose loss is no number.
         was_finite: the loss of an iteration was one.
         replaced_at: when a worker of it was replaced last whose memory grew.
@@ -189,6 +193,7 @@ class TaskRecord(msgspec.Struct, kw_only=True):
     silent: dict[str, SilentWorker] = {}
     standstill: Standstill = msgspec.field(default_factory=Standstill)
     outage: Outage = msgspec.field(default_factory=Outage)
+    lack: Outage = msgspec.field(default_factory=Outage)
     not_finite: Count = 0
     was_finite: bool = False
     replaced_at: Moment = 0.0

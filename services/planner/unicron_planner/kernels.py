@@ -14,12 +14,28 @@ ENDED = -1
 LAUNCHED = -2
 
 
+_UNKEPT: list[Any] = []
+"""Functions whose machine code has no place on disk: neither beside this file nor in the user's cache."""
+
+
 def _jit(function: Callable[..., Any]) -> Any:
     """Compile `function`, and keep the machine code on disk where there is a place for it."""
     try:
         return numba.njit(cache=True, nogil=True)(function)
     except RuntimeError:  # nothing here can be written
-        return numba.njit(nogil=True)(function)
+        _UNKEPT.append(numba.njit(nogil=True)(function))
+        return _UNKEPT[-1]
+
+
+def keep_in(folder: str) -> None:
+    """Keep machine code that has no place in a folder, of the user's alone, as it is run from there.
+
+    Raises:
+        RuntimeError: it can't be written.
+    """
+    numba.config.CACHE_DIR = folder  # type: ignore[attr-defined]
+    while _UNKEPT:
+        _UNKEPT.pop().enable_caching()
 
 
 @_jit

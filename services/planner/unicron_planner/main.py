@@ -1,14 +1,17 @@
 """Wires the planner up: settings, core, and what it listens to."""
 
+import contextlib
 import math
 import time
 from typing import ClassVar
 
 from unicron import subjects
 from unicron.errors import InvalidInputError
+from unicron.files import temporary_folder
 from unicron.service.runner import run_service
 from unicron.service.service import Wiring
 from unicron.settings import PREFIX, Settings
+from unicron_planner import kernels
 from unicron_planner.core import PlannerCore
 from unicron_planner.estimates import PlannerOptions
 from unicron_planner.lookup import warm_up
@@ -69,6 +72,8 @@ def wiring(settings: PlannerSettings) -> Wiring:
 
 def warm_wiring(settings: PlannerSettings) -> Wiring:
     """Return `wiring`, with everything compiled that an answer would else wait for."""
+    with contextlib.suppress(RuntimeError, InvalidInputError):  # it is compiled at each start
+        kernels.keep_in(str(temporary_folder() / "compiled"))
     warm_up()
     return wiring(settings)
 

@@ -176,7 +176,7 @@ class TransitionCore(Core):
             run.begin_recovery(failure.at, _cause(failure))
         elif failure.worker in run.workers:
             run.failed[failure.worker] = failure.node
-            run.wait_s = failure.wait_s
+            run.wait_s, run.waits_for = failure.wait_s, failure.reason[:LONGEST_CAUSE] if failure.wait_s else ""
             run.begin_recovery(failure.at, _cause(failure))
             for worker in run.lost_with(failure.worker):
                 out += stop_worker(self.state, run, worker, failure.reason)
@@ -338,8 +338,10 @@ class TransitionCore(Core):
         if run.membership.leaving:
             return out  # it computes for one iteration at most
         run.wait_s = 0.0
+        run.waits_for = run.waits_for if size < len(run.target) else ""
+        lacks = f"; {len(run.target) - size} more to come: {run.waits_for}" if run.waits_for else ""
         out += move_task(
-            self.state, run, MoveCause.COMPLETE, f"{size} workers in epoch {epoch}{run.describe_waiting()}"
+            self.state, run, MoveCause.COMPLETE, f"{size} workers in epoch {epoch}{run.describe_waiting()}{lacks}"
         )
         if run.failed_at is not None and size >= len(run.target):
             seconds = max(0.0, at - run.failed_at)

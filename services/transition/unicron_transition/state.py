@@ -30,6 +30,7 @@ class TaskRun(WorkerGroup, kw_only=True):
         failed_at: Unix seconds of the failure or plan being carried out; None while nothing is.
         cause: what that is, or was last; empty before the first membership. Programs that begin again can read it.
         wait_s: seconds that workers wait before they start: what ended the last one would end them at once.
+        waits_for: why that is, until it is as large as the plan wants.
     """
 
     snapshots: Snapshots = msgspec.field(default_factory=Snapshots)
@@ -38,6 +39,7 @@ class TaskRun(WorkerGroup, kw_only=True):
     failed_at: Moment | None = None
     cause: str = ""
     wait_s: float = 0.0
+    waits_for: str = ""
 
     @property
     def has_ended(self) -> bool:

@@ -29,6 +29,9 @@ pytestmark = pytest.mark.slow
 
 PROMETHEUS = shutil.which("prometheus")
 
+ODD = {"LC_ALL": "POSIX", "LANG": "C", "TZ": "Pacific/Kiritimati"}
+"""Beside it: a proxy that is gone, 256 files, nothing for others to read, and no home."""
+
 WORDS = 'sys.stdout.buffer.write(b"it begins\\n\\x1b]0;pwned\\x07\\xff\\n"); sys.stdout.flush()'
 TRAIN = textwrap.dedent(SMALL).replace("model =", f"{WORDS}\nmodel =")
 
@@ -43,16 +46,23 @@ iterations: 100000
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("cli")
+    """A folder that has to be quoted, in each grammar in another way."""
+    odd = tmp_path_factory.mktemp("cli") / "b'ü $x # \\u00fc {}"
+    odd.mkdir()
+    return odd
 
 
 @pytest.fixture(scope="module")
 def url(folder):
-    """A running cluster of two nodes with one slot each."""
+    """A running cluster of two nodes with one slot each, in an environment that no developer has."""
     port = free_port()
     words = ["--nodes", "2", "--slots", "1", "--port", str(port), "--dir", str(folder / "c"), "--metrics"]
     try:
-        up = data("up", *words)
+        limited = ["sh", "-c", 'ulimit -n 256; umask 077; exec "$@"', "sh", *UNICRON]
+        odd = {name: value for name, value in CLEAN.items() if name not in {"HOME", "no_proxy"}} | ODD
+        started = call([*limited, "up", *words, "--json"], odd)
+        assert started.returncode == 0, started.stderr
+        up = json.loads(started.stdout)
         assert set(up["processes"]) == {"nats", *SERVICES, "console", "node-1", "node-2"}
         assert up["metrics"] == str(folder / "c" / "prometheus.json")
         KEYS[up["url"]] = up["key"]

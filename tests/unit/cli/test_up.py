@@ -15,7 +15,7 @@ from unicron.errors import InvalidInputError
 def up(tmp_path, monkeypatch):
     """Return what starts a cluster that is only written down."""
 
-    async def ready(*_):
+    async def ready(*_, **__):
         pass
 
     monkeypatch.setattr(Cluster, "start", lambda cluster, *_: cluster.stop())

@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import signal
@@ -7,13 +8,13 @@ import threading
 
 import pytest
 from helpers.ports import free_port
-from helpers.waiting import PATIENT_S
+from helpers.waiting import PATIENT_S, block_until
 from unicron_deploy import embedded
 from unicron_deploy.embedded import Cluster, several
 from unicron_deploy.nats_server import NatsServer
 
 from unicron.errors import BusUnavailableError, InvalidInputError
-from unicron.processes import ProcessRecord, wait_until_gone
+from unicron.processes import Patience, ProcessRecord, _works, wait_until_gone
 from unicron.services import SERVICES
 
 PARENT = """
@@ -67,6 +68,25 @@ def test_those_who_outlive_their_leader_end_with_the_session(family):
 def test_the_living_are_returned_after_the_wait(family):
     _, started, child = family
     assert wait_until_gone([started, child], 0.05) == [started, child]
+
+
+@pytest.mark.parametrize(("does", "borne"), [("while True: pass", True), ("import sys; sys.stdin.read()", False)])
+def test_a_start_is_borne_as_long_as_something_of_it_works(does, borne):
+    begins = [sys.executable, "-c", PARENT.replace("import sys; sys.stdin.read()", does)]
+    with subprocess.Popen(begins, text=True, start_new_session=True, stdin=-1, stdout=-1) as process:
+        process.stdout.readline()
+        leader, clock = ProcessRecord.from_pid(process.pid), itertools.count()
+        patience = Patience(10.0, lambda: next(clock))
+        if not borne:
+            block_until(lambda: not any(map(_works, leader.session())))
+        assert [patience.is_over([leader]) for _ in range(12)] == [*[False] * 10, *[not borne] * 2]
+        leader.kill_session()
+
+
+def test_of_the_time_in_which_the_machine_slept_only_a_moment_counts():
+    clock = iter([0.0, 3600.0, 7200.0])
+    patience = Patience(1.5, lambda: next(clock))
+    assert [patience.is_over([]) for _ in range(2)] == [False, True]
 
 
 def test_a_process_that_never_was_is_not_alive():

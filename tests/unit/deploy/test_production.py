@@ -77,7 +77,7 @@ def test_a_folder_with_anything_in_it_is_refused_and_stays_as_it_is(tmp_path):
     [
         (["a", "b"], ["n1"], "give three"),
         (["a", "b", "../c"], ["n1"], "no host name"),
-        (["a", "b", "::1"], ["n1"], "no host name"),
+        (["a", "b", "[::1]"], ["n1"], "no host name"),
         (["a", "b", "c"], ["n.1"], "node"),
         (["a", "b", "c"], ["operator"], "rights of its own"),
         (["a", "b", "c"], ["n1", "n1"], "n1 is named twice"),

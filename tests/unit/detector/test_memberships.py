@@ -196,12 +196,25 @@ def test_the_number_of_attempts_is_a_setting():
     assert [int(each.severity) for each in kill(scene, 2)] == [2, 1]
 
 
-def test_a_task_that_costs_a_second_node_is_at_fault_itself(scene):
-    kill(scene, 4, "n1")
-    out = kill(scene, 4, "n2", start=4)
-    assert brief(out[:3]) == [(2, "exited_abnormally", f"gpt-n2-{n}") for n in (4, 5, 6)]
-    assert brief(out[3:]) == ["TaskBroken"]
-    assert "n1, n2" in out[-1].reason
+def test_a_task_that_others_kill_costs_one_node_and_waits_longer_and_longer(scene):
+    out = []
+    for number in range(13):
+        scene.run(epoch=number, **{f"gpt-{number}": "n1" if number < 4 else "n2"})
+        out += scene.exit(f"gpt-{number}", signal=9, iteration=10 * number)
+    assert brief(out[3:]) == [(1 if n == 3 else 2, "exited_abnormally", f"gpt-{n}") for n in range(3, 13)]
+    assert [each.wait_s for each in out[4:]] == [0, 0, 0, 1, 2, 4, 8, 16, 32]
+    assert "again and again on several nodes (n1, n2); tried again in 32 s" in out[-1].reason
+
+
+@pytest.mark.parametrize("further", [1, 0])
+def test_a_task_that_costs_a_second_node_is_at_fault_itself_where_it_comes_no_further(scene, further):
+    out = []
+    for number in range(12):
+        scene.run(epoch=number, **{f"v{number}": f"n{1 + number // 4}"})
+        fault = {"exception": "RuntimeError", "text": "CUDA error: misaligned address"}
+        out += scene.throw(f"v{number}", **fault, iteration=number * further)
+    assert ("TaskBroken" in brief(out)) == (not further)
+    assert set(scene.detector.state.lost) == {"n1"}
 
 
 def test_a_node_that_joins_again_starts_with_a_clean_record(scene):
@@ -236,9 +249,10 @@ def test_a_restart_that_fails_costs_the_node(scene):
     assert scene.give_up("restart", "w1b") == []
 
 
-def test_a_restart_that_fails_on_a_second_node_too_is_the_tasks_fault(scene):
+def test_a_restart_that_fails_on_a_second_node_too_costs_it_no_more_and_waits(scene):
     scene.give_up("restart", "w1")
-    assert brief(scene.give_up("restart", "w2")) == ["TaskBroken"]
+    [failure] = scene.give_up("restart", "w2")
+    assert (failure.severity, failure.worker, failure.wait_s) == (Severity.SEV2, "w2", 1.0)
 
 
 def test_a_worker_that_does_not_regroup_is_restarted(scene):
@@ -363,8 +377,8 @@ def test_restarts_count_for_each_node():
 
 def test_a_second_node_is_one_too_many_within_the_window_and_not_after_it():
     ladder, later = Ladder(), Ladder()
-    assert [ladder.give_up_node(node, at, 10) for node, at in (("a", 0), ("a", 5), ("b", 9))] == [False, False, True]
-    assert [later.give_up_node(node, at, 10) for node, at in (("a", 0), ("b", 11))] == [False, False]
+    assert [ladder.give_up_node(node, at, 10) for node, at in (("a", 0), ("a", 5), ("b", 9))] == [True, True, False]
+    assert [later.give_up_node(node, at, 10) for node, at in (("a", 0), ("b", 11))] == [True, True]
 
 
 def test_forgetting_leaves_nothing_behind():

@@ -132,15 +132,19 @@ def test_the_same_exception_on_another_node_breaks_the_task_whatever_its_numbers
 
 
 @pytest.mark.parametrize("how", [{"text": "CUDA out of memory"}, {"exception": "RuntimeError", "text": "Error 802:"}])
-def test_what_a_program_does_by_itself_again_and_again_costs_it_and_no_node(how):
+@pytest.mark.parametrize("further", [1, 0])
+def test_what_a_program_does_by_itself_again_and_again_costs_it_and_no_node(how, further):
+    """It ends where it comes no further, and waits for longer and longer where it does."""
     scene = scene_of("n1", limits=DetectorLimits(attempts=3, no_progress=9))
     out = []
     for number in range(4):
         scene.run(epoch=number, **{f"v{number}": "n1"})
-        out += scene.throw(f"v{number}", iteration=number, **how)
+        out += scene.throw(f"v{number}", iteration=number * further, **how)
     own = "memory" in how["text"]
-    assert not own or out[-1].traceback == "Traceback ..."
-    assert brief(out)[-1] == ("TaskBroken" if own else (1, "gpu_driver_error", "v0"))
+    assert not own or further or out[-1].traceback == "Traceback ..."
+    waits = (2, "other_software_error", "v3")
+    assert brief(out)[-1] == ((waits if further else "TaskBroken") if own else (1, "gpu_driver_error", "v0"))
+    assert not (own and further) or out[-1].wait_s
     assert set(scene.detector.state.lost) == (set() if own else {"n1"})
 
 

@@ -1,5 +1,7 @@
 """Tasks that run, or are restarted, and come no further."""
 
+import errno
+
 import pytest
 from helpers.detector import brief, scene_of
 from unicron_detector import report
@@ -7,9 +9,17 @@ from unicron_detector.memberships import NOT_FINITE
 from unicron_detector.state import DetectorLimits
 
 from unicron.contracts.commands import Regroup
-from unicron.contracts.events import Alert, IterationFinished, Regrouped, TaskBroken, TaskSubmitted
+from unicron.contracts.events import (
+    Alert,
+    FailureDetected,
+    IterationFinished,
+    Regrouped,
+    TaskBroken,
+    TaskSubmitted,
+)
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import UNCOUNTED, Healing, Member, TaskSpec
+from unicron.errors import explain_lack
 
 TIMES = 4
 NODES = [f"n{number}" for number in range(12)]
@@ -17,7 +27,7 @@ NODES = [f"n{number}" for number in range(12)]
 
 @pytest.fixture
 def scene():
-    return scene_of(*NODES, limits=DetectorLimits(no_progress=TIMES, attempts=3))
+    return scene_of(*NODES, limits=DetectorLimits(no_progress=TIMES, attempts=3, count_all=True))
 
 
 def fall(scene, epoch, iteration=3, kept=0):
@@ -229,3 +239,50 @@ def test_all_ranks_that_a_server_refuses_at_once_count_once(scene):
         told = [scene.throw(f"gpt-{4 * wave + rank}", **HUB, iteration=-1)[0] for rank in range(4)]
         assert [(each.severity, each.wait_s) for each in told] == [(Severity.SEV2, (0, 1, 2)[wave])] * 4
         scene.wait(2.0)
+
+
+def test_what_a_machine_lacks_is_nobodys_fault_and_tried_again_after_longer_and_longer_waits(scene):
+    """Whoever has the state tells as well that it could not be handed over, and is not blamed in turn."""
+    scene.run(a="n0", b="n1")
+    waits = []
+    for epoch in range(1, 40):
+        new = f"gpt-{epoch}"
+        scene.run(epoch=epoch, **{new: "n2"})
+        early = scene.stateless("a", epoch)
+        [failure] = [each for each in scene.lack(new, epoch) if isinstance(each, FailureDetected)]
+        assert (failure.severity, failure.status) == (Severity.SEV2, "out_of_resources")
+        assert failure.worker == new
+        assert "the machine lacks room; make room there" in failure.reason
+        waits.append(failure.wait_s)
+        later = scene.stateless("b", epoch) + scene.wait(failure.wait_s + 1)
+        assert not [each for each in early + later if isinstance(each, FailureDetected | TaskBroken)]
+        scene.feed(
+            IterationFinished(**scene.places["a"], epoch=epoch, iteration=epoch, world_size=2, seconds=1.0, loss=1.0)
+        )
+    assert waits[:8] == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_a_process_that_could_not_be_started_for_want_of_something_is_nobodys_fault(scene):
+    for number in range(12):
+        scene.start(f"gpt-{number}", "n0")
+        why = f"n0 can't start: {explain_lack(OSError(errno.EMFILE, 'Too many open files'))}"
+        [failure] = scene.exit(f"gpt-{number}", exit_code=127, stderr=[why])
+        assert (failure.severity, failure.status, failure.wait_s > 0) == (Severity.SEV2, "out_of_resources", True)
+        assert "raise `ulimit -n`" in failure.reason
+        scene.wait(failure.wait_s)
+
+
+def test_a_task_that_others_end_in_one_iteration_waits_and_one_that_hangs_there_by_itself_is_stopped():
+    scene = scene_of(*NODES, limits=DetectorLimits(no_progress=TIMES, attempts=3))
+    out = []
+    for epoch in range(TIMES + 3):
+        scene.run(epoch=epoch, **{f"gpt-{epoch}": NODES[epoch]})
+        out += scene.exit(f"gpt-{epoch}", signal=9, iteration=3)
+    assert [each.wait_s for each in out] == [0, 0, 0, 1, 2, 4, 8]
+    assert "no progress: 7 memberships in a row failed in iteration 3" in out[-1].reason
+    assert out[-1].reason.endswith("tried again in 8 s")
+    hung = scene_of(*NODES, limits=DetectorLimits(no_progress=TIMES, attempts=3))
+    for epoch in range(TIMES):
+        hung.run(epoch=epoch, **{f"w{epoch}": NODES[epoch]})
+        [last] = hung.stall(f"w{epoch}", epoch=epoch, responsive=False)
+    assert isinstance(last, TaskBroken)

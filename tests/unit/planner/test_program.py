@@ -1,14 +1,20 @@
 """The dynamic program and its table against brute force, an integer program and invariants; the lines of the table."""
 
 import itertools
+import os
 import random
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
-from unicron_planner import lookup, nodes
+from unicron_planner import kernels, lookup, nodes
 from unicron_planner.holdings import PlannedSlots
 from unicron_planner.lookup import Event, Situation, TaskStanding, effect
 from unicron_planner.state import AdmittedNode, PlannerState
@@ -373,3 +379,22 @@ def test_spare_nodes_take_the_places_of_lost_ones():
     state.nodes["spare"] = AdmittedNode(slots=[0, 1])
     by_name = {str(event.trigger): event.workers for event in nodes.next_events(state, there, held, 1, 256)}
     assert (by_name["node_lost:n1,n2"], by_name["two_nodes_lost:n1,n2"]) == (4, 2)
+
+
+STARTS = """
+from unicron_planner import kernels, main
+main.warm_up = lambda: print(kernels.price._cache.cache_path)
+main.warm_wiring(main.PlannerSettings())
+"""
+
+
+def test_machine_code_is_kept_where_neither_the_package_nor_the_home_can_be_written(tmp_path):
+    """Else each start would compile for many seconds."""
+    shutil.copytree(Path(kernels.__file__).parent, tmp_path / "unicron_planner", ignore=lambda *_: ["__pycache__"])
+    (tmp_path / "unicron_planner" / "__pycache__").write_text("no folder can be made here, not even by root")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "HOME": "/dev/null", "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", STARTS], env=env, capture_output=True, text=True, check=True)
+    [folder] = tmp_path.glob("unicron-*")
+    assert folder in Path(done.stdout.strip()).parents
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -1,5 +1,6 @@
 """The core of a worker: phases, states that can't be had, and messages to the agent."""
 
+import errno
 import functools
 import random
 from collections import defaultdict
@@ -15,7 +16,7 @@ from unicron.contracts import worker as wire
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.states import ParkedSnapshot, StateLocation, StateRef
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, TaskSpec
-from unicron.errors import GroupBrokenError, StateTransferError
+from unicron.errors import GroupBrokenError, StateTransferError, explain_lack
 from unicron.train.worker.iteration import WorkerCore
 from unicron.train.worker.phases import MOVES, IterationPhase, Move
 from unicron.train.worker.shell import Shell, run
@@ -27,8 +28,16 @@ WHOLE, PAIR = ParallelLayout(), ParallelLayout(tensor=2)
 class Full(Trainer):
     """A worker whose node has no room for its state."""
 
+    why = "no room"
+
     async def export(self, place, iteration, *, taken=False, kept=False):
-        raise StateTransferError(f"no room on {self.host.name}")
+        raise StateTransferError(f"{self.why} on {self.host.name}")
+
+
+class Lacking(Full):
+    """Likewise, as its system says."""
+
+    why = explain_lack(OSError(errno.ENOSPC, "No space left on device"))
 
 
 class Asking(Trainer):
@@ -160,6 +169,18 @@ def test_where_no_holder_can_lay_its_state_out_all_are_told_why_and_nobody_hangs
         "without the one that lacks it all goes on"
     )
     assert place.of("a", wire.Iterated)[-1].epoch == 2
+
+
+def test_who_lacks_a_state_for_which_there_is_no_room_tells_that_and_the_others_go_on_without():
+    async def script(place):
+        await meet(place, 0, "a", kinds={"a": Lacking})
+        await meet(place, 1, "ab")
+        [told], [lacks] = (place.of(name, wire.Broken) for name in "ab")
+        assert (told.broke, lacks.broke) == (Breakage.STATE, Breakage.LACK)
+        assert "the machine lacks room; make room there" in lacks.error
+        await meet(place, 2, "a")
+
+    assert play(script).of("a", wire.Iterated)[-1].epoch == 2
 
 
 def test_a_group_that_breaks_is_told_unless_a_newer_membership_is_why():

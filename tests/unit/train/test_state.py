@@ -40,7 +40,7 @@ def test_a_full_memory_is_told_as_such_and_nothing_is_left_there(memory):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (65536, limits[1]))
     try:
-        why = r"t-1 can't write its state to .* on node-1: .*File too large.*make room"
+        why = r"t-1 can't write its state to .* on node-1: .*File too large.*must fit there once"
         with pytest.raises(StateTransferError, match=why):
             state.export(MEMBERSHIP, 0, snapshot())
     finally:

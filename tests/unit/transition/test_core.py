@@ -158,6 +158,17 @@ def test_severity_2_regroups_the_survivors_at_once_and_restarts_the_process_in_i
     assert (recovered.workers, recovered.seconds) == (3, 3.0)
 
 
+def test_a_task_that_goes_on_smaller_says_what_it_waits_for_until_it_is_whole():
+    scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0", "n2:1"])
+    lacks = failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2")
+    scene.feed(msgspec.structs.replace(lacks, wait_s=8.0, reason="n2 lacks room"))
+    [smaller] = of(events.TaskStateChanged, scene.join("a"))
+    assert (smaller.state, smaller.reason) == (TaskState.RUNNING, "2 workers in epoch 1; 1 more to come: n2 lacks room")
+    scene.ready("a")
+    [whole] = of(events.TaskStateChanged, scene.join("a"))
+    assert whole.reason == "3 workers in epoch 2"
+
+
 def test_what_is_to_wait_is_ordered_so_until_the_task_computes_again():
     scene = TransitionHarness(a={}).running(a=["n1:0", "n2:0"])
     refused = failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2")

@@ -13,6 +13,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 
 from unicron import fabric_proofs
+from unicron.addresses import Address
 from unicron.contracts.frames import LENGTH, frame, length_of
 from unicron.contracts.rendezvous import Enter, Put, Take, ToRendezvous, challenge, taken
 from unicron.contracts.worker import Membership
@@ -68,9 +69,8 @@ class Rendezvous(Store):
         # the name keeps tasks and epochs apart: a rank that was stopped and goes on meets nobody
         self._name = f"{membership.rendezvous_id}-{membership.epoch}{part}"
         self._address = membership.rendezvous
-        host, _, port = self._address.rpartition(":")
         try:
-            self._socket = socket.create_connection((host, int(port)), CONNECT_S)
+            self._socket = socket.create_connection(Address.parse(self._address), CONNECT_S)
         except OSError as error:
             raise GroupBrokenError(f"the rendezvous {self._address} can't be reached: {error}") from error
         if membership.secrets:

@@ -11,9 +11,9 @@ import pickle
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
-from ipaddress import ip_address
 from typing import Any
 
+from unicron.addresses import Address, is_loopback
 from unicron.contracts.frames import LIMIT
 from unicron.contracts.worker import NOWHERE, UNCARRIED, Membership
 from unicron.errors import GroupBrokenError
@@ -214,8 +214,7 @@ class Records:
 
 def untrusted_reason(membership: Membership) -> str:
     """Return why records at a rendezvous can't be trusted (unpickling runs code); empty where they can."""
-    host, _, _ = membership.rendezvous.rpartition(":")
-    if membership.secrets or not host or ip_address(host.strip("[]")).is_loopback:
+    if membership.secrets or not membership.rendezvous or is_loopback(Address.parse(membership.rendezvous).host):
         return ""
     return "its nodes have no fabric key, so that anybody could leave a snapshot: name one in UNICRON_FABRIC_KEY"
 

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import msgspec
 from torch._C._distributed_c10d import TCPStore
 
+from unicron.addresses import Address, family
 from unicron.contracts.frames import LENGTH, frame, length_of
 from unicron.contracts.tasks import WorkerPhase
 from unicron.contracts.worker import (
@@ -324,8 +325,7 @@ def is_echo(raised: Raised) -> bool:
 
 def free_port(host: str) -> int:
     """Return a port of `host` on which nobody listens now."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as free:
+    with socket.socket(family(host), socket.SOCK_STREAM) as free:
         free.bind((host, 0))
         return int(free.getsockname()[1])
 
@@ -367,7 +367,7 @@ def variables_of(rank: int, places: list[Place], task: str) -> dict[str, str]:
         "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": task,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "JAX_COORDINATOR_ADDRESS": (f"[{first.host}]" if ":" in first.host else first.host) + f":{first.coordinator}",
+        "JAX_COORDINATOR_ADDRESS": str(Address(first.host, first.coordinator)),
         "CUDA_VISIBLE_DEVICES": ",".join(devices),
     }
 

@@ -14,7 +14,7 @@ from xxhash import xxh3_128
 
 from unicron.contracts.states import StateLocation, StateRef
 from unicron.contracts.worker import FetchState, Membership
-from unicron.errors import StateTransferError
+from unicron.errors import StateTransferError, explain_lack
 from unicron.files import remove_if_possible
 from unicron.snapshots.memory import SnapshotMemory, finished_or_removed
 from unicron.snapshots.names import exported_name
@@ -67,8 +67,8 @@ def export(membership: Membership, place: int, found: dict[str, Any], *, kept: b
             checksum = xxh3_128(file).digest()
     except OSError as error:
         raise StateTransferError(
-            f"worker {member.worker} can't write its state to {folder} on {member.node}: {error}; "
-            "make room there, the state of every worker of the node must fit once"
+            f"worker {member.worker} can't write its state to {folder} on {member.node}: {explain_lack(error)}; "
+            "the state of every worker of the node must fit there once"
         ) from error
     return replace(ref, size=packing.size, checksum=checksum)
 

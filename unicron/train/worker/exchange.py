@@ -7,7 +7,7 @@ import msgspec
 from unicron.contracts.states import ParkedSnapshot, StateRef
 from unicron.contracts.storage import StoredState
 from unicron.contracts.worker import Membership
-from unicron.errors import StateTransferError
+from unicron.errors import LackError, StateTransferError, tells_lack
 from unicron.train.worker.redistribute import Resumption, parked_sources
 from unicron.train.worker.shell import Ranks, States
 
@@ -66,7 +66,7 @@ class Exchange:
             problem = await self._fetch(parts) if shelf.stored is None else self._read_stored(shelf.stored)
         problems = await self._ranks.gather(problem)
         if why := next(filter(None, problems), ""):
-            raise StateTransferError(f"what was left of the state can't be had: {why}")
+            raise _failed(f"what was left of the state can't be had: {why}", problem)
 
     async def _restore_from_holders(self, waiting: Callable[[], None]) -> None:
         rank, attempt, problem, problems = self._membership.rank, 0, "", list[str]()
@@ -76,7 +76,8 @@ class Exchange:
             asked = {each: sources[each][attempt] for each in missing if attempt < len(sources[each])}
             if not asked:
                 why = problems[min(missing)]
-                raise StateTransferError(f"no holder could hand its state to ranks {sorted(missing)}: {why}")
+                text = f"no holder could hand its state to ranks {sorted(missing)}: {why}"
+                raise _failed(text, problem if rank in missing else "")
             offers = await self._ranks.gather(await self._offer(waiting, asked=rank in asked.values()))
             if rank in asked:
                 problem = await self._fetch_offered(offers[asked[rank]])
@@ -127,3 +128,8 @@ class Exchange:
         if self._exported is not None:
             self._states.remove_export(self._exported)
             self._exported = None
+
+
+def _failed(text: str, problem: str) -> StateTransferError:
+    """Return the error of a rank with this problem of its own; who has a state, or needs none, has none."""
+    return LackError(problem) if tells_lack(problem) else StateTransferError(text)

@@ -8,7 +8,7 @@ import msgspec
 from unicron.contracts.states import COPIES, StateRef
 from unicron.contracts.tasks import Breakage, Seat, WorkerPhase
 from unicron.contracts.worker import NOWHERE, Broken, Joined, Kept, Progress
-from unicron.errors import GroupBrokenError, StateLostError, StateTransferError
+from unicron.errors import GroupBrokenError, LackError, StateLostError, StateTransferError
 from unicron.train.worker import redistribute
 from unicron.train.worker.duties import Duties
 from unicron.train.worker.exchange import Exchange
@@ -95,6 +95,7 @@ class RegroupingCore:
     def _report(self, error: GroupBrokenError | StateTransferError) -> None:
         """Report to the agent what broke, unless a newer membership, which has interrupted it, is the reason."""
         broke = Breakage.STATE if isinstance(error, StateTransferError) else Breakage.GROUP
+        broke = Breakage.LACK if isinstance(error, LackError) else broke
         again = broke is Breakage.GROUP and self._reported == self.epoch  # a peer that left breaks collectives, too
         if self._ranks.newest.epoch > self.epoch or again:
             return

@@ -151,10 +151,10 @@ class SlurmProvider(ByRelease):
             f"--comment={request.reason or 'a machine of pool ' + self._pool}",
             "--nodes=1",
             "--no-requeue",
-            f"--output={self._folder / record.machine}.log",
+            f"--output={tools.literal(self._folder / record.machine)}.log",
         ]
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", errors="surrogateescape", suffix=".sh") as file:
             file.write(script)
             file.flush()
             try:

@@ -1,0 +1,186 @@
+"""One small test in environments that no developer has: three nodes train, a worker and a node are killed, it heals.
+
+The cluster, its commands and its programs run in each environment by the command line alone. For each it is said what
+became of that:
+
+- `healed`: the task came further on all slots that were left, after each of the two.
+- `iterations`: how far it came.
+- `says`: what `status` said of the task at the end, where it did not heal.
+- `blamed`: whether the program was ever held to be at fault.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from unicron_deploy.nats_server import free_port
+
+from benchmarks.harness.command import Options, Result, main, names, option, say
+
+PATIENCE_S = 90.0
+GONE = "http://127.0.0.1:9"
+PROXIES = {f"{name}_proxy": GONE for name in ("http", "https", "grpc", "all")}
+SMALL = {"min_workers": 1, "max_workers": 4, "microbatches": 8, "iterations": 100000, "weight": 1.0}
+
+PROGRAM = """
+import time, torch
+from unicron.train import Session
+torch.manual_seed(1)
+model = torch.nn.Linear(WIDTH, WIDTH)
+optimizer = torch.optim.AdamW(model.parameters())
+session = Session(seed=1, iterations=100000, microbatches=8)
+session.protect(model=model, optimizer=optimizer)
+for iteration in session.iterations():
+    for _ in session.microbatches():
+        time.sleep(0.02)
+        session.backward(model(torch.randn(4, WIDTH)).square().mean())
+    session.step()
+"""
+
+
+class Environment(NamedTuple):
+    """What is unlike a developer's machine.
+
+    Attributes:
+        variables: set; None: removed.
+        shell: run before each command, in its shell.
+        outside: run before all of it, as root, in a name space of mounts and networks of its own.
+        folder: name of the cluster's folder.
+        host: address at which it listens.
+        width: of the model, whose state is 12 bytes for each weight.
+    """
+
+    variables: Mapping[str, str | None] = {}
+    shell: str = ""
+    outside: str = ""
+    folder: str = "c"
+    host: str = ""
+    width: int = 64
+
+
+ENVIRONMENTS = {
+    "usual": Environment(),
+    "proxy": Environment(PROXIES),
+    "letters": Environment(folder="b'ü $x # \\u00fc {}"),
+    "long path": Environment(folder="d" * 120),
+    "no home": Environment({"HOME": None}),
+    "umask 077": Environment(shell="umask 077"),
+    "256 files": Environment(shell="ulimit -n 256"),
+    "python -OO": Environment({"PYTHONOPTIMIZE": "2"}),
+    "POSIX locale": Environment({"LC_ALL": "POSIX", "LANG": "C"}),
+    "time zone": Environment({"TZ": "Pacific/Kiritimati"}),
+    "IPv6": Environment(host="::1"),
+    "shm of 24 MB": Environment(outside="mount -t tmpfs -o size=24m tmpfs /dev/shm", width=1200),
+    "read-only package": Environment(
+        {"HOME": "/nonexistent"}, outside="mount --bind {package} {package} && mount -o remount,ro,bind {package}"
+    ),
+}
+
+
+class Place:
+    """A cluster in an environment, by its commands."""
+
+    def __init__(self, environment: Environment, root: Path) -> None:
+        self.environment, self.port = environment, free_port()
+        self.folder = root / environment.folder
+        self.folder.mkdir(parents=True)
+        host = f"[{environment.host}]" if environment.host else "127.0.0.1"
+        given = {"UNICRON_NATS_URL": f"nats://{host}:{self.port}", **environment.variables}
+        base = {**os.environ, **given, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        self.env = {name: value for name, value in base.items() if value is not None}
+        (self.folder / "small.py").write_text(PROGRAM.replace("WIDTH", str(environment.width)))
+        spec = {"name": "s", "command": ["python", "small.py"], **SMALL}
+        (self.folder / "task.yaml").write_text(json.dumps(spec))
+
+    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in the environment."""
+        script = f'{self.environment.shell or ":"}; exec "$@"'
+        command = ["sh", "-c", script, "sh", sys.executable, "-m", "unicron_cli", *words]
+        return subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, check=False)
+
+    def task(self) -> dict[str, Any]:
+        """Return the task as `status` shows it; what the command says instead, where it does not."""
+        done = self.call("status", "--json")
+        if done.returncode:
+            return {"reason": done.stderr.strip()[-300:], "members": [], "iteration": -1}
+        return next(iter(json.loads(done.stdout)["tasks"]), {"members": [], "iteration": -1, "reason": "none"})
+
+    def comes_further(self, workers: int) -> bool:
+        """Return whether the task comes further on so many workers, before our patience ends."""
+        end, first = time.monotonic() + PATIENCE_S, self.task()["iteration"]
+        while time.monotonic() < end:
+            found = self.task()
+            if found["iteration"] > first + 3 and len(found["members"]) >= workers:
+                return True
+            time.sleep(0.5)
+        return False
+
+    def run(self) -> dict[str, Any]:
+        """Play the test; return what became of it."""
+        host = ["--host", self.environment.host] if self.environment.host else []
+        ports = ["--port", str(self.port), "--console-port", str(free_port())]
+        up = self.call("up", "--nodes", "3", "--slots", "2", *ports, *host)
+        if up.returncode:
+            return {"healed": False, "iterations": 0, "says": up.stderr.strip()[-300:], "blamed": False}
+        try:
+            self.call("submit", "task.yaml")
+            healed = self.comes_further(4)
+            for order in (("kill-worker", "s:1"), ("kill-node", "node-1")):
+                self.call("chaos", *order)
+                time.sleep(2.0)
+                healed = self.comes_further(4) and healed
+            last, told = self.task(), self.call("events").stdout
+            says = "" if healed else last.get("reason", "")
+            return {"healed": healed, "iterations": last["iteration"], "says": says, "blamed": "at fault" in told}
+        finally:
+            self.call("down")
+
+
+def measure(options: Options, root: Path) -> Result:
+    """Play the test in each environment."""
+    rows: dict[str, dict[str, Any]] = {}
+    for name in options.only:
+        rows[name] = _isolated(name, root / str(len(rows)))
+        say(f"{name}: {rows[name]}")
+    healed = sum(row["healed"] for row in rows.values())
+    return Result({"healed": healed, "environments": len(rows)}, details={"environments": rows})
+
+
+def _isolated(name: str, root: Path) -> dict[str, Any]:
+    """Play the test in a process of its own, where the environment takes name spaces."""
+    environment, outside = ENVIRONMENTS[name], ""
+    if environment.outside:
+        if os.getuid() or shutil.which("unshare") is None:
+            return {"healed": False, "iterations": 0, "says": "left out: it takes root and unshare", "blamed": False}
+        outside = environment.outside.format(package=Path(__file__).parents[1])
+    play = "import sys; from benchmarks.environments import play; play(*sys.argv[1:])"
+    command = [sys.executable, "-c", play, name, str(root)]
+    if outside:
+        command = ["unshare", "-m", "sh", "-c", f'{outside} && exec "$@"', "sh", *command]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            told, _ = child.communicate()
+        except BaseException:
+            child.terminate()  # it stops its cluster first
+            child.wait()
+            raise
+    found: dict[str, Any] = json.loads(told.splitlines()[-1])
+    return found
+
+
+def play(name: str, root: str) -> None:
+    """Play the test in an environment, and print what became of it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    print(json.dumps(Place(ENVIRONMENTS[name], Path(root)).run()))
+
+
+if __name__ == "__main__":
+    every = list(ENVIRONMENTS)
+    main(measure, option("--only", type=names(every), default=every, help="environments, with commas between"))
