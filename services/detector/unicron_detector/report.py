@@ -13,6 +13,7 @@ from unicron.contracts.events import FailureDetected, TaskBroken, WorkerFact
 from unicron.contracts.failures import Severity
 from unicron.contracts.hardware import FaultLogged
 from unicron_detector.books import RecordIndex
+from unicron_detector.ladder import LONGEST_S
 from unicron_detector.state import (
     ECHOES_S,
     DetectorLimits,
@@ -86,6 +87,7 @@ class Reporter:
         *,
         echo: bool = False,
         own: bool = False,
+        unexplained: bool = False,
         outside: bool = False,
         traceback: str = "",
         idle_s: float = 0.0,
@@ -97,6 +99,7 @@ class Reporter:
             iteration: in which the worker was, -1 where that is not known.
             echo: by its nature it follows from another one, if the task has had one just before.
             own: by all that is known it is the program's own, so that it costs the task in the end, and no node.
+            unexplained: no rule knows its cause, so that it costs neither the task nor a node, however often it comes.
             outside: a server that is none of the cluster's refuses, so that no node is at fault, and a wait may help.
             traceback: of its exception, if it is one.
             idle_s: for so long the task has not come further.
@@ -110,7 +113,8 @@ class Reporter:
         known = echo and task.outage.explains(now)
         if why := "" if known else self._no_progress(task, failure, iteration, idle_s):
             return self.break_task(failure.task, why)
-        failure = self._escalated(task, failure, self._recent_cause(failure.task) if echo else None)
+        cause = self._recent_cause(failure.task) if echo else None
+        failure = self._escalated(task, failure, cause, unexplained=unexplained)
         gives_up_node = failure.severity is Severity.SEV1 and failure.escalated is not None
         if gives_up_node and (own or task.ladder.give_up_node(failure.node, now, window_s)):
             where = "by itself" if own else f"on several nodes ({', '.join(sorted(task.ladder.climbs))})"
@@ -118,13 +122,16 @@ class Reporter:
         task.last = failure
         return self.report(failure, echo=echo)
 
-    def _escalated(self, task: TaskRecord, failure: FailureDetected, cause: RecentCause | None) -> FailureDetected:
+    def _escalated(
+        self, task: TaskRecord, failure: FailureDetected, cause: RecentCause | None, *, unexplained: bool
+    ) -> FailureDetected:
         """Return a failure at the severity to which its predecessors have raised it.
 
         Args:
             task: that it hit.
             failure: as it would be met by itself.
             cause: from which it follows, so that its node is not at fault.
+            unexplained: nobody is known to be at fault: it is met by longer and longer waits, and climbs no further.
         """
         now, window_s, attempts, climbed = self.state.now, self.limits.window_s, self.limits.attempts, False
         if failure.severity is Severity.SEV3:
@@ -137,6 +144,10 @@ class Reporter:
         if cause is not None:
             return replace(failure, reason=f"{failure.reason}; echo of {cause.text}")
         attempt = task.ladder.restart(failure.node, now, window_s)
+        if attempt > attempts and unexplained:
+            wait_s = min(LONGEST_S, 2.0 ** (attempt - attempts - 1))
+            reason = f"{failure.reason}; no rule knows the cause, so nobody is blamed; tried again in {wait_s:g} s"
+            return replace(failure, reason=reason, attempt=attempt, wait_s=wait_s)
         if attempt > attempts:
             return replace(failure, severity=Severity.SEV1, escalated=Severity.SEV2, attempt=attempt)
         return failure if climbed else replace(failure, attempt=attempt)
