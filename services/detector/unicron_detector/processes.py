@@ -219,16 +219,10 @@ class Processes:
         return []
 
     def _is_elsewhere(self, other: WatchedWorker, fact: WorkerExited | WorkerRaised) -> bool:
-        machines = {node: self._machine(node) for node in self._reporter.books.nodes_of_task(fact.task)}
-        here, there = self._machine(fact.node), self._machine(other.node)
-        if {here, there, *machines.values()} == {here}:
+        here, there = self._reporter.machine(fact.node), self._reporter.machine(other.node)
+        if {here, there, *self._reporter.machines_of_task(fact.task)} == {here}:
             return (other.node, other.slot) != (fact.node, fact.slot)
         return here != there
-
-    def _machine(self, node: str) -> str:
-        """Return the address of the machine that a node is on; of one that is gone, its name."""
-        record = self._state.nodes.get(node)
-        return record.host if record is not None and record.host else node
 
     def record_sleep(self, asleep: WorkerAsleep) -> list[Message]:
         """Record an idle report; it counts for `SLEEPS_S` seconds."""

@@ -4,6 +4,7 @@ Most of what is heard after a failure is its consequence. So a worker process fa
 joins again, a membership of a task breaks once, and a task whose own program is at fault is not spoken of again.
 """
 
+import re
 from collections.abc import Iterable
 
 from msgspec.structs import replace
@@ -28,6 +29,8 @@ from unicron_detector.timers import DetectorTimer, TimerKind
 
 LASTED_S = 600.0
 """A program that reports no iterations has come further where it fails that long after its ranks met."""
+
+_NUMBERS = re.compile(r"\d+")
 
 LONGEST_CAUSE = 500
 """Characters of a failure that are repeated with its echoes."""
@@ -65,6 +68,15 @@ class Reporter:
             if not there:
                 del self.state.starting[worker.node]
         return worker
+
+    def machine(self, node: str) -> str:
+        """Return the address of the machine that a node is on; of one that is gone, its name."""
+        record = self.state.nodes.get(node)
+        return record.host if record is not None and record.host else node
+
+    def machines_of_task(self, task: str) -> set[str]:
+        """Return the machines with watched workers of a task."""
+        return {self.machine(node) for node in self.books.nodes_of_task(task)}
 
     def is_about_known_worker(self, fact: WorkerFact | FaultLogged) -> bool:
         """Return whether the worker of a fact is or was where the fact says."""
@@ -111,7 +123,7 @@ class Reporter:
         if waits := self._report_outage(task, failure, iteration) if outside else []:
             return waits
         known = echo and task.outage.explains(now)
-        if why := "" if known else self._no_progress(task, failure, iteration, idle_s):
+        if why := "" if known else self._no_progress(task, failure, iteration, idle_s, unexplained=unexplained):
             return self.break_task(failure.task, why)
         cause = self._recent_cause(failure.task) if echo else None
         failure = self._escalated(task, failure, cause, unexplained=unexplained)
@@ -162,8 +174,14 @@ class Reporter:
         tries = task.outage.tries
         return self.report(replace(failure, reason=failure.reason + again, attempt=tries, wait_s=wait_s))
 
-    def _no_progress(self, task: TaskRecord, failure: FailureDetected, iteration: int, idle_s: float) -> str:
-        """Return that, and how, the task has failed in one iteration too often; empty where it has not."""
+    def _no_progress(
+        self, task: TaskRecord, failure: FailureDetected, iteration: int, idle_s: float, *, unexplained: bool
+    ) -> str:
+        """Return that, and how, the task has failed in one iteration too often; empty where it has not.
+
+        Where it is on one machine alone, and always fails by the same, nobody else could tell whose fault that is: what
+        nobody can explain need not be tried as often.
+        """
         worker = self.state.workers.get(failure.worker)
         if worker is None:
             return ""
@@ -178,7 +196,9 @@ class Reporter:
             tried = task.standstill.count_failure(iteration, epoch, how, lasted=lasted)
             at = iteration if iteration >= 0 else task.standstill.iteration
             where = "memberships in a row failed " + (f"in iteration {at}" if at >= 0 else "before the first iteration")
-        if len(tried) < self.limits.no_progress:
+        ways = {_NUMBERS.sub("0", each.partition(": ")[2]) for each in tried}
+        alone = unexplained and len(ways) == 1 and len(self.machines_of_task(failure.task)) <= 1
+        if len(tried) < (min(self.limits.attempts + 1, self.limits.no_progress) if alone else self.limits.no_progress):
             return ""
         return f"no progress: {len(tried)} {where}, the last by {'; '.join(tried[-3:])}"
 

@@ -158,6 +158,20 @@ def test_what_no_rule_knows_costs_neither_task_nor_node_and_is_tried_again_ever_
     assert scene.detector.state.lost == {}
 
 
+@pytest.mark.parametrize(("texts", "count"), [(["odd"] * 9, 4), (["odd", "odder"] * 5, 10)])
+@pytest.mark.parametrize("others", [False, True])
+def test_what_no_rule_knows_is_no_progress_sooner_on_one_machine_where_it_is_the_same_each_time(texts, count, others):
+    scene = scene_of("n1", "n2")
+    told = []
+    for number in range(10):
+        scene.run(epoch=number, **{f"v{number}": "n1", **({"w2": "n2"} if others else {})})
+        told += scene.throw(f"v{number}", **ODD | {"text": texts[number % len(texts)]})
+        if brief(told)[-1] == "TaskBroken":
+            break
+    assert len(told) == (10 if others else count)
+    assert told[-1].reason.startswith(f"no progress: {len(told)} memberships in a row failed in iteration 3")
+
+
 @pytest.mark.parametrize("tail", [["odd"], []])
 def test_an_end_that_no_rule_knows_costs_neither_task_nor_node(scene, tail):
     out = []
