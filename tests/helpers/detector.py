@@ -103,12 +103,14 @@ class DetectorHarness:
 
     # --- facts -------------------------------------------------------------------------------------------------------
 
-    def join(self, *nodes, incarnation="a", workers=()):
+    def join(self, *nodes, incarnation="a", workers=(), host=""):
         out = []
         for node in nodes:
             self.beating[node] = incarnation
             status = [WorkerStatus(worker=w, task=t, slot=0) for w, t in workers]
-            out += self.feed(NodeAdmitted(node=node, incarnation=incarnation, host="h", slots=[], workers=status))
+            out += self.feed(
+                NodeAdmitted(node=node, incarnation=incarnation, host=host or f"of-{node}", slots=[], workers=status)
+            )
         return out
 
     def run(self, task="gpt", epoch=0, **places):

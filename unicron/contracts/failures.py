@@ -68,7 +68,9 @@ class FailureStatus(Word):
     ADDRESS_IN_USE = "address_in_use"
     """A script wants a port of its own choice that another program on its node has."""
     OTHER_SOFTWARE_ERROR = "other_software_error"
-    """Neither hardware nor CUDA nor network: maybe the user's own error."""
+    """A rule says that a program brings this about by itself: maybe the user's own error."""
+    UNEXPLAINED = "unexplained"
+    """No rule knows what brings this about: nobody is blamed, but if it comes again in the same place elsewhere."""
     UNKNOWN = "unknown"
 
 

@@ -40,9 +40,9 @@ RECORD = 8192
 _AT = re.compile(r"\[ *(\d+\.\d{3,9})\]")
 """When a line was made, in monotonic seconds; a log daemon may repeat lines that are old, or of an earlier boot."""
 
-_PID = re.compile(r"\bpid=(\d+)|Kill(?:ed)? process (\d+)")
+_PID = re.compile(r"\bpid[= ](\d+)|Kill(?:ed)? process (\d+)")
 _PCI = re.compile(
-    r"(?:Xid \((?:PCI:)?|PCI:|[Dd]evice[= ]\[?|nvidia )((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b"
+    r"(?:Xid \((?:PCI:)?|PCI:|[Dd]evice[= ]\[?|nvidia |amdgpu )((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b"
 )
 
 
@@ -171,7 +171,7 @@ class KernelLog:
                 continue
             pid, address = _PID.search(line), _PCI.search(line)
             slot = self._slots.get(pci(address[1]), -1) if address else -1
-            if slot < 0 and address and self._slots and "NVRM: Xid" in line:
+            if slot < 0 and address and self._slots and ("NVRM: Xid" in line or "amdgpu " in line):
                 continue  # of a GPU that is no slot's, as that of a screen
             self._report(
                 Logged(

@@ -39,6 +39,9 @@ SIGNATURES = 64
 OWN_ERRORS = {FailureStatus.OTHER_SOFTWARE_ERROR, FailureStatus.ADDRESS_IN_USE}
 """Statuses that may be the user's own error."""
 
+PROVABLE = OWN_ERRORS | {FailureStatus.UNEXPLAINED}
+"""Statuses that are the user's own error, if the same happens in the same place elsewhere."""
+
 CERTAIN = {FailureStatus.GRADIENT_NOT_FINITE, FailureStatus.RANK_ENDED, FailureStatus.DRILL_FAILED}
 """Statuses that all ranks share, or bring about together: a retry would end the same."""
 
@@ -109,9 +112,9 @@ class Processes:
             return self._abnormal(exited.worker, worker, how, status=FailureStatus.OUT_OF_RESOURCES)
         verdict = self._rules.classify("", tail) if may_be_own_fault(exited) else None
         own = verdict is not None and verdict.status in OWN_ERRORS
-        if own:
+        if verdict is not None and verdict.status in PROVABLE:
             code = f"signal {exited.signal}" if exited.signal else f"exit code {exited.exit_code}"
-            broken = self._user_error(exited, code, f"{exited.worker} {how}", tail)
+            broken = self._user_error(exited, f"{code}{_place(tail)}", f"{exited.worker} {how}", tail)
             if broken:
                 return broken
         echo = verdict is not None and verdict.echo
@@ -122,6 +125,7 @@ class Processes:
             exited.iteration,
             echo=echo,
             own=own,
+            unexplained=verdict is not None and verdict.status is FailureStatus.UNEXPLAINED,
             traceback=tail if own else "",
             outside=verdict is not None and verdict.outside,
             forced=not may_be_own_fault(exited),
@@ -136,6 +140,7 @@ class Processes:
         *,
         echo: bool = False,
         own: bool = False,
+        unexplained: bool = False,
         outside: bool = False,
         forced: bool = False,
         traceback: str = "",
@@ -155,6 +160,7 @@ class Processes:
             iteration,
             echo=echo,
             own=own,
+            unexplained=unexplained,
             outside=outside,
             forced=forced,
             traceback=traceback,
@@ -167,7 +173,7 @@ class Processes:
         """
         if self._reporter.worker(raised.worker, raised.task, raised.node, raised.slot).gone_at is not None:
             return []
-        verdict = self._rules.classify(raised.exception, raised.text)
+        verdict = self._rules.classify(raised.exception, raised.text, raised.traceback)
         what = f"{raised.exception}: {raised.text}"
         if verdict.status in CERTAIN:
             closed = self._reporter.task(raised.task).closed
@@ -175,8 +181,8 @@ class Processes:
             return [] if closed else self._reporter.break_task(raised.task, reason, raised.traceback)
         if verdict.status is FailureStatus.ADDRESS_IN_USE:
             what = f"{what}; in {script_line(raised.traceback)}: {TAKE_ANOTHER}"
-        if verdict.status in OWN_ERRORS:
-            kind = _NUMBERS.sub("0", what)
+        if verdict.status in PROVABLE:
+            kind = _NUMBERS.sub("0", what) + _place(raised.traceback)
             broken = self._user_error(raised, kind, f"{raised.worker} raised {what}", raised.traceback)
             if broken:
                 return broken
@@ -195,6 +201,7 @@ class Processes:
             raised.iteration,
             echo=verdict.echo,
             own=verdict.status in OWN_ERRORS,
+            unexplained=verdict.status is FailureStatus.UNEXPLAINED,
             outside=verdict.outside,
             traceback=raised.traceback,
         )
@@ -202,8 +209,8 @@ class Processes:
     def _user_error(self, fact: WorkerExited | WorkerRaised, what: str, reason: str, traceback: str) -> list[Message]:
         """Return TaskBroken if a worker elsewhere ended in the same way at the same iteration, else remember it.
 
-        Elsewhere is on another node; in another slot, where the task is on one node alone: what befalls one of several
-        nodes may be the node's own.
+        Elsewhere is on another machine; in another slot, where the task is on one machine alone: what befalls one of
+        several machines may be the machine's own.
         Of a program that reports no iterations the other must be of the same membership, but for what only one rank of
         each can do: listen where all others find it.
         """
@@ -214,14 +221,20 @@ class Processes:
         signature = f"{where}:{what}"
         digest = blake2b(signature.encode(errors="replace"), digest_size=16).hexdigest()
         first = task.seen.setdefault(digest, fact.worker)
-        other, nodes = self._state.workers.get(first), {fact.node, *self._reporter.books.nodes_of_task(fact.task)}
-        elsewhere = other is None or other.node != fact.node or (other.slot != fact.slot and len(nodes) == 1)
+        other = self._state.workers.get(first)
+        elsewhere = other is not None and self._is_elsewhere(other, fact)
         if first != fact.worker and (elsewhere or TAKE_ANOTHER in what):
             when = f"at iteration {fact.iteration}" if fact.iteration >= 0 else "before the first iteration"
             return self._reporter.break_task(fact.task, f"{reason} ({when}, as {first} did before it)", traceback)
         if len(task.seen) > SIGNATURES:
             task.seen.pop(next(iter(task.seen)))
         return []
+
+    def _is_elsewhere(self, other: WatchedWorker, fact: WorkerExited | WorkerRaised) -> bool:
+        here, there = self._reporter.machine(fact.node), self._reporter.machine(other.node)
+        if {here, there, *self._reporter.machines_of_task(fact.task)} == {here}:
+            return (other.node, other.slot) != (fact.node, fact.slot)
+        return here != there
 
     def record_sleep(self, asleep: WorkerAsleep) -> list[Message]:
         """Record an idle report; it counts for `SLEEPS_S` seconds."""
@@ -291,6 +304,11 @@ def script_line(traceback: str) -> str:
     """Return the innermost line of a traceback that is in no installed package."""
     own = [f"{path}:{line}" for path, line in _FRAME.findall(traceback) if "/site-packages/" not in path]
     return own[-1] if own else "a line that is not known"
+
+
+def _place(text: str) -> str:
+    """Return where a script was, if a text says that, as a part of what tells one error from another."""
+    return f" in {script_line(text)}" if _FRAME.search(text) else ""
 
 
 def may_be_own_fault(exited: WorkerExited) -> bool:

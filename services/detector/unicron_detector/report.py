@@ -4,6 +4,7 @@ Most of what is heard after a failure is its consequence. So a worker process fa
 joins again, a membership of a task breaks once, and a task whose own program is at fault is not spoken of again.
 """
 
+import re
 from collections.abc import Iterable
 
 from msgspec.structs import replace
@@ -13,6 +14,7 @@ from unicron.contracts.events import FailureDetected, TaskBroken, WorkerFact
 from unicron.contracts.failures import FailureStatus, Severity
 from unicron.contracts.hardware import FaultLogged
 from unicron_detector.books import RecordIndex
+from unicron_detector.ladder import LONGEST_S
 from unicron_detector.state import (
     ECHOES_S,
     DetectorLimits,
@@ -35,6 +37,8 @@ OF_MACHINES = {
     *(FailureStatus.OUT_OF_MEMORY, FailureStatus.OUT_OF_RESOURCES, FailureStatus.IO_ERROR, FailureStatus.UNKNOWN),
 }
 """What no program does by itself: however often it comes, it ends no task."""
+
+_NUMBERS = re.compile(r"\d+")
 
 LONGEST_CAUSE = 500
 """Characters of a failure that are repeated with its echoes."""
@@ -73,6 +77,15 @@ class Reporter:
                 del self.state.starting[worker.node]
         return worker
 
+    def machine(self, node: str) -> str:
+        """Return the address of the machine that a node is on; of one that is gone, its name."""
+        record = self.state.nodes.get(node)
+        return record.host if record is not None and record.host else node
+
+    def machines_of_task(self, task: str) -> set[str]:
+        """Return the machines with watched workers of a task."""
+        return {self.machine(node) for node in self.books.nodes_of_task(task)}
+
     def is_about_known_worker(self, fact: WorkerFact | FaultLogged) -> bool:
         """Return whether the worker of a fact is or was where the fact says."""
         worker, place = self.state.workers.get(fact.worker), (fact.task, fact.node, fact.slot)
@@ -94,6 +107,7 @@ class Reporter:
         *,
         echo: bool = False,
         own: bool = False,
+        unexplained: bool = False,
         outside: bool = False,
         forced: bool = False,
         traceback: str = "",
@@ -106,6 +120,7 @@ class Reporter:
             iteration: in which the worker was, -1 where that is not known.
             echo: by its nature it follows from another one, if the task has had one just before.
             own: by all that is known it is the program's own, so that it costs the task in the end, and no node.
+            unexplained: no rule knows its cause, so that it costs neither the task nor a node, however often it comes.
             outside: a server that is none of the cluster's refuses, so that no node is at fault, and a wait may help.
             forced: somebody else has ended it, or nobody knows who: no proof against the program, how often it may be.
             traceback: of its exception, if it is one.
@@ -122,10 +137,11 @@ class Reporter:
         known = echo and task.outage.explains(now)
         tried, where = ([], "") if known else self._count(task, failure, iteration, idle_s)
         proof = self.limits.count_all or not (forced or failure.status in OF_MACHINES)
-        stuck = len(tried) >= self.limits.no_progress
+        stuck = len(tried) >= self._most_tries(failure.task, tried, unexplained=unexplained)
         if stuck and proof:
             return self.break_task(failure.task, _no_progress(tried, where))
-        failure = self._escalated(task, failure, self._recent_cause(failure.task) if echo else None)
+        cause = self._recent_cause(failure.task) if echo else None
+        failure = self._escalated(task, failure, cause, unexplained=unexplained)
         climbs = failure.severity is Severity.SEV1 and failure.escalated is not None
         if climbs and (own or not task.ladder.give_up_node(failure.node, now, window_s)):
             nodes = ", ".join(sorted({*task.ladder.climbs, failure.node}))
@@ -138,13 +154,16 @@ class Reporter:
         task.last = failure
         return self.report(failure, echo=echo)
 
-    def _escalated(self, task: TaskRecord, failure: FailureDetected, cause: RecentCause | None) -> FailureDetected:
+    def _escalated(
+        self, task: TaskRecord, failure: FailureDetected, cause: RecentCause | None, *, unexplained: bool
+    ) -> FailureDetected:
         """Return a failure at the severity to which its predecessors have raised it.
 
         Args:
             task: that it hit.
             failure: as it would be met by itself.
             cause: from which it follows, so that its node is not at fault.
+            unexplained: nobody is known to be at fault: it is met by longer and longer waits, and climbs no further.
         """
         now, window_s, attempts, climbed = self.state.now, self.limits.window_s, self.limits.attempts, False
         if failure.severity is Severity.SEV3:
@@ -157,6 +176,10 @@ class Reporter:
         if cause is not None:
             return replace(failure, reason=f"{failure.reason}; echo of {cause.text}")
         attempt = task.ladder.restart(failure.node, now, window_s)
+        if attempt > attempts and unexplained:
+            wait_s = min(LONGEST_S, 2.0 ** (attempt - attempts - 1))
+            reason = f"{failure.reason}; no rule knows the cause, so nobody is blamed; tried again in {wait_s:g} s"
+            return replace(failure, reason=reason, attempt=attempt, wait_s=wait_s)
         if attempt > attempts:
             return replace(failure, severity=Severity.SEV1, escalated=Severity.SEV2, attempt=attempt)
         return failure if climbed else replace(failure, attempt=attempt)
@@ -197,6 +220,16 @@ class Reporter:
             at = iteration if iteration >= 0 else task.standstill.iteration
             where = "memberships in a row failed " + (f"in iteration {at}" if at >= 0 else "before the first iteration")
         return tried, where
+
+    def _most_tries(self, name: str, tried: list[str], *, unexplained: bool) -> int:
+        """Return how often a task may fail in one iteration.
+
+        Where it is on one machine alone, and always fails by the same, nobody else could tell whose fault that is: what
+        nobody can explain need not be tried as often.
+        """
+        ways = {_NUMBERS.sub("0", each.partition(": ")[2]) for each in tried}
+        alone = unexplained and len(ways) == 1 and len(self.machines_of_task(name)) <= 1
+        return min(self.limits.attempts + 1, self.limits.no_progress) if alone else self.limits.no_progress
 
     def _recent_cause(self, name: str) -> RecentCause | None:
         """Return the recent failure of a task that others may follow from."""

@@ -46,6 +46,7 @@ class NodeRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A node that is held to be up.
 
     Attributes:
+        host: address of its machine; empty where it joined before that was remembered.
         silent: ticks since its last heartbeat was handled. Clocks of other machines play no part.
         ahead_s: by how much its clock was ahead of ours at its last heartbeat.
         off_ticks: ticks in a row in which that was too much.
@@ -55,6 +56,7 @@ class NodeRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
 
     incarnation: str
+    host: Label = ""
     silent: Count = 0
     ahead_s: Apart = 0.0
     off_ticks: Count = 0

@@ -74,6 +74,14 @@ def test_what_stood_there_before_is_not_told(heard, path):
     assert (logged.slot, logged.pid, logged.status) == (5, 4711, "gpu_driver_error")
 
 
+def test_amds_driver_names_device_and_process_in_words_of_its_own(heard, path):
+    fault = "amdgpu 0000:{}:00.0: amdgpu: [gfxhub0] page fault (vmid:8, for process python pid 4711 thread x pid 4712)"
+    write(path, f"{fault.format('07')}\n{fault.format('3b')}\n")  # that of a screen, and that of a slot
+    assert heard.until(1) == [fault.format("3b")]
+    [logged] = heard.logged
+    assert (logged.slot, logged.pid, logged.status) == (5, 4711, "illegal_memory_access")
+
+
 def test_half_a_line_is_none_yet(heard, path):
     whole = XID.format(79)
     write(path, whole[:30])

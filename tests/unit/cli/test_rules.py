@@ -47,7 +47,7 @@ def test_a_line_is_explained_as_either():
     said = run("explain", "ConnectionResetError: connection reset by peer")
     assert "connection_reset, severity 3" in said
     assert "of the kernel: says nothing" in said
-    assert "default" in run("explain", "ValueError: bad")
+    assert "default" in run("explain", "OSError: bad")
 
 
 def test_a_line_of_a_workers_output_is_explained(folder):

@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from helpers.detector import brief, scene_of
+from helpers.detector import DetectorHarness, brief, scene_of
 from unicron_detector.books import RecordIndex
 from unicron_detector.processes import REPLACED_S, SIGNATURES, script_line
 from unicron_detector.state import DetectorLimits
@@ -146,6 +146,85 @@ def test_what_a_program_does_by_itself_again_and_again_costs_it_and_no_node(how,
     assert brief(out)[-1] == ((waits if further else "TaskBroken") if own else (1, "gpu_driver_error", "v0"))
     assert not (own and further) or out[-1].wait_s
     assert set(scene.detector.state.lost) == (set() if own else {"n1"})
+
+
+ODD = {"exception": "RuntimeError", "text": "odd"}
+
+
+def test_what_no_rule_knows_costs_neither_task_nor_node_and_is_tried_again_ever_more_rarely(scene):
+    out = []
+    for number in range(8):
+        scene.run(epoch=number, **{f"v{number}": "n1", "w2": "n2"})
+        out += scene.throw(f"v{number}", iteration=number, **ODD)
+    assert {(each[0], each[1]) for each in brief(out)} == {(2, "unexplained")}
+    assert [failure.wait_s for failure in out] == [0, 0, 0, 1, 2, 4, 8, 16]
+    assert "odd; no rule knows the cause, so nobody is blamed; tried again in 16 s" in out[-1].reason
+    assert scene.detector.state.lost == {}
+
+
+@pytest.mark.parametrize(("texts", "count"), [(["odd"] * 9, 4), (["odd", "odder"] * 5, 10)])
+@pytest.mark.parametrize("others", [False, True])
+def test_what_no_rule_knows_is_no_progress_sooner_on_one_machine_where_it_is_the_same_each_time(texts, count, others):
+    scene = scene_of("n1", "n2")
+    told = []
+    for number in range(10):
+        scene.run(epoch=number, **{f"v{number}": "n1", **({"w2": "n2"} if others else {})})
+        told += scene.throw(f"v{number}", **ODD | {"text": texts[number % len(texts)]})
+        if brief(told)[-1] == "TaskBroken":
+            break
+    assert len(told) == (10 if others else count)
+    assert told[-1].reason.startswith(f"no progress: {len(told)} memberships in a row failed in iteration 3")
+
+
+@pytest.mark.parametrize("tail", [["odd"], []])
+def test_an_end_that_no_rule_knows_costs_neither_task_nor_node(scene, tail):
+    out = []
+    for number in range(5):
+        scene.run(epoch=number, **{f"v{number}": "n1", "w2": "n2"})
+        out += scene.exit(f"v{number}", exit_code=1, iteration=number, stderr=tail)
+    assert [each[:2] for each in brief(out)] == [(2, "exited_abnormally")] * 5
+    assert out[-1].wait_s == 2
+
+
+@pytest.mark.parametrize(("line", "found"), [(7, "TaskBroken"), (8, (2, "unexplained", "w2"))])
+def test_what_no_rule_knows_is_the_programs_own_where_it_happens_in_the_same_place_elsewhere(scene, line, found):
+    scene.throw("w1", **ODD, traceback='  File "train.py", line 7, in f\n')
+    assert brief(scene.throw("w2", **ODD, traceback=f'  File "train.py", line {line}, in f\n')) == [found]
+
+
+@pytest.mark.parametrize(("line", "found"), [(7, "TaskBroken"), (8, (2, "exited_abnormally", "w2"))])
+def test_a_process_that_ends_at_another_line_has_ended_by_something_else(scene, line, found):
+    scene.exit("w1", exit_code=1, iteration=3, stderr=['  File "train.py", line 7, in f', "RuntimeError: odd"])
+    tail = [f'  File "train.py", line {line}, in f', "RuntimeError: odd"]
+    assert brief(scene.exit("w2", exit_code=1, iteration=3, stderr=tail)) == [found]
+
+
+def test_two_nodes_of_one_machine_are_no_proof_where_the_task_is_on_others_too():
+    scene = DetectorHarness()
+    scene.join("n1", "n2", host="one")
+    scene.join("n3")
+    scene.run(w1="n1", w2="n2", w3="n3")
+    scene.throw("w1")
+    assert brief(scene.throw("w2")) == [(2, "other_software_error", "w2")]
+    assert brief(scene.throw("w3")) == ["TaskBroken"]
+
+
+def test_two_nodes_of_one_machine_are_a_proof_where_the_task_is_there_alone():
+    scene = DetectorHarness()
+    scene.join("n1", "n2", host="one")
+    scene.run(w1="n1", w2="n2")
+    scene.throw("w1")
+    assert brief(scene.throw("w2")) == ["TaskBroken"]
+
+
+def test_the_cause_of_an_exception_is_judged_and_not_the_one_that_it_led_to(scene):
+    chain = (
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered\n\n"
+        "The above exception was the direct cause of the following exception:\n\nRuntimeError: odd\n"
+    )
+    assert brief(scene.throw("w1", **ODD, traceback=f"Traceback (most recent call last):\n{chain}")) == [
+        (1, "ecc_error", "w1")
+    ]
 
 
 def test_the_same_exception_in_other_workers_breaks_the_task_once_however_many_raise():

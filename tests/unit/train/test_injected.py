@@ -21,7 +21,7 @@ STATUSES = {
     "link-down": ("link_flapping", 3),
     "connection-refused": ("connection_refused", 3),
     "connection-reset": ("connection_reset", 3),
-    "memory-error": ("other_software_error", 2),
+    "memory-error": ("out_of_memory", 2),
     "value-error": ("other_software_error", 2),
 }
 

@@ -38,6 +38,7 @@ from unicron.contracts.worker import (
     to_worker,
 )
 from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.exception_texts import shortened
 from unicron.train.worker.flight import collectives
 from unicron.train.worker.injected import Injected, exception, raise_in_script
 from unicron.train.worker.phases import FORGOTTEN, greeting
@@ -45,6 +46,9 @@ from unicron.train.worker.phases import FORGOTTEN, greeting
 SOCKET_VARIABLE = "UNICRON_WORKER_SOCKET"
 LAUNCHER_VARIABLE = "UNICRON_TELL"
 """Variable with the descriptor of the socket on which a program sends messages to its launcher."""
+
+LONGEST_TRACEBACK = 8000
+"""Characters of a traceback that are reported."""
 
 
 class AgentChannel:
@@ -261,8 +265,8 @@ def report_exception(kind: type[BaseException], error: BaseException, trace: Tra
     """Report an exception that leaves the script to the agent, then print it as usual."""
     line = _launcher_channel or _channel
     if line is not None and issubclass(kind, Exception):
-        text = "".join(traceback.format_exception(kind, error, trace))
+        text = shortened("".join(traceback.format_exception(kind, error, trace)), LONGEST_TRACEBACK)
         name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-        line.send(Raised(iteration=line.iteration, exception=name, text=str(error)[:2000], traceback=text[-8000:]))
+        line.send(Raised(iteration=line.iteration, exception=name, text=str(error)[:2000], traceback=text))
     with contextlib.suppress(OSError):
         sys.__excepthook__(kind, error, trace)
