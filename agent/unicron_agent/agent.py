@@ -18,7 +18,6 @@ from unicron.errors import InvalidInputError
 from unicron.rate_limits import LETTERS, RateLimiter, more_text
 from unicron_agent.core import AgentCore
 from unicron_agent.effects import Effect, Out, ReadToken
-from unicron_agent.hardware.clocks import MOST_S
 from unicron_agent.outbox import Outbox
 from unicron_agent.stimuli import (
     DepartureNotice,
@@ -76,7 +75,6 @@ class Agent:
         self._inspect_workers = inspect_workers
         self._token_wanted = asyncio.Event()
         self._ticks_at, self._earlier_tick = 0.0, asyncio.Event()
-        self._clock_offset = 0.0
         self._floods = RateLimiter(LETTERS)
         self.observe: Callable[[Message], None] = lambda _: None
 
@@ -125,13 +123,12 @@ class Agent:
 
     async def _read(self, position: int) -> None:
         async for entry in self._bus.follow(subjects.read_by(self.core.node), position):
-            self.handle(EntryRead(entry.sequence, entry.subject, entry.data, self._outbox.clock.now()))
+            self.handle(EntryRead(entry.sequence, entry.subject, entry.data))
 
     async def _tick(self) -> None:
         while True:
             self.handle(self._inspect_workers())
             self._report_suppressed()
-            self._rejoin_after_clock_step()
             if self.core.presence.fault and not self.core.workers and not self._outbox.unpublished:
                 raise InvalidInputError(self.core.presence.fault)
             now = asyncio.get_running_loop().time()
@@ -140,16 +137,6 @@ class Agent:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._ticks_at):
                     await self._earlier_tick.wait()
-
-    def _rejoin_after_clock_step(self) -> None:
-        """Join again after a step of the clock: while it was wrong, others may have rejected all that we sent."""
-        began = self._outbox.clock.now() - asyncio.get_running_loop().time()
-        stepped_s = began - (self._clock_offset or began)
-        if not self._clock_offset or abs(stepped_s) > MOST_S:
-            self._clock_offset = began
-        if abs(stepped_s) > MOST_S:
-            log.warning("the clock of this node has stepped by %+.0f s; joining again", stepped_s)
-            self.handle(Reconnected())
 
     async def _reconnect(self) -> None:
         async for down_s in self._bus.reconnected():

@@ -124,7 +124,7 @@ def measure(service: Service, name: str, settings: Settings) -> None:
 
     def observe(item: Input) -> None:
         if item.sound:
-            metrics.count_received(item.message, item.taken - item.message.at if item.sequence else None)
+            metrics.count_received(item.message, item.taken - item.stamp if item.sequence else None)
         for message in item.said:
             metrics.count_sent(item.message, message)
 

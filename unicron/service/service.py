@@ -23,7 +23,7 @@ from unicron import codec, subjects
 from unicron.aio import gather_or_cancel, retry_until_available, shielded
 from unicron.bus.lease import Lease, token_in_force
 from unicron.bus.protocol import Bus, TelemetryEntry
-from unicron.clock import Clock
+from unicron.clock import Clock, Watch
 from unicron.contracts.answers import Load, Reply
 from unicron.contracts.base import BusReconnected, CancelTimer, Message, SetTimer, Started, TimerFired
 from unicron.contracts.events import Alert, DeadLetter
@@ -33,6 +33,7 @@ from unicron.service.commit import Commit, Migration, Outgoing
 from unicron.service.commit_store import CommitStore, Sizes
 from unicron.service.core import Core, order_taken
 from unicron.service.intake import Input, Intake
+from unicron.service.moments import move
 from unicron.service.timers import Timer, Timers
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,13 @@ CURE = (
 
 TIDY_S = 10.0
 """Seconds after which a published outbox is cleared: the journal knows its ids for an hour only."""
+
+
+REST_S = 60.0
+"""Seconds after which the position is committed all the same, too: a successor knows until when this one served."""
+
+LOOK_S = 1.0
+"""Seconds after which the clock is looked at while timers are pending."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +178,7 @@ class Service:
         trouble = await self._read(token)
         self._token = token
         self._committed_at = self._clock.now()
+        self._watch = Watch(self._clock)
         self._uncommitted: list[Input] = []
         await self._publish(self._committed.outbox)
         self._inputs, self._left = asyncio.Queue(WAITING), []
@@ -236,16 +245,22 @@ class Service:
         tail = await retry_until_available(self._bus.tail, "asking for the end of the journal")
         if commit.sequence > tail:
             raise InvalidInputError(f"it is of position {commit.sequence}, and the journal ends at {tail}")
-        self._committed = commit
+        now = self._clock.now()
+        passed_s = now - commit.at if commit.at else 0.0
+        # the clock of who wrote it was ahead of this one, or all slept; else it is the time of a takeover
+        self._moved = 0.0 if 0.0 <= passed_s <= 2 * REST_S else passed_s
+        # nobody waited meanwhile, and what others said is yet to be read: what was left of a wait begins now
+        self._committed = move(commit, passed_s - self._moved)
         self._restore()
+        self._intake.begin(min(commit.at, now), now, tail)
 
     def _restore(self) -> None:
         """Go back to the last commit."""
         wiring = self._wiring
         state = self._committed.decode_state(wiring.name, wiring.state, wiring.migrations, wiring.learnt)
-        self._core = wiring.core(state)
+        self._core = wiring.core(move(state, self._moved))
         self._sequence = self._committed.sequence
-        self._timers = Timers(self._committed.timers)
+        self._timers = Timers(move(self._committed, self._moved).timers)
         self._fleeting = False
 
     # --- inputs ------------------------------------------------------------------------------------------------------
@@ -287,12 +302,15 @@ class Service:
 
     def queue_input(self, message: Message) -> bool:
         """Queue a message of the shell's own making for the core; return whether there was room."""
-        own_id, now = message.id or self._fresh_id(), message.at or self._clock.now()
         try:
-            self._inputs.put_nowait(Input(msgspec.structs.replace(message, id=own_id, at=now)))
+            self._inputs.put_nowait(self._made(message))
         except asyncio.QueueFull:
             return False
         return True
+
+    def _made(self, message: Message) -> Input:
+        own_id, now = message.id or self._fresh_id(), message.at or self._clock.now()
+        return Input(msgspec.structs.replace(message, id=own_id, at=now))
 
     def load(self) -> Load | None:
         """Return whether it keeps up; None while another instance is active."""
@@ -338,11 +356,12 @@ class Service:
     async def _next_batch(self) -> list[Input]:
         """Return inputs and due timers; nothing at all after a while without any."""
         due = self._timers.next_due()
-        wait = TIDY_S if due is None else min(TIDY_S, max(0.0, due - self._clock.now()))
+        wait = TIDY_S if due is None else min(LOOK_S, max(0.0, due - self._clock.now()))
         batch: list[Input] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 batch.append(await self._inputs.get())
+        batch = [*self._look_at_clock(wait), *batch]
         while not self._inputs.empty() and len(batch) < BATCH:
             batch.append(self._inputs.get_nowait())
         now = self._clock.now()
@@ -351,6 +370,26 @@ class Service:
             fired = TimerFired(name=name, id=digest, at=now, source=self._wiring.name, correlation=timer.correlation)
             batch.append(Input(fired, timer=timer))
         return batch + self._intake.held_back()
+
+    def _look_at_clock(self, meant_s: float) -> list[Input]:
+        """Move all that is remembered with the clock where that was set, or this process stood still.
+
+        Returns:
+            That it stood still, for the core: what others said meanwhile may still be on its way here.
+        """
+        step_s, still_s = self._watch.look(meant_s)
+        by = step_s + still_s
+        if not by:
+            return []
+        name = self._wiring.name
+        log.warning("%s: its clock was set by %+.1f s, and it stood still for %.1f s", name, step_s, still_s)
+        self._moved += by
+        self._core.state = move(self._core.state, by)
+        self._timers = Timers(move(Commit(timers=self._timers.pending), by).timers)
+        self._intake.move(by)
+        self._committed_at += by
+        missed_s = max(0.0, step_s) + still_s  # a machine that slept finds its clock ahead
+        return [self._made(BusReconnected(down_s=missed_s))] if missed_s else []
 
     async def _process_batch(self, batch: list[Input]) -> None:
         """Apply `batch`, or what of it there is time for, commit when that led to anything, then publish and answer.
@@ -361,7 +400,8 @@ class Service:
         batch = batch[: len(batch) - len(self._left)]
         self._uncommitted += [item for item in batch if item.sequence or item.timer or item.query]
         started = any(isinstance(item.message, Started) for item in batch)
-        tidy = self._committed.outbox and self._clock.now() - self._committed_at >= TIDY_S
+        rested_s = self._clock.now() - self._committed_at
+        tidy = (self._committed.outbox and rested_s >= TIDY_S) or (self._uncommitted and rested_s >= REST_S)
         if outbox or self._fleeting or started or tidy or len(self._uncommitted) >= COMMIT_EVERY:
             await self._commit(outbox)
         for item in batch:
@@ -474,9 +514,11 @@ class Service:
             outbox=outbox,
             version=version,
             token=self._token,
+            at=self._clock.now(),
         )
         self._committed = await self._ledger.write(commit, self._core.state)
         self._committed_at = self._clock.now()
+        self._moved = 0.0
         self._uncommitted = []
         self._fleeting = False
         await self._publish(outbox)
