@@ -51,10 +51,11 @@ class Watch:
 
     Args:
         clock: that people, or a daemon, may set at any time.
+        still_s: seconds by which a look that is late shows that this process stood still.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, still_s: float = STILL_S) -> None:
+        self._clock, self._still_s = clock, still_s
         self._wall, self._ran = clock.now(), asyncio.get_running_loop().time()
 
     def look(self, meant_s: float = math.inf) -> tuple[float, float]:
@@ -71,7 +72,7 @@ class Watch:
         step = wall - self._wall - passed
         self._wall, self._ran = wall, ran
         late = passed - meant_s
-        return step if abs(step) > STEP_S else 0.0, late - CREDIT_S if late > STILL_S else 0.0
+        return step if abs(step) > STEP_S else 0.0, late - CREDIT_S if late > self._still_s else 0.0
 
 
 class VirtualClock:

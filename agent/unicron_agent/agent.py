@@ -12,6 +12,7 @@ from unicron import subjects
 from unicron.aio import gather_or_cancel, next_beat, retry_until_available
 from unicron.bus.lease import token_in_force
 from unicron.bus.protocol import Bus
+from unicron.clock import Watch
 from unicron.contracts.base import Message
 from unicron.contracts.events import CommandRefused, DeadLetter
 from unicron.errors import InvalidInputError
@@ -38,6 +39,9 @@ TICK_S = 0.1
 
 COMMANDER = "transition"
 """Name of the service whose commands agents obey, as its lease has it."""
+
+STILL_S = 0.5
+"""An agent that comes by so much later than it meant stood still: nobody had the time to be silent meanwhile."""
 
 LEASE_S = 0.1
 """Pause between looks at a lease that nobody has."""
@@ -75,13 +79,14 @@ class Agent:
         self._inspect_workers = inspect_workers
         self._token_wanted = asyncio.Event()
         self._ticks_at, self._earlier_tick = 0.0, asyncio.Event()
+        self._pulse, self._looked_at, self._still_s = Watch(outbox.clock, STILL_S), 0.0, 0.0
         self._floods = RateLimiter(LETTERS)
         self.observe: Callable[[Message], None] = lambda _: None
 
     def handle(self, stimulus: Stimulus) -> Out:
         """Pass a stimulus to the core; publish the facts and carry out the effects that it returns, and return them."""
-        out = self.core.handle(stimulus, asyncio.get_running_loop().time())
-        if not isinstance(stimulus, WorkerMessage) and self.core.due_at() < self._ticks_at - TICK_S:
+        out = self.core.handle(stimulus, self.now())
+        if not isinstance(stimulus, WorkerMessage) and self._due_at() < self._ticks_at - TICK_S:
             self._earlier_tick.set()
         for fact in out:
             if isinstance(fact, Message):
@@ -94,6 +99,19 @@ class Agent:
             elif not isinstance(effect, Message):
                 self._carry_out(effect)
         return out
+
+    def now(self) -> float:
+        """Return the monotonic seconds in which this agent ran: what stood still with it was not silent meanwhile."""
+        ran = asyncio.get_running_loop().time()
+        _, still_s = self._pulse.look(max(TICK_S, self._ticks_at - self._looked_at))
+        self._looked_at = ran
+        if still_s:
+            log.warning("this agent stood still for %.1f s", still_s)
+        self._still_s += still_s
+        return ran - self._still_s
+
+    def _due_at(self) -> float:
+        return self.core.due_at() + self._still_s
 
     def _should_publish(self, fact: Message) -> bool:
         """Return whether to publish a fact: refusals and dead letters are rate-limited, and counted beyond that."""
@@ -133,7 +151,7 @@ class Agent:
                 raise InvalidInputError(self.core.presence.fault)
             now = asyncio.get_running_loop().time()
             self._earlier_tick.clear()
-            self._ticks_at = next_beat(TICK_S, max(now, self.core.due_at()))
+            self._ticks_at = next_beat(TICK_S, max(now, self._due_at()))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._ticks_at):
                     await self._earlier_tick.wait()

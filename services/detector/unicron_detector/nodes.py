@@ -10,6 +10,9 @@ from unicron_detector.report import Reporter
 from unicron_detector.state import NodeRecord
 from unicron_detector.timers import TimerKind
 
+STALE = "Stale Connection"
+"""Why a server ends a connection over which a client has not answered its pings."""
+
 TICK_S = 0.5
 """Period at which silence is counted."""
 
@@ -94,8 +97,9 @@ class Nodes:
         if node is None or node.suspect or node.incarnation.partition(".")[0] != lost.boot:
             return []
         node.reason = lost.reason or "the server gave no reason"
+        grace_s = self._grace_s(node)
         self._books.suspect(lost.node, self._start_grace(out, lost.node))
-        out.append(NodeSuspected(node=lost.node, reason=node.reason, grace_s=self._reporter.limits.grace_s))
+        out.append(NodeSuspected(node=lost.node, reason=node.reason, grace_s=grace_s))
         return out + self._memberships.report_all_explained()
 
     def expire_grace(self, name: str, timer: str) -> list[Message]:
@@ -103,7 +107,7 @@ class Nodes:
         node = self._state.nodes.get(name)
         if node is None or node.suspect != timer:
             return []
-        grace_s = self._reporter.limits.grace_s
+        grace_s = self._grace_s(node)
         why = f"its connection ended ({node.reason}) and was not back within {grace_s:g} s"
         return self._reporter.report(connection_failure(name, why))
 
@@ -129,7 +133,12 @@ class Nodes:
         return out
 
     def _start_grace(self, out: list[Message], node: str) -> str:
-        return self._reporter.request_timer(out, TimerKind.GRACE, node, self._reporter.limits.grace_s)
+        return self._reporter.request_timer(out, TimerKind.GRACE, node, self._grace_s(self._state.nodes[node]))
+
+    def _grace_s(self, node: NodeRecord) -> float:
+        """Return the grace of a node whose connection ended: after silence, as much as any silent node has."""
+        limits = self._reporter.limits
+        return limits.heartbeat_timeout_s if node.reason == STALE else limits.grace_s
 
     def restart_silence(self) -> None:
         """Restart all counts of silence."""

@@ -12,8 +12,9 @@ OFFSETS_S = (-7200.0, -300.0, -1.0, 1.0, 300.0, 7200.0)
 SLEEPS_S = (3.0, 90.0, 1800.0)
 """How long everything may sleep."""
 
-ASLEEP = "everybody"
-"""As a target: all parties, the bus and its leases included, find their clocks ahead in one moment."""
+ASLEEP, STOPPED = "everybody, asleep,", "everybody, stopped,"
+"""As targets: all parties, the bus and its leases included, find their clocks ahead in one moment; of those that were
+stopped, the monotonic ones, too."""
 
 
 class PartyClock:
@@ -36,6 +37,10 @@ def faults_of(random: Random, parties: list[str], begin_s: float) -> list[StormF
         for for_s in [random.choice([0.0, 2.0, 9.0, 30.0])]
     ]
     return found + [
-        faults.SetClock(at=random.uniform(begin_s, begin_s + 22), target=ASLEEP, by_s=random.choice(SLEEPS_S))
+        faults.SetClock(
+            at=random.uniform(begin_s, begin_s + 22),
+            target=random.choice([ASLEEP, STOPPED]),
+            by_s=random.choice(SLEEPS_S),
+        )
         for _ in range(random.randint(0, 2))
     ]

@@ -10,7 +10,7 @@ from unicron.bus.protocol import JournalEntry
 from unicron.contracts.commands import Command
 from unicron.contracts.queries import DrainNode, PauseTask, RemoveTask, SubmitTask
 from unicron_simulator.storms import faults
-from unicron_simulator.storms.clocks import ASLEEP
+from unicron_simulator.storms.clocks import ASLEEP, STOPPED
 from unicron_simulator.storms.faults import StormFault
 from unicron_simulator.storms.scene import CALM
 from unicron_simulator.storms.training import INFINITE
@@ -130,6 +130,10 @@ class FaultInjector:
 
     async def _set_clock(self, target: str, by_s: float, for_s: float) -> None:
         clocks = self._world.clocks
+        if target == STOPPED:
+            self._world.record(f"{target} stands still for {by_s:g} s")
+            self._world.clock.advance(by_s)
+            return
         changed = [*clocks.values()] if target == ASLEEP else [clocks[target]]
         self._world.record(f"the clock of {target} is set by {by_s:+g} s" + f", for {for_s:g} s" * bool(for_s))
         for clock in changed:

@@ -2,6 +2,7 @@
 
 import pytest
 from helpers.detector import brief, scene_of
+from unicron_detector.nodes import STALE
 from unicron_detector.state import DetectorLimits
 
 from unicron.contracts import events
@@ -26,12 +27,29 @@ def cut_off(scene, node="n1"):
 
 def test_a_node_whose_connection_ends_is_lost_after_the_grace(scene):
     scene.silence("n1")
-    suspected = events.NodeSuspected(node="n1", reason="Stale Connection", grace_s=1.0)
-    assert scene.disconnect("n1", "Stale Connection") == [suspected]
+    suspected = events.NodeSuspected(node="n1", reason="Client Closed", grace_s=1.0)
+    assert scene.disconnect("n1", "Client Closed") == [suspected]
     assert scene.wait(0.9) == []
     told = {"method": "node_health", "status": "lost_connection", "node": "n1"}
-    reason = "its connection ended (Stale Connection) and was not back within 1 s"
+    reason = "its connection ended (Client Closed) and was not back within 1 s"
     assert scene.wait(0.3) == [events.FailureDetected(severity=Severity.SEV1, **told, reason=reason)]
+
+
+@pytest.mark.parametrize("still_s", [1.0, 2.0, 2.9])
+def test_a_node_that_stands_still_has_as_long_as_any_silent_one_though_its_server_gives_it_up_sooner(scene, still_s):
+    scene.silence("n1")
+    scene.wait(0.9)
+    scene.disconnect("n1", STALE)
+    assert scene.wait(still_s - 0.9) == []
+    scene.join("n1", incarnation="b")
+    assert scene.wait(5.0) == []
+
+
+def test_a_node_that_is_silent_for_longer_is_lost_with_its_connection(scene):
+    scene.silence("n1")
+    scene.wait(0.9)
+    scene.disconnect("n1", STALE)
+    assert brief(scene.wait(3.0)) == lost("n1")
 
 
 def test_the_grace_is_a_setting():
