@@ -25,15 +25,16 @@ from unicron.bus.lease import Lease, token_in_force
 from unicron.bus.protocol import Bus, TelemetryEntry
 from unicron.clock import Clock, Watch
 from unicron.contracts.answers import Load, Reply
-from unicron.contracts.base import BusReconnected, CancelTimer, Message, SetTimer, Started, TimerFired
+from unicron.contracts.base import BusReconnected, CancelTimer, Message, Probed, SetTimer, Started, TimerFired
 from unicron.contracts.events import Alert, DeadLetter
-from unicron.contracts.queries import GetLoad, Order, Query
+from unicron.contracts.queries import GetHealth, GetLoad, Order, Query
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
 from unicron.service.commit import Commit, Migration, Outgoing
 from unicron.service.commit_store import CommitStore, Sizes
 from unicron.service.core import Core, order_taken
 from unicron.service.intake import Input, Intake
 from unicron.service.moments import move
+from unicron.service.roundtrip import RoundTrips
 from unicron.service.timers import Timer, Timers
 
 log = logging.getLogger(__name__)
@@ -143,6 +144,7 @@ class Service:
         self._active = False
         self._intake = Intake(wiring.name, clock, fresh_id)
         self._disbelieved = 0
+        self._trips = RoundTrips(wiring.name, self._send_pulse, self._waiting)
         self.overhear: Callable[[Message], bool] = lambda _: True
         self.observe: Callable[[Input], None] = lambda _: None
 
@@ -153,6 +155,11 @@ class Service:
     @property
     def token(self) -> int:  # noqa: D102 see above
         return self._token if self._active else 0
+
+    @property
+    def trouble(self) -> str:
+        """Return why no instance can be active, as nothing is stored; empty where that is not so."""
+        return "" if self._active else self._lease.trouble
 
     async def run(self) -> None:
         """Take the lease and serve; when the lease is lost, start over as a standby.
@@ -266,9 +273,18 @@ class Service:
     # --- inputs ------------------------------------------------------------------------------------------------------
 
     async def _follow(self, after: int) -> None:
-        if self._wiring.facts:
-            async for entry in self._bus.follow(self._wiring.facts, after):
+        async for entry in self._bus.follow([*self._wiring.facts, subjects.PULSES], after):
+            if subjects.is_pulse(entry.subject):
+                own = Probed(id=self._fresh_id(), at=self._clock.now(), source=self._wiring.name)
+                await self._inputs.put(Input(own, entry.sequence))
+            else:
                 await self._inputs.put(self._intake.read(entry.subject, entry.data, entry.sequence))
+
+    def _waiting(self) -> int:
+        return self._inputs.qsize()
+
+    async def _send_pulse(self) -> None:
+        await self._bus.append(subjects.pulse(self._wiring.name), b"", self._fresh_id())
 
     async def _read_telemetry(self) -> None:
         if not self._wiring.telemetry:
@@ -317,7 +333,7 @@ class Service:
         if not self._active:
             return None
         return Load(
-            waiting=self._inputs.qsize(),
+            waiting=self._waiting(),
             position=self._sequence,
             dropped=self._intake.dropped,
             disbelieved=self._disbelieved,
@@ -337,6 +353,8 @@ class Service:
             return codec.encode(Reply(error=str(error)))
         if isinstance(query, GetLoad) and (load := self.load()):
             return codec.encode(Reply(load=load))
+        if isinstance(query, GetHealth) and self._active:
+            return codec.encode(Reply(health=await self._trips.prove(self._clock.now())))
         if not self._active or self._inputs.full():
             raise BusUnavailableError(f"{name} is busy; try again in a moment")
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -404,6 +422,8 @@ class Service:
         tidy = (self._committed.outbox and rested_s >= TIDY_S) or (self._uncommitted and rested_s >= REST_S)
         if outbox or self._fleeting or started or tidy or len(self._uncommitted) >= COMMIT_EVERY:
             await self._commit(outbox)
+        if any(isinstance(item.message, Probed) and item.sequence for item in batch):
+            self._trips.came_back()
         for item in batch:
             self.observe(item)
             if item.reply and item.answer and not item.reply.done():
