@@ -209,8 +209,8 @@ class Client:
     # --- listening ---------------------------------------------------------------------------------------------------
 
     async def tail(self) -> int:
-        """Return the position of the journal's last message."""
-        return await self.bus.tail()
+        """Return the position of the journal's last message; pulses behind it are none."""
+        return await self.bus.last(subjects.JOURNAL)
 
     async def follow(
         self, after: int = 0, until: int | None = None, filters: Sequence[str] = subjects.JOURNAL

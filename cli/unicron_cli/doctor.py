@@ -221,7 +221,7 @@ async def _servers(addresses: list[str]) -> Check:
 
 async def _jetstream(client: Client) -> Check:
     try:
-        tail = await client.tail()
+        tail = await client.bus.tail()
     except BusUnavailableError as error:
         cure = "start the server with JetStream, then run `unicron provision`"
         return Check(name="JetStream", state="missing", found=str(error), cure=cure)

@@ -149,6 +149,12 @@ class MemoryBus:
         await self._turn()
         return len(self._world.journal)
 
+    async def last(self, filters: Sequence[str]) -> int:
+        """Return the last sequence of the journal that matches."""
+        await self._turn()
+        wanted = subjects.matcher(filters)
+        return next((each.sequence for each in reversed(self._world.journal) if wanted(each.subject)), 0)
+
     async def publish_telemetry(self, subject: str, data: bytes) -> None:
         """Send telemetry."""
         await self._turn()
