@@ -23,15 +23,17 @@ def check_clocks(state: DetectorState) -> list[Message]:
         if not node.silent:  # else nothing was heard since the last tick
             change = 1 if abs(node.ahead_s) > CLOCK_S else -1
             node.off_ticks = min(max(node.off_ticks + change, 0), OFF_TICKS)
-    off = {name: node for name, node in state.nodes.items() if node.off_ticks == OFF_TICKS}
     known = set(state.clocks)
     out: list[Message] = [_over(state, name) for name in known if _is_right(state, name)]
+    if OWN in state.clocks:
+        return out  # by a clock that is wrong nobody else's can be told
+    off = {name: node for name, node in state.nodes.items() if node.off_ticks == OFF_TICKS}
     if off and _are_together(state.nodes):
-        if OWN not in state.clocks:
-            state.clocks = [OWN]
-            out.append(_wrong(OWN, -next(iter(off.values())).ahead_s, f"the clocks of all {len(state.nodes)} nodes"))
-        return out
-    for name in [name for name in off if name not in state.clocks]:
+        state.clocks = [OWN]
+        others = f"the clocks of all {len(state.nodes)} nodes"
+        return [*out, _wrong(OWN, -next(iter(off.values())).ahead_s, others)]
+    right = [name for name, node in state.nodes.items() if not (node.off_ticks or node.silent)]
+    for name in [name for name in off if name not in state.clocks and (right or len(state.nodes) == 1)]:
         state.clocks.append(name)
         out.append(_wrong(name, off[name].ahead_s, "the detector's"))
     return out
@@ -44,8 +46,13 @@ def _are_together(nodes: dict[str, NodeRecord]) -> bool:
 
 
 def _is_right(state: DetectorState, name: str) -> bool:
-    known = state.nodes.values() if name == OWN else [state.nodes[name]] if name in state.nodes else []
-    return not any(node.off_ticks for node in known)
+    """Return whether a clock is right again; ours is by what most of the others say, who are then judged anew."""
+    if name != OWN:
+        return name not in state.nodes or not state.nodes[name].off_ticks
+    over = 2 * sum(not node.off_ticks for node in state.nodes.values()) > len(state.nodes)
+    for node in state.nodes.values() if over else ():
+        node.off_ticks = 0
+    return over
 
 
 def _over(state: DetectorState, name: str) -> Alert:

@@ -93,6 +93,25 @@ def test_where_all_clocks_step_together_it_is_the_detectors_own(scene, ahead_s):
     assert (node, "right again" in told, over) == ("", True, True)
 
 
+@pytest.mark.parametrize("late", ["n1", "n2", "n3"])
+@pytest.mark.parametrize("ahead_s", [-7200.0, 7200.0])
+def test_no_node_is_named_for_the_detectors_own_clock_though_one_is_heard_late(scene, late, ahead_s):
+    told = []
+    for ahead in (dict.fromkeys(scene.beating, ahead_s), {}):
+        scene.ahead = {**ahead, late: scene.ahead.get(late, 0.0)}
+        told += clocks(scene, 1.4)  # what it has sent before is still on its way
+        scene.ahead = ahead
+        told += clocks(scene)
+    assert [(node, over) for node, _, over in told] == [("", False), ("", True)]
+
+
+def test_a_node_that_is_wrong_beside_the_detectors_own_clock_is_named_once_that_is_right(scene):
+    scene.ahead = {"n1": 7200.0, "n2": 7200.0, "n3": 7200.0}
+    clocks(scene)
+    scene.ahead = {"n3": 300.0}
+    assert [(node, over) for node, _, over in clocks(scene, 10.0)] == [("", True), ("n3", False)]
+
+
 def test_of_a_node_that_is_gone_it_is_told_that_its_clock_is_not_heard_any_more(scene):
     scene.ahead["n2"] = 300.0
     clocks(scene)
