@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from unicron.contracts import time_limits
 from unicron.contracts.events import FailureDetected
 from unicron.contracts.ranges import Count, Few, Label, Moment, Number, Seconds, Text
 from unicron_detector.ladder import Ladder, Outage, Standstill
@@ -31,10 +32,10 @@ class DetectorLimits(msgspec.Struct, kw_only=True, frozen=True):
         no_progress: memberships that fail in one iteration, one after the other, before the task is held to be broken.
     """
 
-    grace_s: float = 1.0
-    heartbeat_timeout_s: float = 3.0
-    collective_hold_s: float = 0.3
-    window_s: float = 600.0
+    grace_s: float = time_limits.GRACE_S
+    heartbeat_timeout_s: float = time_limits.HEARTBEATS_S
+    collective_hold_s: float = time_limits.COLLECTIVE_HOLD_S
+    window_s: float = time_limits.WINDOW_S
     attempts: int = 3
     no_progress: int = 10
 
