@@ -470,8 +470,9 @@ class Service:
                 return []  # no dead letters about dead letters: that would never end
             return self._outgoing(item, item.says)
         if item.subject and (doubt := self._core.find_contradiction(cause)):
+            said = msgspec.structs.replace(cause, at=item.stamp or cause.at)
             self._intake.admit_dead_letter(
-                item, DeadLetter(subject=item.subject, error=doubt, payload=codec.encode(cause)[:4096])
+                item, DeadLetter(subject=item.subject, error=doubt, payload=codec.encode(said)[:4096])
             )
             return self._apply(item)
         changes = self._timers.changes
