@@ -300,21 +300,6 @@ class Unquestioning(AgentCore):
         return self.obey(command)
 
 
-class Punctual(Service):
-    """Takes what its clock says for time that has passed."""
-
-    def _look_at_clock(self, meant_s):
-        self._watch.look(meant_s)
-        return []
-
-
-class Believing(Service):
-    """Believes that its predecessor's clock was right, and its own is."""
-
-    async def _restore_commit(self, commit, token):
-        await super()._restore_commit(replace_record(commit, at=0.0), token)
-
-
 class Strict(Intake):
     """Takes no message that is an hour ahead."""
 
@@ -398,12 +383,9 @@ def test_a_planted_bug_is_found_within_100_storms(parts, words, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("sooner")
 @pytest.mark.parametrize(
     ("parts", "words", "seed"),
     [
-        pytest.param(StormParts(service=Punctual), "no task moves on", 35, id="clock-is-time"),
-        pytest.param(StormParts(service=Believing), "no task moves on", 11, id="commits-not-moved"),
         pytest.param(
             StormParts(service=having(Service, "_intake", strict)),
             "its time can't be",
