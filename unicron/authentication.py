@@ -8,7 +8,7 @@ from unicron.errors import InvalidInputError
 from unicron.services import ANSWERING
 
 
-def authenticate(subject: str, data: bytes, now: float | None = None) -> Message:
+def authenticate(subject: str, data: bytes) -> Message:
     """Return the message that came in on a subject.
 
     Where users of the bus have keys, the server sees to it that a subject names its sender. So this is where a node's
@@ -17,12 +17,11 @@ def authenticate(subject: str, data: bytes, now: float | None = None) -> Message
     Args:
         subject: on which it came.
         data: what came.
-        now: Unix seconds, where the time of the message is to be held against them.
 
     Raises:
         InvalidInputError: it is none that can be used; says why.
     """
-    message = codec.decode_message(data, now)
+    message = codec.decode_message(data)
     own = subjects.for_message(message)
     if own != subject:
         raise InvalidInputError(f"it belongs on {own}: source, type or key is not its own")

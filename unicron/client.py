@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Sequence
 
 from msgspec.structs import replace
 
-from unicron import codec, subjects
+from unicron import codec, subjects, vitality
 from unicron.aio import RETRY_S
 from unicron.authentication import authenticate
 from unicron.bus.protocol import Bus
-from unicron.contracts.answers import Curve, Load, PlanView, Reply, RunningSettings, Status, StragglerView
+from unicron.contracts.answers import Curve, Load, PartHealth, PlanView, Reply, RunningSettings, Status, StragglerView
 from unicron.contracts.base import Message
 from unicron.contracts.enrolment import TokenView
 from unicron.contracts.faults import kind_of
@@ -184,6 +184,10 @@ class Client:
             raise InvalidInputError(f"{service} does not report its load; it is of an older version")
         return found
 
+    async def health(self) -> list[PartHealth]:
+        """Return how the journal and each control service are, by what gets through them; it takes seconds at most."""
+        return await vitality.examine(self.bus)
+
     async def _ask(self, owner: str, query: Query) -> Reply:
         if isinstance(query, Order) and not query.by:
             query = replace(query, by=self.by)
@@ -205,8 +209,8 @@ class Client:
     # --- listening ---------------------------------------------------------------------------------------------------
 
     async def tail(self) -> int:
-        """Return the position of the journal's last message."""
-        return await self.bus.tail()
+        """Return the position of the journal's last message; pulses behind it are none."""
+        return await self.bus.last(subjects.JOURNAL)
 
     async def follow(
         self, after: int = 0, until: int | None = None, filters: Sequence[str] = subjects.JOURNAL

@@ -1,6 +1,7 @@
 """Time, at the edge: the shells read it here, the cores get it with their messages."""
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -33,6 +34,45 @@ class SystemClock:
     def now(self) -> float:
         """Return Unix seconds."""
         return time.time()
+
+
+STEP_S = 0.25
+"""By more than this no clock is off by itself between two looks."""
+
+STILL_S = 1.0
+"""Who looks again so much later than it meant to stood still: its machine slept, or it was stopped or got no CPU."""
+
+CREDIT_S = 0.1
+"""So much of the time in which it stood still counts as passed, so that who always does comes to its deadlines, too."""
+
+
+class Watch:
+    """Tells time that passed for this process from time in which it stood still, and from the setting of its clock.
+
+    Args:
+        clock: that people, or a daemon, may set at any time.
+        still_s: seconds by which a look that is late shows that this process stood still.
+    """
+
+    def __init__(self, clock: Clock, still_s: float = STILL_S) -> None:
+        self._clock, self._still_s = clock, still_s
+        self._wall, self._ran = clock.now(), asyncio.get_running_loop().time()
+
+    def look(self, meant_s: float = math.inf) -> tuple[float, float]:
+        """Return by how much the clock was set since the last look, and for how long this process stood still.
+
+        Args:
+            meant_s: seconds after which this look was meant to come at the latest.
+
+        Returns:
+            Seconds of both; 0 where it was less than can be told from the usual.
+        """
+        wall, ran = self._clock.now(), asyncio.get_running_loop().time()
+        passed = ran - self._ran
+        step = wall - self._wall - passed
+        self._wall, self._ran = wall, ran
+        late = passed - meant_s
+        return step if abs(step) > STEP_S else 0.0, late - CREDIT_S if late > self._still_s else 0.0
 
 
 class VirtualClock:

@@ -53,6 +53,13 @@ FAMILIES = {
             "Microbatches that were lost with a rank and computed again, once for each regroup that says so.",
         ),
         Family("unicron_recoveries_total", COUNTER, ("task",), "transition", "Returns to full membership."),
+        Family(
+            "unicron_round_trip_seconds",
+            GAUGE,
+            ("source",),
+            "console",
+            "Seconds that a fact takes into the journal and through the service; infinite where it gets not so far.",
+        ),
         Family("unicron_console_pages", GAUGE, (), "console", "Pages that somebody looks at, live."),
         Family(
             "unicron_task_gpu_seconds_total",

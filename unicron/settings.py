@@ -14,6 +14,7 @@ from typing import ClassVar, Self
 import msgspec
 
 from unicron.addresses import Address
+from unicron.contracts import time_limits
 from unicron.errors import InvalidInputError
 
 PREFIX = "UNICRON_"
@@ -48,7 +49,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     nats_cert: str = ""
     nats_key: str = ""
     connect_timeout_s: float = 10.0
-    lease_ttl_s: float = 2.0
+    lease_ttl_s: float = time_limits.LEASE_S
     log_level: str = "info"
     metrics: str = ""
 

@@ -26,6 +26,12 @@ FACTS = f"{ROOT}.evt.>"
 JOURNAL = (FACTS, f"{ROOT}.cmd.>")
 """Everything that the journal stream keeps."""
 
+PULSES = f"{ROOT}.pulse.*"
+"""What services put into the journal to see it come out again. It is no message, and nobody else reads it."""
+
+KEPT = (*JOURNAL, PULSES)
+"""Everything that stands in the journal stream."""
+
 ANY = f"{ROOT}.>"
 """Everything of ours."""
 
@@ -82,6 +88,21 @@ def listened(kinds: Iterable[type[Message]]) -> tuple[list[str], list[str]]:
     found = events(*(kind for kind in kinds if kind not in LOCAL))
     telemetry = set(events(*TELEMETRY))
     return [each for each in found if each not in telemetry], [each for each in found if each in telemetry]
+
+
+def standby(service: str) -> str:
+    """Return the subject on which a service is asked why no instance of it is active."""
+    return rpc(f"{service}-standby")
+
+
+def is_pulse(subject: str) -> bool:
+    """Return whether a subject is one of pulses."""
+    return subject.startswith(PULSES[:-1])
+
+
+def pulse(service: str) -> str:
+    """Return the subject of a service's pulses."""
+    return PULSES.replace("*", service)
 
 
 def commands(node: str) -> str:

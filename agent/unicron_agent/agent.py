@@ -12,13 +12,13 @@ from unicron import subjects
 from unicron.aio import gather_or_cancel, next_beat, retry_until_available
 from unicron.bus.lease import token_in_force
 from unicron.bus.protocol import Bus
+from unicron.clock import Watch
 from unicron.contracts.base import Message
 from unicron.contracts.events import CommandRefused, DeadLetter
 from unicron.errors import InvalidInputError
 from unicron.rate_limits import LETTERS, RateLimiter, more_text
 from unicron_agent.core import AgentCore
 from unicron_agent.effects import Effect, Out, ReadToken
-from unicron_agent.hardware.clocks import MOST_S
 from unicron_agent.outbox import Outbox
 from unicron_agent.stimuli import (
     DepartureNotice,
@@ -39,6 +39,9 @@ TICK_S = 0.1
 
 COMMANDER = "transition"
 """Name of the service whose commands agents obey, as its lease has it."""
+
+STILL_S = 0.5
+"""An agent that comes by so much later than it meant stood still: nobody had the time to be silent meanwhile."""
 
 LEASE_S = 0.1
 """Pause between looks at a lease that nobody has."""
@@ -76,14 +79,14 @@ class Agent:
         self._inspect_workers = inspect_workers
         self._token_wanted = asyncio.Event()
         self._ticks_at, self._earlier_tick = 0.0, asyncio.Event()
-        self._clock_offset = 0.0
+        self._pulse, self._looked_at, self._still_s = Watch(outbox.clock, STILL_S), 0.0, 0.0
         self._floods = RateLimiter(LETTERS)
         self.observe: Callable[[Message], None] = lambda _: None
 
     def handle(self, stimulus: Stimulus) -> Out:
         """Pass a stimulus to the core; publish the facts and carry out the effects that it returns, and return them."""
-        out = self.core.handle(stimulus, asyncio.get_running_loop().time())
-        if not isinstance(stimulus, WorkerMessage) and self.core.due_at() < self._ticks_at - TICK_S:
+        out = self.core.handle(stimulus, self.now())
+        if not isinstance(stimulus, WorkerMessage) and self._due_at() < self._ticks_at - TICK_S:
             self._earlier_tick.set()
         for fact in out:
             if isinstance(fact, Message):
@@ -96,6 +99,19 @@ class Agent:
             elif not isinstance(effect, Message):
                 self._carry_out(effect)
         return out
+
+    def now(self) -> float:
+        """Return the monotonic seconds in which this agent ran: what stood still with it was not silent meanwhile."""
+        ran = asyncio.get_running_loop().time()
+        _, still_s = self._pulse.look(max(TICK_S, self._ticks_at - self._looked_at))
+        self._looked_at = ran
+        if still_s:
+            log.warning("this agent stood still for %.1f s", still_s)
+        self._still_s += still_s
+        return ran - self._still_s
+
+    def _due_at(self) -> float:
+        return self.core.due_at() + self._still_s
 
     def _should_publish(self, fact: Message) -> bool:
         """Return whether to publish a fact: refusals and dead letters are rate-limited, and counted beyond that."""
@@ -125,31 +141,20 @@ class Agent:
 
     async def _read(self, position: int) -> None:
         async for entry in self._bus.follow(subjects.read_by(self.core.node), position):
-            self.handle(EntryRead(entry.sequence, entry.subject, entry.data, self._outbox.clock.now()))
+            self.handle(EntryRead(entry.sequence, entry.subject, entry.data))
 
     async def _tick(self) -> None:
         while True:
             self.handle(self._inspect_workers())
             self._report_suppressed()
-            self._rejoin_after_clock_step()
             if self.core.presence.fault and not self.core.workers and not self._outbox.unpublished:
                 raise InvalidInputError(self.core.presence.fault)
             now = asyncio.get_running_loop().time()
             self._earlier_tick.clear()
-            self._ticks_at = next_beat(TICK_S, max(now, self.core.due_at()))
+            self._ticks_at = next_beat(TICK_S, max(now, self._due_at()))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._ticks_at):
                     await self._earlier_tick.wait()
-
-    def _rejoin_after_clock_step(self) -> None:
-        """Join again after a step of the clock: while it was wrong, others may have rejected all that we sent."""
-        began = self._outbox.clock.now() - asyncio.get_running_loop().time()
-        stepped_s = began - (self._clock_offset or began)
-        if not self._clock_offset or abs(stepped_s) > MOST_S:
-            self._clock_offset = began
-        if abs(stepped_s) > MOST_S:
-            log.warning("the clock of this node has stepped by %+.0f s; joining again", stepped_s)
-            self.handle(Reconnected())
 
     async def _reconnect(self) -> None:
         async for down_s in self._bus.reconnected():

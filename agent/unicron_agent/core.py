@@ -198,7 +198,7 @@ class AgentCore:
             return [DeadLetter(subject=entry.subject, error=str(error), payload=entry.data[:4096])]
         if isinstance(message, Command):
             return self._obey_or_verify(message)
-        fault = self.presence.record_entry(message, entry, self._now, idle=not self.workers)
+        fault = self.presence.record_entry(message, entry, self._now)
         return self._say_goodbye(fault) if fault else self._rejoin_if_given_up()
 
     def _switch_recording(self, switched: RecordingSwitched) -> Out:

@@ -284,7 +284,7 @@ class NodeShell:
 
     def _inspect_workers(self) -> Tick:
         """Look at the processes of the workers that are quiet, though asked whether they are there, or late."""
-        workers, now = self._agent.core.workers, asyncio.get_running_loop().time()
+        workers, now = self._agent.core.workers, self._agent.now()
         stopped = [
             name for name, worker in workers.items() if now - worker.heard_at > QUIET_S and is_stopped(worker.pid)
         ]

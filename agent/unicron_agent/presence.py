@@ -20,7 +20,6 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import DetectionMethod
 from unicron.contracts.tasks import WorkerStatus
 from unicron_agent.effects import Out
-from unicron_agent.hardware.clocks import clock_off
 from unicron_agent.stimuli import EntryRead
 
 FRESH = 6
@@ -65,7 +64,7 @@ class Presence:
         self.left = False
         self._awaited: set[str] = set()
         self._joins = self._beats = 0
-        self._join_by = self._beat_at = self._paced_s = self._joined_at = 0.0
+        self._join_by = self._beat_at = self._paced_s = 0.0
         self._refused_at, self._join_again_at = math.inf, math.inf
 
     # --- joining -----------------------------------------------------------------------------------------------------
@@ -103,16 +102,15 @@ class Presence:
     def record_published(self, fact: Message, sequence: int) -> None:
         """Record where in the journal a join stands."""
         if isinstance(fact, NodeJoined) and fact.incarnation == self.incarnation:
-            self.joined, self._joined_at = sequence, fact.at
+            self.joined = sequence
 
-    def record_entry(self, message: Message, entry: EntryRead, now: float, *, idle: bool) -> str:
+    def record_entry(self, message: Message, entry: EntryRead, now: float) -> str:
         """Record what others say of this node.
 
         Args:
             message: what they say.
             entry: of the journal.
             now: monotonic seconds.
-            idle: the node has no workers.
 
         Returns:
             Why the node has to leave; empty where it may stay.
@@ -121,11 +119,7 @@ class Presence:
             case NodeRefused(incarnation=self.incarnation):
                 return self._record_refusal(message.reason, now)
             case NodeAdmitted(incarnation=self.incarnation) | NodePaced(incarnation=self.incarnation):
-                first = self._joins == 1 or self._refused_at < math.inf
                 self._paced_s, self._refused_at = message.heartbeat_s, math.inf
-                # only a node that is new and idle: where the registry's clock is wrong, all would end their workers
-                if isinstance(message, NodeAdmitted) and first and idle:
-                    return clock_off(self._joined_at, message.at, entry.at)
             case FailureDetected(node=self._card.node, method=DetectionMethod.NODE_HEALTH):
                 self.given_up = entry.sequence  # for what happens on it, a node is not to come back by itself
         return ""

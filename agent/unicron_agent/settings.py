@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+from unicron.contracts import time_limits
 from unicron.errors import InvalidInputError
 from unicron.settings import PREFIX, Settings
 from unicron_agent.watchdogs.limits import WatchdogLimits
@@ -63,12 +64,12 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
     pool: str = ""
     heartbeat_s: float = 0.5
     state_limit: int = 0
-    asleep_s: float = 2.0
-    hang_s: float = 20.0
-    between_s: float = 1800.0
+    asleep_s: float = time_limits.ASLEEP_S
+    hang_s: float = time_limits.HANG_S
+    between_s: float = time_limits.BETWEEN_S
     kernel_log: str = ""
     rules: str = ""
-    leave_s: float = 20.0
+    leave_s: float = time_limits.LEAVE_S
     disk_free: float = 0.05
     ahead_s: float = WatchdogLimits().ahead_s
     gpu_free: float = WatchdogLimits().gpu_free

@@ -62,12 +62,11 @@ class Adopted:
 
 @dataclass(frozen=True)
 class EntryRead:
-    """The journal holds `data` on `subject`, read at `at` in Unix seconds."""
+    """The journal holds `data` on `subject`."""
 
     sequence: int
     subject: str
     data: bytes
-    at: float
 
 
 @dataclass(frozen=True)

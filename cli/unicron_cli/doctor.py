@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from rich.table import Table
 from rich.text import Text
 from unicron_deploy.nats_server import find_binary
 
+from unicron import vitality
 from unicron.client import Client
+from unicron.contracts.answers import PartHealth
 from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.service.bootstrap import connected_client
@@ -187,8 +190,11 @@ async def _cluster(settings: Settings, patient: bool) -> list[Check]:
                 if servers.state != "ok":  # of several: too few are left
                     journal = msgspec.structs.replace(journal, cure=f"as for {servers.name}")
                 return [servers, journal]  # what services do can't be read, and they can't do it
-            looks = (*(_service(client, name) for name in SERVICES), _nodes(client), _heard_clocks(client))
-            return [servers, journal, *await asyncio.gather(*looks)]
+            parts = {each.name: each for each in await client.health()}
+            looks = (*(_service(client, name, parts.get(name)) for name in SERVICES), _nodes(client))
+            off = {part.name: part.at - time.time() for part in parts.values() if part.at}
+            trips = _round_trips(parts)
+            return [servers, journal, trips, *await asyncio.gather(*looks, _heard_clocks(client, off))]
     except UnicronError as error:
         found, _, cure = str(error).partition("; ")  # as all our errors are
         return [Check(name="NATS", state="missing", found=found, cure=cure)]
@@ -215,7 +221,7 @@ async def _servers(addresses: list[str]) -> Check:
 
 async def _jetstream(client: Client) -> Check:
     try:
-        tail = await client.tail()
+        tail = await client.bus.tail()
     except BusUnavailableError as error:
         cure = "start the server with JetStream, then run `unicron provision`"
         return Check(name="JetStream", state="missing", found=str(error), cure=cure)
@@ -233,7 +239,20 @@ async def _load(client: Client, name: str) -> str:
     return f"active; {load.waiting:,} inputs wait{dropped}"
 
 
-async def _service(client: Client, name: str) -> Check:
+def _round_trips(parts: dict[str, PartHealth]) -> Check:
+    """Say whether facts get into the journal, and through it."""
+    journal, slowest = parts[vitality.JOURNAL], max(part.seconds for part in parts.values())
+    if journal.problem:
+        return Check(name="round trip", state="missing", found=f"the journal {journal.problem}", cure=journal.cure)
+    broken = [part.name for part in parts.values() if part.problem]
+    if broken:
+        return Check(name="round trip", state="missing", found=f"not through {', '.join(broken)}", cure="see below")
+    return Check(name="round trip", state="ok", found=f"into the journal and through all services in {slowest:.2f} s")
+
+
+async def _service(client: Client, name: str, part: PartHealth | None) -> Check:
+    if part is not None and part.problem:
+        return Check(name=name, state="missing", found=part.problem, cure=part.cure)
     try:
         active = await client.active(name)
         found = await _load(client, name) if active else "no instance holds its lease"
@@ -259,6 +278,6 @@ async def _nodes(client: Client) -> Check:
     return Check(name="nodes", state="ok", found=f"{', '.join(up)} up")
 
 
-async def _heard_clocks(client: Client) -> Check:
-    """Listen to the nodes, which tell what time it is there."""
-    return clocks(await heard(client))
+async def _heard_clocks(client: Client, services: dict[str, float]) -> Check:
+    """Listen to the nodes, which tell what time it is there, as services have."""
+    return clocks({**await heard(client), **services})

@@ -59,6 +59,7 @@ def storm(
     seeds: Annotated[int, typer.Option(min=1, help="How many storms.")] = 100,
     seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
     lies: Annotated[bool, typer.Option("--lies", help="Let nodes and strangers lie, too.")] = False,
+    clocks: Annotated[bool, typer.Option("--clocks", help="Let clocks be wrong, too, be set, and sleep.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run the real services through seeded storms of faults, and check invariants after every step."""
@@ -66,7 +67,7 @@ def storm(
         from unicron_simulator.storms.storm import run  # noqa: PLC0415
     began, bad, virtual, messages, lied = time.monotonic(), [], 0.0, 0, 0
     for done, number in enumerate(range(seed, seed + seeds), start=1):
-        outcome = run(number, lies=lies)
+        outcome = run(number, lies=lies, clocks=clocks)
         virtual, messages, lied = virtual + outcome.virtual_s, messages + outcome.messages, lied + outcome.lies
         if outcome.violation:
             bad.append(outcome)

@@ -6,15 +6,17 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from unicron import vitality
 from unicron.client import Client
+from unicron.contracts.answers import Status
 from unicron.contracts.base import Message
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.queries import MOST_LINES
-from unicron.errors import BusUnavailableError, InvalidInputError
+from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.observe.incidents import chain_of
 from unicron.observe.words.headline import headline
 from unicron.observe.words.story import find_chain, line, story
@@ -39,8 +41,26 @@ def status(
             with_client(nats, lambda client: _watch(client, as_json))
         except KeyboardInterrupt:
             return
-    found = with_client(nats, lambda client: client.status())
-    print_view(found, lambda: status_view(found), as_json)
+    found, ailing = with_client(nats, _look)
+    if isinstance(found, UnicronError):
+        for line in ailing:
+            say(line, err=True)
+        raise found
+    if as_json:
+        print_json({**msgspec.to_builtins(found), "ailing": ailing})
+    else:
+        print_view(found, lambda: Group(*(Text(line, "bold red") for line in ailing), status_view(found)), as_json)
+
+
+async def _look(client: Client) -> tuple[Status | UnicronError, list[str]]:
+    """Return what the registry knows, or why it does not say, and a line for each part through which nothing gets."""
+    parts = asyncio.ensure_future(client.health())
+    found: Status | UnicronError
+    try:
+        found = await client.status()
+    except UnicronError as error:
+        found = error
+    return found, [vitality.sentence(part) for part in await parts if part.problem]
 
 
 async def _watch(client: Client, as_json: bool) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from unicron.addresses import Address, family
+from unicron.contracts import time_limits
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.processes import Patience, ProcessRecord
 from unicron_deploy import rights
@@ -50,7 +51,7 @@ def find_binary() -> str:
     return found
 
 
-PING_S = 0.5
+PING_S = time_limits.PING_S
 """How often the server pings a silent client; after two pings without an answer it ends the connection. Shorter is
 quicker to notice a stopped node (here within 1.5 s), and cuts off clients that wait long for a turn on a busy machine.
 """

@@ -127,7 +127,17 @@ def _agent(name: str) -> Rights:
 def _service(name: str) -> Rights:
     state, lease = (f"$KV.{topology.BUCKETS[bucket]}.{name}" for bucket in ("state", "lease"))
     facts = f"{subjects.ROOT}.evt.{name}.>"
-    publish = (facts, state, f"{state}.>", lease, *READ_JOURNAL, *READ_LEASE, f"{API}.STREAM.MSG.GET.{STATE}")
+    pulse = subjects.pulse(name)
+    publish = (
+        facts,
+        pulse,
+        state,
+        f"{state}.>",
+        lease,
+        *READ_JOURNAL,
+        *READ_LEASE,
+        f"{API}.STREAM.MSG.GET.{STATE}",
+    )
     more: dict[str, tuple[str, ...]] = {
         "registry": (
             *PROVISION,
@@ -139,7 +149,7 @@ def _service(name: str) -> Rights:
     heard = (topology.DISCONNECTS,) if name == "detector" else ()
     return Rights(
         publish=(*publish, *more.get(name, ())),
-        subscribe=(ALL_STORED, ALL_TELEMETRY, *_answering(name, name), *heard),
+        subscribe=(ALL_STORED, ALL_TELEMETRY, *_answering(name, name), subjects.standby(name), *heard),
         answers=True,
     )
 

@@ -44,7 +44,7 @@ def seeds(usual, most=1000):
 @pytest.mark.parametrize("first", seeds(100))
 def test_nothing_that_must_not_be_happens_in_a_storm(first):
     for seed in range(first, first + BATCH):
-        outcome = storm.run(seed)
+        outcome = storm.run(seed, clocks=bool(seed % 2))  # in every other one those of parties are wrong
         assert not outcome.violation, outcome.story
         assert outcome.messages
 
@@ -283,7 +283,7 @@ class Gullible(Intake):
 
     def read(self, subject, data, sequence=0):
         try:
-            return Input(codec.decode_message(data, self._clock.now()), sequence, subject)
+            return Input(codec.decode_message(data), sequence, subject)
         except InvalidInputError:
             return super().read(subject, data, sequence)
 
@@ -300,10 +300,23 @@ class Unquestioning(AgentCore):
         return self.obey(command)
 
 
-def found(parts, first, lies=False):
+class Strict(Intake):
+    """Takes no message that is an hour ahead."""
+
+    def read(self, subject, data, sequence=0):
+        item = super().read(subject, data, sequence)
+        late = item.stamp > self._clock.now() + 3600.0
+        return self.dead_letter(subject, data, "its time can't be", sequence) if late else item
+
+
+def strict(wiring, bus, clock, lease_ttl_s, fresh_id, sizes):
+    return Strict(wiring.name, clock, fresh_id)
+
+
+def found(parts, first, lies=False, clocks=False):
     """Return what the first storm tells that finds a bug; the one that did the last time is tried before the others."""
     for seed in (first, *range(first // 100 * 100, first // 100 * 100 + 100)):
-        violation = storm.run(seed, parts, shrink=False, lies=lies).violation
+        violation = storm.run(seed, parts, shrink=False, lies=lies, clocks=clocks).violation
         if violation:
             return violation
     return ""
@@ -365,6 +378,24 @@ def sooner(monkeypatch):
 )
 def test_a_planted_bug_is_found_within_100_storms(parts, words, seed):
     violation = found(parts, seed)
+    assert violation
+    assert words in violation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("parts", "words", "seed"),
+    [
+        pytest.param(
+            StormParts(service=having(Service, "_intake", strict)),
+            "its time can't be",
+            1,
+            id="stamps-believed",
+        ),
+    ],
+)
+def test_a_planted_bug_is_found_within_100_storms_with_wrong_clocks(parts, words, seed):
+    violation = found(parts, seed, clocks=True)
     assert violation
     assert words in violation
 

@@ -4,10 +4,13 @@ import asyncio
 import random
 
 import pytest
-from helpers.buses import ALL, heard, take, write
+from helpers.buses import ALL, heard, say, take, write
 from helpers.waiting import PATIENT_S, elapse, in_virtual_time, until
 from helpers.worlds import LEASE_TTL_S
 
+from unicron import subjects
+from unicron.client import Client
+from unicron.contracts.events import Alert
 from unicron.errors import BusUnavailableError, ConflictError
 
 # --- the journal -----------------------------------------------------------------------------------------------------
@@ -21,6 +24,17 @@ async def test_journal_keeps_order_and_positions(bus):
         (i + 1, "unicron.v1.evt.n1.T.k", b"%d" % i) for i in range(5)
     ]
     assert await bus.tail() == 5
+
+
+async def test_who_reads_to_the_end_is_through_though_a_pulse_is_behind_it(bus):
+    client = Client(bus)
+    assert await client.tail() == 0
+    await say(bus, Alert(text="x", id="a", source="n1"))
+    at = await bus.tail()
+    await bus.append(subjects.pulse("registry"), b"", "p")
+    assert await bus.tail() == at + 1
+    assert await client.tail() == at
+    assert [position async for position, _ in client.follow(0, await client.tail())] == [at]
 
 
 async def test_follow_starts_after_a_position_and_goes_on_with_what_is_new(bus):

@@ -50,6 +50,21 @@ async def all_up(stage):
     return {view.state for view in (await stage.status()).nodes} == {NodeState.UP}
 
 
+@pytest.mark.parametrize("seconds", [2.5, 90.0, 3600.0])
+@pytest.mark.parametrize("how", ["stopped", "asleep"])
+@scene(nodes=2)
+async def test_what_stands_still_all_together_goes_on_and_nobody_is_to_blame(stage, how, seconds):
+    before = {member.worker for member in await stage.running(task(max_workers=2))}
+    if how == "stopped":
+        stage.world.clock.advance(seconds)
+    else:
+        for clock in stage.world.clocks.values():
+            clock.ahead_s += seconds
+    await elapse(30.0)
+    assert {member.worker for member in (await stage.view("t")).members} == before
+    assert not stage.of(FailureDetected)
+
+
 @scene()
 async def test_a_stopped_worker_is_replaced(stage):
     [*_, victim] = await stage.running(task())

@@ -41,7 +41,7 @@ LAG_S, LAG_POLL_S = 1.0, 0.002
 DIGITS = 19
 """A sequence has fewer: on an open bus anybody may send a notice."""
 
-_GET = f"$JS.API.DIRECT.GET.{topology.STREAM}"
+GET = f"$JS.API.DIRECT.GET.{topology.STREAM}"
 
 _NO_ENTRY = "something else than an entry came for us; reading again"
 
@@ -131,7 +131,7 @@ class JournalReader:
         was for us for long. What is the last for us it finds at once; and its end, only the one that leads knows.
         """
         for pattern, after in self._positions.items():
-            if await self._call(self._last(pattern), "reading the journal", _GET) > after:
+            if await self._call(self._last(pattern), "reading the journal", GET) > after:
                 return True
         return False
 
@@ -176,7 +176,7 @@ class JournalReader:
         """
         after, latest = self._positions[pattern], asyncio.get_running_loop().time() + LAG_S
         while True:
-            entries, more = await self._call(self._batch(pattern, after), "reading the journal", _GET)
+            entries, more = await self._call(self._batch(pattern, after), "reading the journal", GET)
             for entry in entries:
                 if until is not None and entry.sequence > until:
                     return
@@ -226,7 +226,7 @@ class JournalReader:
         """Ask a server for entries; yield what comes, with its headers, to the end that these name."""
         self._asked += 1
         reply = f"{self._inbox}.{self._asked}"
-        await self._nc.publish(_GET, json.dumps(request).encode(), reply=reply)
+        await self._nc.publish(GET, json.dumps(request).encode(), reply=reply)
         async with asyncio.timeout(2 * CHECK_S):
             while True:
                 message = await self._replies.get()

@@ -28,7 +28,13 @@ async def token_in_force(bucket: Bucket, name: str) -> int | None:
 
 
 class Lease:
-    """The right to act as `name`, until `keep` returns."""
+    """The right to act as `name`, until `keep` returns.
+
+    Attributes:
+        trouble: why it can't be had at all; empty where it can, or another has it.
+    """
+
+    trouble = ""
 
     def __init__(self, bucket: Bucket, name: str, holder: str, ttl_s: float) -> None:
         self._bucket = bucket
@@ -44,10 +50,11 @@ class Lease:
             begun = self._now()
             try:
                 self._token = self._revision = await self._bucket.create(self._name, self._holder)
-            except (ConflictError, BusUnavailableError):
+            except (ConflictError, BusUnavailableError) as error:
+                self.trouble = str(error) if isinstance(error, BusUnavailableError) else ""
                 await asyncio.sleep(min(POLL_S, self._ttl_s / 4))
             else:
-                self._renewed = begun
+                self._renewed, self.trouble = begun, ""
                 return self._revision
 
     async def keep(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import secrets
 import time
@@ -21,7 +22,7 @@ from unicron import subjects
 from unicron.bus import replies, topology
 from unicron.bus.bucket import NatsBucket
 from unicron.bus.connection import ANSWER_S, RECONNECT_S, NatsConnection
-from unicron.bus.journal import JournalReader, patterns
+from unicron.bus.journal import DIGITS, GET, JournalReader, patterns
 from unicron.bus.protocol import Handler, JournalEntry, TelemetryEntry
 from unicron.errors import BusUnavailableError, NobodyAnswersError
 from unicron.settings import Settings
@@ -107,6 +108,21 @@ class NatsBus(NatsConnection):
         if info.cluster is not None and not info.cluster.leader:  # a server that comes back with an empty disk says 0
             raise BusUnavailableError("reading the journal's end: none of its servers leads now; try again")
         return int(info.state.last_seq)
+
+    async def last(self, filters: Sequence[str]) -> int:
+        """Return the last sequence of the journal that matches."""
+        return max(await asyncio.gather(*map(self._last, filters)))
+
+    async def _last(self, pattern: str) -> int:
+        request = json.dumps({"last_by_subj": pattern}).encode()
+        asked = self._nc.request(GET, request, timeout=ANSWER_S)
+        headers = (await self._call(asked, "reading the journal's end", GET)).headers or {}
+        if headers.get("Status") == "404":
+            return 0
+        sequence = headers.get("Nats-Sequence", "")
+        if not (sequence.isascii() and sequence.isdigit() and len(sequence) < DIGITS):
+            raise BusUnavailableError("reading the journal's end: something else than an entry came")
+        return int(sequence)
 
     # --- telemetry ---------------------------------------------------------------------------------------------------
 

@@ -88,6 +88,9 @@ class Bus(Protocol):
     async def tail(self) -> int:
         """Return the sequence of the last message in the journal, 0 where it is empty."""
 
+    async def last(self, filters: Sequence[str]) -> int:
+        """Return the sequence of the last message in the journal that matches a filter, 0 where there is none."""
+
     async def publish_telemetry(self, subject: str, data: bytes) -> None:
         """Publish telemetry; only current subscribers receive it."""
 

@@ -239,6 +239,39 @@ class Load(Record, kw_only=True, frozen=True):
     disbelieved: Count = 0
 
 
+class Health(Record, kw_only=True, frozen=True):
+    """Answer to `GetHealth`.
+
+    Attributes:
+        seconds: that a fact took into the journal, and out of it through all inputs of the service; or that it was
+            waited for.
+        problem: where it got stuck; empty where it came through.
+        at: Unix seconds, by the clock of the service.
+    """
+
+    seconds: Seconds
+    problem: Text = ""
+    at: Moment = 0.0
+
+
+class PartHealth(Record, kw_only=True, frozen=True):
+    """How the journal or a control service is.
+
+    Attributes:
+        name: of the part.
+        problem: what does not get through, for a person; empty where all does.
+        cure: likewise.
+        seconds: that a fact takes through it.
+        at: Unix seconds, by its clock; 0 where that is not known.
+    """
+
+    name: Label
+    problem: Text = ""
+    cure: Text = ""
+    seconds: Seconds = 0.0
+    at: Moment = 0.0
+
+
 class RunningSettings(Record, kw_only=True, frozen=True):
     """Answer to `GetSettings`: what an agent runs with, whatever its files say by now.
 
@@ -258,8 +291,8 @@ class Reply(Record, kw_only=True, frozen=True):
 
     Attributes:
         error: empty on success, else what was wrong and the cure.
-        status, plan, curve, straggler, states, load, log, notifications, pools, tokens, settings: filled in for the
-            queries that ask for them.
+        status, plan, curve, straggler, states, load, health, log, notifications, pools, tokens, settings: filled in for
+            the queries that ask for them.
         text: a line for a person.
     """
 
@@ -272,6 +305,7 @@ class Reply(Record, kw_only=True, frozen=True):
     states: Annotated[list[StateRef], Many] = []
     log: Annotated[list[Text], Few] = []
     load: Load | None = None
+    health: Health | None = None
     notifications: NotificationsView | None = None
     pools: PoolsView | None = None
     tokens: Annotated[list[TokenView], Few] = []

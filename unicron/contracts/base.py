@@ -112,7 +112,7 @@ class Started(Message, kw_only=True, frozen=True):
 
 
 class BusReconnected(Message, kw_only=True, frozen=True):
-    """The shell's bus connection was down for `down_s` seconds: silence in between means nothing."""
+    """The shell's bus connection was down, or its process stood still, for `down_s` seconds: silence means nothing."""
 
     down_s: float
 

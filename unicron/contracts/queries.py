@@ -39,6 +39,10 @@ class GetLoad(Query, kw_only=True, frozen=True):
     """Ask a control service whether it keeps up; it answers at once, however much waits for it."""
 
 
+class GetHealth(Query, kw_only=True, frozen=True):
+    """Ask a control service to show that facts get through: it answers when one has, or after two seconds."""
+
+
 class SubmitTask(Order, kw_only=True, frozen=True):
     """Launch a task. Submitting the same spec again changes nothing."""
 

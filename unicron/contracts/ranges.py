@@ -26,12 +26,6 @@ SHORTEST_S = 1e-6
 LONGEST_TEXT = 2**23
 """Characters of a text for people."""
 
-AHEAD_S, BEHIND_S = 3600.0, 60 * 86400.0
-"""How far a sender's clock may be ahead of ours, and how long ago a message may have been made: seconds.
-
-The journal keeps a week, and a sender that was cut off from the bus reports later what happened meanwhile.
-"""
-
 Number = Annotated[int, Meta(ge=-1, le=MOST_NUMBER)]
 """Of an iteration, an epoch, a slot; -1 where there is none."""
 
@@ -49,6 +43,9 @@ Seconds = Annotated[float, Meta(ge=0, le=MOST_SECONDS)]
 
 Moment = Annotated[float, Meta(ge=0, le=10.0**11)]
 """Unix seconds."""
+
+Stamp = Annotated[float, Meta(ge=0, le=10.0**11, description="an identity")]
+"""Unix seconds that stay what they are when a clock is set: they tell one thing from another."""
 
 Amount = Annotated[float, Meta(ge=0, le=10.0**100)]
 """Something finite that is not negative, such as FLOP/s."""
@@ -94,14 +91,3 @@ def explained(error: Exception, plain: Any) -> str:
     if not path or "[...]" in path[1] or isinstance(value, dict | list):
         return text
     return f"{text}, which is {shown(value)}"
-
-
-def time_problem(at: float, now: float) -> str:
-    """Return why a message can't have been made at `at`, in Unix seconds, as the clock stands here; else nothing.
-
-    0 stands for no time at all.
-    """
-    if at and not now - BEHIND_S <= at <= now + AHEAD_S:
-        allowed = f"from {BEHIND_S / 86400:g} days ago to {AHEAD_S:g} s ahead"
-        return f"Expected a time {allowed} - at `$.at`, which is {at!r}, {at - now:+.0f} s from now: set that clock"
-    return ""

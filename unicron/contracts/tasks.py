@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
+from unicron.contracts import time_limits
 from unicron.contracts.base import Record, Word
 from unicron.contracts.ranges import Count, Few, Label, Number, Text, Whole
 from unicron.contracts.watchdogs import LogPattern
@@ -150,7 +151,7 @@ class Healing(Word):
     UNKNOWN = "unknown"
 
 
-SILENCE_S = 1800.0
+SILENCE_S = time_limits.SILENCE_S
 """As long as torch has a collective wait, where nobody says otherwise."""
 
 SHORTEST_SILENCE_S = 1.0

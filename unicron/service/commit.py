@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from unicron.contracts.base import Record
-from unicron.contracts.ranges import Count, Size, explained
+from unicron.contracts.ranges import Count, Moment, Size, explained
 from unicron.errors import InvalidInputError
 from unicron.service.timers import Timer
 
@@ -45,6 +45,7 @@ class Commit(Record, kw_only=True, frozen=True):
         parts: likewise, those that make up `state`.
         writer: instance that wrote it; no two commits of different instances are equal.
         token: of the lease under which it was written.
+        at: Unix seconds at which it was written; 0 where a version before this wrote it.
     """
 
     sequence: Size = 0
@@ -56,6 +57,7 @@ class Commit(Record, kw_only=True, frozen=True):
     parts: list[Part] = []
     writer: str = ""
     token: Size = 0
+    at: Moment = 0.0
 
     def decode_state(
         self, name: str, kind: Any, migrations: Sequence[Migration] = (), learnt: Collection[str] = ()

@@ -40,6 +40,7 @@ class Input:
         answer: to `query`, once it is known.
         said: what followed from it, as it goes out.
         believed: whether it is of somebody known, where it is telemetry.
+        stamp: Unix seconds at which the sender says that it made the message, by a clock of its own; 0: it says none.
         taken: Unix seconds at which the core first got it; a successor that gets it again sets the same timers.
     """
 
@@ -51,6 +52,7 @@ class Input:
     query: Query | None = None
     reply: "asyncio.Future[Reply] | None" = None
     timer: Timer | None = None
+    stamp: float = 0.0
     answer: Reply | None = field(default=None, init=False)
     said: list[Message] = field(default_factory=list, init=False)
     believed: bool = field(default=True, init=False)
@@ -82,18 +84,37 @@ class Intake:
             RateLimiter(TELEMETRY),
         )
         self._unread, self._reported = RateLimiter(NONE), 0
+        self._since = self._began = 0.0
+        self._old = 0
         self.dropped = 0
+
+    def begin(self, since: float, now: float, tail: int) -> None:
+        """Take what comes from now on for new, and what the journal holds up to `tail` for no older than `since`."""
+        self._since, self._began, self._old = since, now, tail
+
+    def move(self, seconds: float) -> None:
+        """Move what is remembered with the clock."""
+        self._since, self._began = self._since + seconds, self._began + seconds
 
     def read(self, subject: str, data: bytes, sequence: int = 0) -> Input:
         """Return what came in on `subject`: the message, or a dead letter where it can't be used."""
         try:
-            message = authenticate(subject, data, self._clock.now())
+            message = authenticate(subject, data)
         except InvalidInputError as error:
             return self.dead_letter(subject, data, str(error), sequence)
-        if not (message.id and message.at):
-            own_id, at = message.id or self._fresh_id(), message.at or self._clock.now()
-            message = msgspec.structs.replace(message, id=own_id, at=at)
-        return Input(message, sequence, subject)
+        stamp, own_id = message.at, message.id or self._fresh_id()
+        at = self._heard(stamp, sequence) if sequence else stamp or self._clock.now()
+        return Input(msgspec.structs.replace(message, id=own_id, at=at), sequence, subject, stamp=stamp)
+
+    def _heard(self, stamp: float, sequence: int) -> float:
+        """Return when an entry of the journal was heard of, by the clock here: of no other is it known to be right.
+
+        One that was there when we began is as old as its sender says, within what can be: the order of the journal.
+        """
+        if sequence > self._old:
+            return self._clock.now()
+        self._since = min(max(stamp, self._since), self._began)
+        return self._since
 
     def dead_letter(self, subject: str, data: bytes, error: str, sequence: int = 0) -> Input:
         """Return a dead letter about what came in on `subject`."""

@@ -86,7 +86,7 @@ class Metrics:
             PlanDecided: self._planned,
             TaskRecovered: self._recovered,
             DeadLetter: lambda _, __: self._count("unicron_dead_letters_total", self._process),
-            Alert: lambda _, each: self._count("unicron_alerts_total", self._process, str(each.kind)),
+            Alert: self._alerted,
             CommandRefused: lambda _, __: self._count("unicron_commands_refused_total", self._process),
             WorkerExited: self._exited,
             NotificationSent: lambda _, each: self._count("unicron_notifications_total", each.channel, "sent"),
@@ -147,6 +147,10 @@ class Metrics:
     def _recovered(self, _: Message, recovered: TaskRecovered) -> None:
         self._count("unicron_recoveries_total", self._name("task", recovered.task))
         self.observe_phase("resume", recovered.task, recovered.seconds)
+
+    def _alerted(self, _: Message, alert: Alert) -> None:
+        if not alert.over:
+            self._count("unicron_alerts_total", self._process, str(alert.kind))
 
     def _exited(self, _: Message, exited: WorkerExited) -> None:
         by = "signal" if exited.signal is not None else "exit"

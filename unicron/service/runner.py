@@ -17,6 +17,7 @@ from unicron.metric_definitions import MetricSample
 from unicron.printable import one_line, printable
 from unicron.service.intake import Input
 from unicron.service.metrics import Metrics, load_samples, status_samples
+from unicron.service.roundtrip import Inactive
 from unicron.service.service import Service, Wiring
 from unicron.settings import PREFIX, Settings
 
@@ -94,10 +95,17 @@ async def _serve(wiring: Wiring, settings: S, beside: Beside[S] | None) -> None:
             )  # of several servers two have to find one another first
         service = Service(wiring, bus, SystemClock(), settings.lease_ttl_s)
         measure(service, wiring.name, settings)
+        explaining = asyncio.create_task(
+            _guarded(
+                Inactive(wiring.name, bus, lambda: service.token, lambda: service.trouble, settings.lease_ttl_s).run(),
+                wiring.name,
+            )
+        )
         extra = asyncio.create_task(_guarded(beside(settings, bus, service), wiring.name)) if beside else None
         try:
             await service.run()
         finally:
+            explaining.cancel()
             if extra:
                 extra.cancel()
                 await asyncio.wait({extra}, timeout=3.0)
@@ -124,7 +132,7 @@ def measure(service: Service, name: str, settings: Settings) -> None:
 
     def observe(item: Input) -> None:
         if item.sound:
-            metrics.count_received(item.message, item.taken - item.message.at if item.sequence else None)
+            metrics.count_received(item.message, item.taken - item.stamp if item.sequence else None)
         for message in item.said:
             metrics.count_sent(item.message, message)
 

@@ -23,16 +23,18 @@ from unicron import codec, subjects
 from unicron.aio import gather_or_cancel, retry_until_available, shielded
 from unicron.bus.lease import Lease, token_in_force
 from unicron.bus.protocol import Bus, TelemetryEntry
-from unicron.clock import Clock
+from unicron.clock import Clock, Watch
 from unicron.contracts.answers import Load, Reply
-from unicron.contracts.base import BusReconnected, CancelTimer, Message, SetTimer, Started, TimerFired
+from unicron.contracts.base import BusReconnected, CancelTimer, Message, Probed, SetTimer, Started, TimerFired
 from unicron.contracts.events import Alert, DeadLetter
-from unicron.contracts.queries import GetLoad, Order, Query
+from unicron.contracts.queries import GetHealth, GetLoad, Order, Query
 from unicron.errors import BusUnavailableError, ConflictError, InvalidInputError
 from unicron.service.commit import Commit, Migration, Outgoing
 from unicron.service.commit_store import CommitStore, Sizes
 from unicron.service.core import Core, order_taken
 from unicron.service.intake import Input, Intake
+from unicron.service.moments import move
+from unicron.service.roundtrip import RoundTrips
 from unicron.service.timers import Timer, Timers
 
 log = logging.getLogger(__name__)
@@ -57,6 +59,13 @@ CURE = (
 
 TIDY_S = 10.0
 """Seconds after which a published outbox is cleared: the journal knows its ids for an hour only."""
+
+
+REST_S = 60.0
+"""Seconds after which the position is committed all the same, too: a successor knows until when this one served."""
+
+LOOK_S = 1.0
+"""Seconds after which the clock is looked at while timers are pending."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +144,7 @@ class Service:
         self._active = False
         self._intake = Intake(wiring.name, clock, fresh_id)
         self._disbelieved = 0
+        self._trips = RoundTrips(wiring.name, self._send_pulse, self._waiting)
         self.overhear: Callable[[Message], bool] = lambda _: True
         self.observe: Callable[[Input], None] = lambda _: None
 
@@ -145,6 +155,11 @@ class Service:
     @property
     def token(self) -> int:  # noqa: D102 see above
         return self._token if self._active else 0
+
+    @property
+    def trouble(self) -> str:
+        """Return why no instance can be active, as nothing is stored; empty where that is not so."""
+        return "" if self._active else self._lease.trouble
 
     async def run(self) -> None:
         """Take the lease and serve; when the lease is lost, start over as a standby.
@@ -170,6 +185,7 @@ class Service:
         trouble = await self._read(token)
         self._token = token
         self._committed_at = self._clock.now()
+        self._watch = Watch(self._clock)
         self._uncommitted: list[Input] = []
         await self._publish(self._committed.outbox)
         self._inputs, self._left = asyncio.Queue(WAITING), []
@@ -236,24 +252,39 @@ class Service:
         tail = await retry_until_available(self._bus.tail, "asking for the end of the journal")
         if commit.sequence > tail:
             raise InvalidInputError(f"it is of position {commit.sequence}, and the journal ends at {tail}")
-        self._committed = commit
+        now = self._clock.now()
+        passed_s = now - commit.at if commit.at else 0.0
+        # the clock of who wrote it was ahead of this one, or all slept; else it is the time of a takeover
+        self._moved = 0.0 if 0.0 <= passed_s <= 2 * REST_S else passed_s
+        # nobody waited meanwhile, and what others said is yet to be read: what was left of a wait begins now
+        self._committed = move(commit, passed_s - self._moved)
         self._restore()
+        self._intake.begin(min(commit.at, now), now, tail)
 
     def _restore(self) -> None:
         """Go back to the last commit."""
         wiring = self._wiring
         state = self._committed.decode_state(wiring.name, wiring.state, wiring.migrations, wiring.learnt)
-        self._core = wiring.core(state)
+        self._core = wiring.core(move(state, self._moved))
         self._sequence = self._committed.sequence
-        self._timers = Timers(self._committed.timers)
+        self._timers = Timers(move(self._committed, self._moved).timers)
         self._fleeting = False
 
     # --- inputs ------------------------------------------------------------------------------------------------------
 
     async def _follow(self, after: int) -> None:
-        if self._wiring.facts:
-            async for entry in self._bus.follow(self._wiring.facts, after):
+        async for entry in self._bus.follow([*self._wiring.facts, subjects.PULSES], after):
+            if subjects.is_pulse(entry.subject):
+                own = Probed(id=self._fresh_id(), at=self._clock.now(), source=self._wiring.name)
+                await self._inputs.put(Input(own, entry.sequence))
+            else:
                 await self._inputs.put(self._intake.read(entry.subject, entry.data, entry.sequence))
+
+    def _waiting(self) -> int:
+        return self._inputs.qsize()
+
+    async def _send_pulse(self) -> None:
+        await self._bus.append(subjects.pulse(self._wiring.name), b"", self._fresh_id())
 
     async def _read_telemetry(self) -> None:
         if not self._wiring.telemetry:
@@ -287,19 +318,22 @@ class Service:
 
     def queue_input(self, message: Message) -> bool:
         """Queue a message of the shell's own making for the core; return whether there was room."""
-        own_id, now = message.id or self._fresh_id(), message.at or self._clock.now()
         try:
-            self._inputs.put_nowait(Input(msgspec.structs.replace(message, id=own_id, at=now)))
+            self._inputs.put_nowait(self._made(message))
         except asyncio.QueueFull:
             return False
         return True
+
+    def _made(self, message: Message) -> Input:
+        own_id, now = message.id or self._fresh_id(), message.at or self._clock.now()
+        return Input(msgspec.structs.replace(message, id=own_id, at=now))
 
     def load(self) -> Load | None:
         """Return whether it keeps up; None while another instance is active."""
         if not self._active:
             return None
         return Load(
-            waiting=self._inputs.qsize(),
+            waiting=self._waiting(),
             position=self._sequence,
             dropped=self._intake.dropped,
             disbelieved=self._disbelieved,
@@ -319,6 +353,8 @@ class Service:
             return codec.encode(Reply(error=str(error)))
         if isinstance(query, GetLoad) and (load := self.load()):
             return codec.encode(Reply(load=load))
+        if isinstance(query, GetHealth) and self._active:
+            return codec.encode(Reply(health=await self._trips.prove(self._clock.now())))
         if not self._active or self._inputs.full():
             raise BusUnavailableError(f"{name} is busy; try again in a moment")
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -338,11 +374,12 @@ class Service:
     async def _next_batch(self) -> list[Input]:
         """Return inputs and due timers; nothing at all after a while without any."""
         due = self._timers.next_due()
-        wait = TIDY_S if due is None else min(TIDY_S, max(0.0, due - self._clock.now()))
+        wait = TIDY_S if due is None else min(LOOK_S, max(0.0, due - self._clock.now()))
         batch: list[Input] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 batch.append(await self._inputs.get())
+        batch = [*self._look_at_clock(wait), *batch]
         while not self._inputs.empty() and len(batch) < BATCH:
             batch.append(self._inputs.get_nowait())
         now = self._clock.now()
@@ -351,6 +388,26 @@ class Service:
             fired = TimerFired(name=name, id=digest, at=now, source=self._wiring.name, correlation=timer.correlation)
             batch.append(Input(fired, timer=timer))
         return batch + self._intake.held_back()
+
+    def _look_at_clock(self, meant_s: float) -> list[Input]:
+        """Move all that is remembered with the clock where that was set, or this process stood still.
+
+        Returns:
+            That it stood still, for the core: what others said meanwhile may still be on its way here.
+        """
+        step_s, still_s = self._watch.look(meant_s)
+        by = step_s + still_s
+        if not by:
+            return []
+        name = self._wiring.name
+        log.warning("%s: its clock was set by %+.1f s, and it stood still for %.1f s", name, step_s, still_s)
+        self._moved += by
+        self._core.state = move(self._core.state, by)
+        self._timers = Timers(move(Commit(timers=self._timers.pending), by).timers)
+        self._intake.move(by)
+        self._committed_at += by
+        missed_s = max(0.0, step_s) + still_s  # a machine that slept finds its clock ahead
+        return [self._made(BusReconnected(down_s=missed_s))] if missed_s else []
 
     async def _process_batch(self, batch: list[Input]) -> None:
         """Apply `batch`, or what of it there is time for, commit when that led to anything, then publish and answer.
@@ -361,9 +418,12 @@ class Service:
         batch = batch[: len(batch) - len(self._left)]
         self._uncommitted += [item for item in batch if item.sequence or item.timer or item.query]
         started = any(isinstance(item.message, Started) for item in batch)
-        tidy = self._committed.outbox and self._clock.now() - self._committed_at >= TIDY_S
+        rested_s = self._clock.now() - self._committed_at
+        tidy = (self._committed.outbox and rested_s >= TIDY_S) or (self._uncommitted and rested_s >= REST_S)
         if outbox or self._fleeting or started or tidy or len(self._uncommitted) >= COMMIT_EVERY:
             await self._commit(outbox)
+        if any(isinstance(item.message, Probed) and item.sequence for item in batch):
+            self._trips.came_back()
         for item in batch:
             self.observe(item)
             if item.reply and item.answer and not item.reply.done():
@@ -410,8 +470,9 @@ class Service:
                 return []  # no dead letters about dead letters: that would never end
             return self._outgoing(item, item.says)
         if item.subject and (doubt := self._core.find_contradiction(cause)):
+            said = msgspec.structs.replace(cause, at=item.stamp or cause.at)
             self._intake.admit_dead_letter(
-                item, DeadLetter(subject=item.subject, error=doubt, payload=codec.encode(cause)[:4096])
+                item, DeadLetter(subject=item.subject, error=doubt, payload=codec.encode(said)[:4096])
             )
             return self._apply(item)
         changes = self._timers.changes
@@ -474,9 +535,11 @@ class Service:
             outbox=outbox,
             version=version,
             token=self._token,
+            at=self._clock.now(),
         )
         self._committed = await self._ledger.write(commit, self._core.state)
         self._committed_at = self._clock.now()
+        self._moved = 0.0
         self._uncommitted = []
         self._fleeting = False
         await self._publish(outbox)

@@ -26,9 +26,9 @@ async def run_storage_job(job: Job, node: str, memory: SnapshotMemory, superviso
             case StorePart():
                 return await _store_part(job, node, memory, supervisor)
             case CommitCheckpoint(task=task, saving=saving):
-                found = await _run_process(
-                    supervisor, {"do": "commit", "saving": saving, "parts": job.parts, "since": job.since}
-                )
+                at = max(job.at, job.since)  # by the clock of who submitted, which nodes' may not agree with
+                request = {"do": "commit", "saving": saving, "parts": job.parts, "since": job.since, "at": at}
+                found = await _run_process(supervisor, request)
                 return CheckpointStored(node=node, task=task, iteration=saving.iteration, **found)
             case FindCheckpoint(task=task):
                 where = {"root": job.root, "task": task, "since": job.since}

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
+from unicron.contracts import time_limits
 from unicron.contracts.base import Message
 from unicron.contracts.events import WorkerStalled
 from unicron.contracts.worker import Ping
@@ -14,7 +15,7 @@ from unicron_agent.workers.workers import LocalWorker, StallLimits
 PING_S = 0.2
 """How long a worker may be quiet before it is pinged."""
 
-QUIET_S = 0.35
+QUIET_S = time_limits.ANSWER_S
 """A living worker has answered a ping by then; one that is quiet for longer may be stopped."""
 
 

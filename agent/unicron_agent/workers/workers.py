@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from unicron.contracts import time_limits
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import WorkerAsleep, WorkerAway, WorkerStalled
 from unicron.contracts.tasks import ParallelLayout, WorkerPhase, WorkerStatus
@@ -48,10 +49,10 @@ class StallLimits:
     """
 
     factor: float = 3.0
-    stopped_s: float = 0.7
-    asleep_s: float = 2.0
-    hang_s: float = 20.0
-    between_s: float = 1800.0
+    stopped_s: float = time_limits.STOPPED_S
+    asleep_s: float = time_limits.ASLEEP_S
+    hang_s: float = time_limits.HANG_S
+    between_s: float = time_limits.BETWEEN_S
 
 
 @dataclass

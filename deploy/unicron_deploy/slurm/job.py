@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from unicron.client import Client
+from unicron.contracts import time_limits
 from unicron.contracts.answers import TaskView
 from unicron.contracts.events import NodeDrained, NodeJoined, NodeLeaving
 from unicron.contracts.tasks import NodeState, TaskState
@@ -29,7 +30,7 @@ from unicron_deploy.slurm.servers import JobServers
 FINISHED, UNFINISHED, GIVEN_UP = 0, 75, 93
 """Exit statuses: it is done; it goes on in the next job (EX_TEMPFAIL); nothing that Slurm does again would help."""
 
-LEAVE_S = 20.0
+LEAVE_S = time_limits.LEAVE_S
 """Seconds that an agent has to hand over, as in its settings."""
 
 MARGIN_S = 15.0

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from unicron import vitality
+from unicron.contracts.answers import PartHealth
 from unicron.contracts.base import Record
 from unicron.observe.cluster import ClusterPicture
 from unicron_console.pages import Pages
@@ -54,6 +56,8 @@ class Hub:
 
     Attributes:
         behind: entries of the journal that are still to be read.
+        ailing: a line for each part of the cluster through which nothing gets.
+        parts: the journal and the services, as they were last.
         away: Unix seconds of when the bus has answered last, where it does not now; else 0.
     """
 
@@ -61,6 +65,8 @@ class Hub:
         self.picture, self.pages, self.behind = picture, Pages(picture), 0
         self._clock = clock
         self.away, self._answered_at = 0.0, clock()
+        self.ailing: list[str] = []
+        self.parts: list[PartHealth] = []
         self._readers: defaultdict[tuple[str, str], set[PageReader]] = defaultdict(set)
         self._news = asyncio.Event()
         self._sent_position = 0
@@ -96,6 +102,15 @@ class Hub:
             self._send(topic, self._away_frame())
         self.wake()
 
+    def set_health(self, parts: list[PartHealth]) -> None:
+        """Show through which parts of the cluster nothing gets."""
+        self.parts = parts
+        ailing = [vitality.sentence(part) for part in parts if part.problem]
+        if ailing != self.ailing:
+            self.ailing = ailing
+            self.picture.changed.add(("health", ""))
+            self.wake()
+
     def _away_frame(self) -> str:
         return msgspec.json.encode({"away": self.away}).decode()
 
@@ -126,7 +141,7 @@ class Hub:
         now = self.now()
         match kind:
             case "cluster":
-                return self.pages.cluster(now, self.behind)
+                return msgspec.structs.replace(self.pages.cluster(now, self.behind), ailing=self.ailing)
             case "task":
                 return self.pages.task(name, now)
             case "failure":
@@ -182,7 +197,7 @@ class Hub:
             changed = {("event", "")} if changed else changed
         if changed and CLUSTER in self._readers:
             page = self.pages.changes(now, changed, self._sent_position)
-            page = msgspec.structs.replace(page, behind=self.behind)
+            page = msgspec.structs.replace(page, behind=self.behind, ailing=self.ailing)
             self._send(CLUSTER, msgspec.json.encode({"changes": page}).decode())
         self._sent_position = self.picture.position
         self._stale |= changed

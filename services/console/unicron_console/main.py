@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Iterator
 from typing import ClassVar
@@ -35,6 +36,9 @@ TRACE_S = 1.0
 
 SEED_S = 10.0
 """How long the registry is waited for before the journal is read without it."""
+
+HEALTH_S, REST_LOOKS = 1.5, 8
+"""Time to the next look at what gets through, and how many of them are left out while all is well and nobody looks."""
 
 ANSWERS_S, LOOK_S = 3.0, 1.0
 """Time limit of an answer of the bus, and time to the next question."""
@@ -106,6 +110,7 @@ async def serve(settings: ConsoleSettings) -> None:
             _export_traces(hub, traces),
             hub.run(),
             _watch_bus(bus, hub),
+            _watch_health(client, hub),
         )
 
 
@@ -173,6 +178,17 @@ async def _watch_bus(bus: Bus, hub: Hub) -> None:
         await asyncio.sleep(LOOK_S)
 
 
+async def _watch_health(client: Client, hub: Hub) -> None:
+    """See again and again what gets through the cluster; more rarely while nobody looks."""
+    while True:
+        with contextlib.suppress(UnicronError):  # then nothing gets through at all, which is seen anyway
+            hub.set_health(await client.health())
+        for _ in range(REST_LOOKS):
+            await asyncio.sleep(HEALTH_S)
+            if len(hub) or hub.ailing:
+                break
+
+
 async def _read_telemetry(client: Client, hub: Hub) -> None:
     async for message in client.telemetry(*TELEMETRY):
         hub.picture.handle_telemetry(message)
@@ -220,6 +236,8 @@ def _serve_metrics(settings: ConsoleSettings, hub: Hub) -> None:
 
     def read() -> Iterator[MetricSample]:
         yield MetricSample("unicron_console_pages", (), len(hub))
+        for part in hub.parts:
+            yield MetricSample("unicron_round_trip_seconds", (part.name,), math.inf if part.problem else part.seconds)
         for row in hub.pages.report.tasks:
             for phase, seconds in row.seconds.items():
                 if seconds:

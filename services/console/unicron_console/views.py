@@ -95,6 +95,7 @@ class ClusterPage(Record, kw_only=True, frozen=True):
         now: Unix seconds of this answer.
         position: of the journal, up to which it is known.
         behind: entries of the journal that are still to be read; above 0 only for a while after a start.
+        ailing: a line for each part of the cluster through which nothing gets, with the cure.
         waf: weighted FLOP/s of all tasks together; `possible_waf` what the plan in force expects.
         goodput: share of the GPU time of tasks that was training, over all that the journal keeps; None: no such time.
         course: (Unix seconds, share of GPU time that was training since the point before), oldest first; thinned out
@@ -112,6 +113,7 @@ class ClusterPage(Record, kw_only=True, frozen=True):
     now: float
     position: int
     behind: int = 0
+    ailing: list[str] = []
     waf: float = 0.0
     possible_waf: float = 0.0
     goodput: float | None = None

@@ -59,9 +59,6 @@ from unicron_detector.state import DetectorLimits, DetectorState
 from unicron_detector.timers import DetectorTimer, TimerKind
 from unicron_detector.validation import inconsistencies
 
-STALL_S = 2.0
-"""A timer this much later than the one before it means that the detector itself was held up."""
-
 
 class DetectorCore(Core):
     """Turns facts into failures.
@@ -137,7 +134,7 @@ class DetectorCore(Core):
     # --- time --------------------------------------------------------------------------------------------------------
 
     def _restart_waits(self, message: Started | BusReconnected) -> list[Message]:
-        """Restart all waits: silence while this service was away says nothing about a node."""
+        """Restart all waits: silence while this service was away, or stood still, says nothing about a node."""
         self.state.now = message.at
         self._nodes.restart_silence()
         return [
@@ -152,15 +149,12 @@ class DetectorCore(Core):
         return []
 
     def _timer_fired(self, fired: TimerFired) -> list[Message]:
-        held_up = fired.at - self.state.now > STALL_S
         self.state.now = fired.at
         timer = DetectorTimer.read(fired.name)
         out: list[Message] = [SetTimer(name=fired.name, after_s=TICK_S)] if timer.kind is TimerKind.TICK else []
-        if held_up:  # facts of the time that it missed may still be on their way here
-            out += [*self._nodes.restart_grace(), *self._memberships.restart_holds()]
         if timer.kind is TimerKind.TICK:
             self._reporter.forget()
-            return out + self._nodes.check_silence()  # however long the stall was, it counts as one tick of silence
+            return out + self._nodes.check_silence()
         ended = self._nodes.expire_grace if timer.kind is TimerKind.GRACE else self._memberships.expire_hold
         return out + ended(timer.about, fired.name)
 

@@ -1,27 +1,23 @@
 """Node health: a node is lost when its connection ends and stays away, or when it falls silent."""
 
 from unicron.contracts.base import CancelTimer, ConnectionLost, Message
-from unicron.contracts.events import Alert, NodeAdmitted, NodeGone, NodeHeartbeat, NodeLeft, NodePaced, NodeSuspected
+from unicron.contracts.events import NodeAdmitted, NodeGone, NodeHeartbeat, NodeLeft, NodePaced, NodeSuspected
 from unicron.contracts.tasks import WorkerStatus
-from unicron.contracts.watchdogs import AlertKind
-from unicron.fabric_proofs import WINDOW_S
+from unicron_detector.clocks import check_clocks
 from unicron_detector.memberships import Memberships, connection_failure
 from unicron_detector.processes import Processes
 from unicron_detector.report import Reporter
 from unicron_detector.state import NodeRecord
 from unicron_detector.timers import TimerKind
 
+STALE = "Stale Connection"
+"""Why a server ends a connection over which a client has not answered its pings."""
+
 TICK_S = 0.5
 """Period at which silence is counted."""
 
 MISSED = 3
 """Periods without a heartbeat after which a node is lost that beats more rarely than the time-out is made for."""
-
-CLOCK_S = WINDOW_S / 2
-"""By which a node's clock may differ from ours, as another's may be as far off on the other side."""
-
-OFF_TICKS = 4
-"""Ticks in a row that show a clock to be off; heartbeats that waited while we were held up show it in one or two."""
 
 
 class Nodes:
@@ -103,8 +99,9 @@ class Nodes:
         if node is None or node.suspect or node.incarnation.partition(".")[0] != lost.boot:
             return []
         node.reason = lost.reason or "the server gave no reason"
+        grace_s = self._grace_s(node)
         self._books.suspect(lost.node, self._start_grace(out, lost.node))
-        out.append(NodeSuspected(node=lost.node, reason=node.reason, grace_s=self._reporter.limits.grace_s))
+        out.append(NodeSuspected(node=lost.node, reason=node.reason, grace_s=grace_s))
         return out + self._memberships.report_all_explained()
 
     def expire_grace(self, name: str, timer: str) -> list[Message]:
@@ -112,13 +109,13 @@ class Nodes:
         node = self._state.nodes.get(name)
         if node is None or node.suspect != timer:
             return []
-        grace_s = self._reporter.limits.grace_s
+        grace_s = self._grace_s(node)
         why = f"its connection ended ({node.reason}) and was not back within {grace_s:g} s"
         return self._reporter.report(connection_failure(name, why))
 
     def check_silence(self) -> list[Message]:
         """Report the nodes that have been silent for too long."""
-        out = self._alert_clocks()
+        out = check_clocks(self._state)
         at_least, silent = self._reporter.limits.heartbeat_timeout_s, dict[str, float]()
         for name, node in self._state.nodes.items():
             node.silent += 1
@@ -127,29 +124,6 @@ class Nodes:
         for name, timeout_s in silent.items():
             out += self._reporter.report(connection_failure(name, f"no heartbeat for {timeout_s:g} s"))
         return out
-
-    def _alert_clocks(self) -> list[Message]:
-        """Alert once of each node's clock that is off; where all are off by as much, of this machine's own."""
-        nodes, due = self._state.nodes, list[str]()
-        for name, node in nodes.items():
-            if not node.silent:  # else nothing was heard since the last tick
-                node.off_ticks = node.off_ticks + 1 if abs(node.ahead_s) > CLOCK_S else 0
-                due += [name] * (node.off_ticks == OFF_TICKS)
-        if not due:
-            return []
-        apart = [node.ahead_s for node in nodes.values()]
-        ours = len(nodes) > 1 and all(node.off_ticks for node in nodes.values()) and max(apart) - min(apart) < CLOCK_S
-        if not ours:
-            return [
-                Alert(text=_clock_text(f"the clock of {name}", nodes[name].ahead_s), node=name, kind=AlertKind.CLOCK)
-                for name in due
-            ]
-        for node in nodes.values():
-            node.off_ticks = max(node.off_ticks, OFF_TICKS)
-        which = f"the clocks of all {len(nodes)} nodes"
-        return [
-            Alert(text=f"{_clock_text(which, apart[0])}; it is the detector's own that is wrong", kind=AlertKind.CLOCK)
-        ]
 
     def restart_grace(self) -> list[Message]:
         """Restart the grace of all suspect nodes."""
@@ -161,17 +135,14 @@ class Nodes:
         return out
 
     def _start_grace(self, out: list[Message], node: str) -> str:
-        return self._reporter.request_timer(out, TimerKind.GRACE, node, self._reporter.limits.grace_s)
+        return self._reporter.request_timer(out, TimerKind.GRACE, node, self._grace_s(self._state.nodes[node]))
+
+    def _grace_s(self, node: NodeRecord) -> float:
+        """Return the grace of a node whose connection ended: after silence, as much as any silent node has."""
+        limits = self._reporter.limits
+        return limits.heartbeat_timeout_s if node.reason == STALE else limits.grace_s
 
     def restart_silence(self) -> None:
         """Restart all counts of silence."""
         for node in self._state.nodes.values():
             node.silent = 0
-
-
-def _clock_text(whose: str, ahead_s: float) -> str:
-    side = "ahead of" if ahead_s > 0 else "behind"
-    return (
-        f"{whose}: {abs(ahead_s):.0f} s {side} the detector's, and {CLOCK_S:g} s are allowed: set both (by chrony or "
-        "systemd-timesyncd)"
-    )

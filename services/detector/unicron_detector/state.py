@@ -4,8 +4,9 @@ from typing import Annotated
 
 import msgspec
 
+from unicron.contracts import time_limits
 from unicron.contracts.events import FailureDetected
-from unicron.contracts.ranges import Count, Label, Moment, Number, Seconds, Text
+from unicron.contracts.ranges import Count, Few, Label, Moment, Number, Seconds, Text
 from unicron_detector.ladder import Ladder, Outage, Standstill
 
 EXPLAINS_S = 10.0
@@ -33,10 +34,10 @@ class DetectorLimits(msgspec.Struct, kw_only=True, frozen=True):
             waits for longer and longer, and is not ended.
     """
 
-    grace_s: float = 1.0
-    heartbeat_timeout_s: float = 3.0
-    collective_hold_s: float = 0.3
-    window_s: float = 600.0
+    grace_s: float = time_limits.GRACE_S
+    heartbeat_timeout_s: float = time_limits.HEARTBEATS_S
+    collective_hold_s: float = time_limits.COLLECTIVE_HOLD_S
+    window_s: float = time_limits.WINDOW_S
     attempts: int = 3
     no_progress: int = 10
     count_all: bool = False
@@ -49,7 +50,7 @@ class NodeRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
         host: address of its machine; empty where it joined before that was remembered.
         silent: ticks since its last heartbeat was handled. Clocks of other machines play no part.
         ahead_s: by how much its clock was ahead of ours at its last heartbeat.
-        off_ticks: ticks in a row in which that was too much.
+        off_ticks: how many more ticks found that to be too much than not, as far as that counts.
         heartbeat_s: how often it beats where that is more rarely than it would by itself, else 0.
         suspect: name of the timer that ends its grace; empty while its connection is not known to be lost.
         reason: why the server says the connection ended.
@@ -219,6 +220,7 @@ class DetectorState(msgspec.Struct, kw_only=True):
         starting: by node and slot, the worker that was ordered there last, until it reports.
         said: by node, what its kernel said last, which may explain what fails there just then.
         wrote: by worker, what it wrote first of late that may.
+        clocks: nodes whose clocks are known to be wrong; empty for the machine that the detector runs on.
     """
 
     now: Moment = 0.0
@@ -230,6 +232,7 @@ class DetectorState(msgspec.Struct, kw_only=True):
     starting: dict[str, dict[int, OrderedWorker]] = {}
     said: dict[str, LoggedLine] = {}
     wrote: dict[str, LoggedLine] = {}
+    clocks: Annotated[list[str], Few] = []
 
     def may_exist(self, worker: str, task: str, node: str, slot: int) -> bool:
         """Return whether an unreported worker was ordered for this slot, or may have been."""

@@ -27,6 +27,7 @@ from unicron.contracts.notices import IncidentKind
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import TaskState
+from unicron.contracts.watchdogs import AlertKind
 from unicron.observe.incidents import chain_of, ends_healing
 from unicron_notifier.state import MOST_NAMES, NotifiedIncident, NotifierState, TaskHit, TaskSeen
 
@@ -41,6 +42,12 @@ SETTLED_S = 5.0
 
 HEALED = (IncidentKind.FAILURE, IncidentKind.NODE_LOST)
 """Kinds that are over as soon as all their tasks are well."""
+
+WITH_END = (AlertKind.CLOCK,)
+"""Kinds of alerts that another one ends."""
+
+_NUMBER = re.compile(r"(?<![\w-])[-+]?\d(?:[\d.,:]*\d)?(?:e[-+]?\d+)?")
+"""A number that is no part of a name."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -253,12 +260,19 @@ class IncidentTracker:
 
     def _alert(self, alert: Alert) -> None:
         known, incidents = self._find(alert), self._state.incidents.values()
-        if any(each.kind is IncidentKind.DEAD_LETTER and each.reason == alert.text for each in incidents):
+        ends = f"{alert.kind}:{alert.node}:{alert.task}" if alert.kind in WITH_END else ""
+        if alert.over:
+            if (begun := self._find_by_key(_digest(ends))) is not None:
+                begun.note(f"over: {alert.text}")
+                self._end(begun, alert.at)
+            return
+        same = _same_text(alert.text)
+        if any(each.kind is IncidentKind.DEAD_LETTER and _same_text(each.reason) == same for each in incidents):
             return  # each dead letter has an alert that says the same
         if alert.source == OWN:  # else it would be about itself
-            self._record_once(alert, IncidentKind.NOTIFIER, f"own:{alert.text}", alert.text, name_of(alert.id))
+            self._record_once(alert, IncidentKind.NOTIFIER, f"own:{same}", alert.text, name_of(alert.id))
         elif known is None:
-            key = f"alert:{alert.node}:{alert.task}:{re.sub(r'[0-9]+', '0', alert.text)}"
+            key = ends or f"alert:{alert.node}:{alert.task}:{same}"
             self._record_once(alert, IncidentKind.ALERT, key, alert.text)
         else:
             known.hidden = False
@@ -266,13 +280,13 @@ class IncidentTracker:
 
     def _dead_letter(self, letter: DeadLetter) -> None:
         text = f"a message on {letter.subject} could not be used: {letter.error}"
-        self._record_once(letter, IncidentKind.DEAD_LETTER, f"letter:{letter.subject}:{letter.error}", text)
+        self._record_once(letter, IncidentKind.DEAD_LETTER, f"letter:{letter.subject}:{_same_text(letter.error)}", text)
 
     def _record_once(
         self, message: Alert | DeadLetter, kind: IncidentKind, key: str, text: str, name: str = ""
     ) -> None:
         """Take in what has no end; the same again, within a while, is only counted."""
-        key = blake2b(key.encode(), digest_size=8).hexdigest()
+        key = _digest(key)
         same = self._find_by_key(key)
         if same is not None and message.at - same.began < SAME_S:
             same.again += 1
@@ -344,6 +358,15 @@ class IncidentTracker:
     def _end(self, incident: NotifiedIncident, at: float) -> None:
         incident.ended = max(at, incident.began)
         incident.version += 1
+
+
+def _same_text(text: str) -> str:
+    """Return a text without its numbers: said again a second later, it holds another time."""
+    return _NUMBER.sub("0", text)
+
+
+def _digest(key: str) -> str:
+    return blake2b(key.encode(), digest_size=8).hexdigest()
 
 
 def _goes_on(workers: int) -> str:

@@ -30,7 +30,7 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, Trigger, TriggerKind
 from unicron.contracts.queries import GetCurve, GetPlan, WhatIf
-from unicron.contracts.ranges import AHEAD_S, SHORTEST_S
+from unicron.contracts.ranges import SHORTEST_S
 from unicron.contracts.tasks import SlotRef, TaskState
 from unicron.errors import InvalidInputError
 from unicron.service.core import Answers, Core, Handlers
@@ -139,7 +139,7 @@ class PlannerCore(Core):
 
     def _start(self, started: Started) -> list[Message]:
         """Make a table; count the exposure to failure anew where the newest fact is said to lie in times to come."""
-        if self.state.clock > started.at + AHEAD_S:
+        if self.state.clock > started.at:
             self.state.clock, self.state.worker_seconds, self.state.believed_rate = 0.0, 0.0, 0.0
         return self._request_refresh()
 

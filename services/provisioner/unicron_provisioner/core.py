@@ -93,10 +93,8 @@ class ProvisionerCore(Core):
 
         def handle(fact: Message) -> list[Message]:
             state = self.state
-            # a sender's clock may be wrong; ours was heard not long ago
-            now = min(max(state.clock, fact.at), state.clock + STEADY_S) if state.current else fact.at
-            state.behind = state.behind or fact.at < state.started
-            return [*(take_in(state, fact, now) or []), *self._settle(fact, now)]
+            state.behind = state.behind or fact.at <= state.started
+            return [*(take_in(state, fact, fact.at) or []), *self._settle(fact, fact.at)]
 
         return handle
 

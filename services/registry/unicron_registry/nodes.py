@@ -23,7 +23,6 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import Severity
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import NodeState
-from unicron.contracts.watchdogs import AlertKind
 from unicron.errors import InvalidInputError, Problem
 from unicron.services import ANSWERING
 from unicron_registry.orders import list_names
@@ -252,7 +251,7 @@ def record_departure(state: RegistryState, left: NodeLeft) -> list[Message]:
         return []
     _set_state(state, left.node, NodeState.LEFT, left.at)
     text = f"node {left.node} was not taken in: {left.reason}"
-    why = [Alert(text=text, node=left.node, kind=AlertKind.CLOCK)] if left.reason else []
+    why = [Alert(text=text, node=left.node)] if left.reason else []
     return [NodeGone(node=left.node), *why]
 
 

@@ -3,6 +3,7 @@
 from enum import StrEnum
 from typing import NamedTuple
 
+from unicron.contracts import time_limits
 from unicron.contracts.base import CancelTimer, SetTimer
 
 
@@ -25,11 +26,11 @@ class WaitKind(StrEnum):
 
 
 TIMEOUT_S = {
-    WaitKind.START: 180.0,
-    WaitKind.REGROUP: 30.0,
+    WaitKind.START: time_limits.START_S,
+    WaitKind.REGROUP: time_limits.REGROUP_S,
     WaitKind.VERDICT: 30.0,
-    WaitKind.STATES: 60.0,
-    WaitKind.IDLE: 600.0,
+    WaitKind.STATES: time_limits.STATES_S,
+    WaitKind.IDLE: time_limits.IDLE_S,
     WaitKind.AGAIN: 3.0,
 }
 """How long each may take."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Container, Iterable
 
 import msgspec
 
-from unicron.contracts.ranges import Count, Moment
+from unicron.contracts.ranges import Count, Stamp
 from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskSpec, TaskState
 from unicron.healing import way_of
 from unicron_transition.membership import HeldState, TaskMembership, WorkerRun, WorkerStage
@@ -37,7 +37,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
     state: TaskState = TaskState.WAITING
     started: Count = 0
     before: Count = 0
-    submitted_at: Moment = 0.0
+    submitted_at: Stamp = 0.0
     target: list[SlotRef] = []
     aimed: ParallelLayout | None = None
     workers: dict[str, WorkerRun] = {}

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from unicron import subjects
 from unicron.bus.protocol import Bus, Handler, JournalEntry, Revisioned, TelemetryEntry
 from unicron.clock import Clock
-from unicron.errors import BusUnavailableError, ConflictError
+from unicron.errors import BusUnavailableError, ConflictError, NobodyAnswersError
 
 Inbox = asyncio.Queue[TelemetryEntry | None]
 
@@ -114,7 +114,7 @@ class MemoryBus:
         """Put a message into the journal."""
         await self._turn()
         world = self._world
-        if not subjects.matches(subjects.JOURNAL, subject):
+        if not subjects.matches(subjects.KEPT, subject):
             raise BusUnavailableError(f"storing on {subject}: no stream for it; use a subject of the journal")
         known = subject, message_id
         if known not in world.ids:
@@ -148,6 +148,12 @@ class MemoryBus:
         """Return the last sequence of the journal."""
         await self._turn()
         return len(self._world.journal)
+
+    async def last(self, filters: Sequence[str]) -> int:
+        """Return the last sequence of the journal that matches."""
+        await self._turn()
+        wanted = subjects.matcher(filters)
+        return next((each.sequence for each in reversed(self._world.journal) if wanted(each.subject)), 0)
 
     async def publish_telemetry(self, subject: str, data: bytes) -> None:
         """Send telemetry."""
@@ -188,7 +194,7 @@ class MemoryBus:
         handlers = self._world.handlers.get(subject)
         owner = subject.rsplit(".", 1)[-1]
         if not handlers:
-            raise BusUnavailableError(f"nobody answers on {subject}; is {owner} running?")
+            raise NobodyAnswersError(f"nobody answers on {subject}; is {owner} running?")
         handlers.append(handler := handlers.pop(0))
         try:
             return await asyncio.wait_for(handler(data), timeout_s)

@@ -208,3 +208,17 @@ class Lies(StormFault, kw_only=True, frozen=True):
     count: int
     for_s: float
     back_s: float
+
+
+class SetClock(StormFault, kw_only=True, frozen=True):
+    """The clock of a party is set, or found ahead after a sleep.
+
+    Attributes:
+        target: a service, a node, or all.
+        by_s: seconds; what it was off by before comes on top.
+        for_s: after that many seconds it is set back; 0: never.
+    """
+
+    target: str
+    by_s: float
+    for_s: float = 0.0

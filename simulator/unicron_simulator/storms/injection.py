@@ -10,6 +10,7 @@ from unicron.bus.protocol import JournalEntry
 from unicron.contracts.commands import Command
 from unicron.contracts.queries import DrainNode, PauseTask, RemoveTask, SubmitTask
 from unicron_simulator.storms import faults
+from unicron_simulator.storms.clocks import ASLEEP, STOPPED
 from unicron_simulator.storms.faults import StormFault
 from unicron_simulator.storms.scene import CALM
 from unicron_simulator.storms.training import INFINITE
@@ -44,8 +45,8 @@ class FaultInjector:
                 token = max((token for token, _ in self._last.values()), default=0)
                 self._late.append((token, older))
                 await self._crash_service("transition", 1, down_s)
-            case faults.Cut():
-                await self._cut(fault)
+            case faults.SetClock() | faults.Cut():
+                await self._disturb(fault)
             case faults.LosePower() | faults.CrashAgent() | faults.LeaveNode() | faults.Lies():
                 await self._hit_node(fault)
             case faults.StrikeWorker():
@@ -120,6 +121,28 @@ class FaultInjector:
         self._world.memory.journal.append(JournalEntry(len(self._world.memory.journal) + 1, entry.subject, entry.data))
         for follower in self._world.memory.followers:
             follower.set()
+
+    async def _disturb(self, fault: faults.SetClock | faults.Cut) -> None:
+        if isinstance(fault, faults.Cut):
+            await self._cut(fault)
+        else:
+            await self._set_clock(fault.target, fault.by_s, fault.for_s)
+
+    async def _set_clock(self, target: str, by_s: float, for_s: float) -> None:
+        clocks = self._world.clocks
+        if target == STOPPED:
+            self._world.record(f"{target} stands still for {by_s:g} s")
+            self._world.clock.advance(by_s)
+            return
+        changed = [*clocks.values()] if target == ASLEEP else [clocks[target]]
+        self._world.record(f"the clock of {target} is set by {by_s:+g} s" + f", for {for_s:g} s" * bool(for_s))
+        for clock in changed:
+            clock.ahead_s += by_s
+        if for_s:
+            await asyncio.sleep(for_s)
+            self._world.record(f"the clock of {target} is set by {-by_s:+g} s")
+            for clock in changed:
+                clock.ahead_s -= by_s
 
     async def _cut(self, cut: faults.Cut) -> None:
         machine = self._world.machines.get(cut.target)

@@ -326,8 +326,7 @@ class Invariants:
 
     def _stored(self, worker: Trainer) -> list[str]:
         """Return the name of the newest state of a worker's task on storage."""
-        begun = [each for each in self.messages if isinstance(each, TaskSubmitted) and each.task == worker.spec.name]
-        stored = worker.host.storage.newest(worker.spec.name, begun[-1].at) if worker.spec.checkpoints else None
+        stored = worker.host.storage.newest_of_run(worker.spec.name) if worker.spec.checkpoints else None
         return [stored.folder] if stored else []
 
     def struck(self, worker: str, node: str, task: str) -> None:

@@ -163,7 +163,7 @@ class Liars:
         if machine := self._machines.get(sender):
             held = [ref.task for ref in (*machine.kept.values(), *machine.saved.values())]
             self._invariants.lie_tracker.touched |= {*held, *(each.spec.name for each in machine.processes.values())}
-        joined = self._invariants.lie_tracker.record_lie(subject, data, name, sender, self._clock.now())
+        joined = self._invariants.lie_tracker.record_lie(subject, data, name, sender)
         if not subjects.matches(subjects.JOURNAL, subject):
             self._network.publish_telemetry(random, subject, data)
             return

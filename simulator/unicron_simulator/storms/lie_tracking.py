@@ -40,7 +40,7 @@ class LieTracker:
         self._payloads: set[bytes] = set()
         self._liars: set[str] = set()
 
-    def record_lie(self, subject: str, data: bytes, name: str, speaker: str, now: float) -> str:
+    def record_lie(self, subject: str, data: bytes, name: str, speaker: str) -> str:
         """Take in what is said; return the node that joins by it, as far as that is to be believed.
 
         Args:
@@ -48,13 +48,12 @@ class LieTracker:
             data: what is said.
             name: its correlation, which all that follows from it has, too.
             speaker: whose key the liar has, or for which node its command is.
-            now: Unix seconds.
         """
         self._liars.add(speaker)
         self._by[name] = speaker
         self._payloads.add(data[:PAYLOAD])
         try:
-            message = authenticate(subject, data, now)
+            message = authenticate(subject, data)
         except InvalidInputError:
             self.void.add(name)
             return ""

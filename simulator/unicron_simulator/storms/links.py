@@ -241,6 +241,11 @@ class Link:
             self._alive()
             yield entry
 
+    async def last(self, filters: Sequence[str]) -> int:
+        """Return the last sequence of the journal that matches; the weather spares this, too."""
+        await self.tail()
+        return await self._bus.last(filters)
+
     async def tail(self) -> int:
         """Return the last sequence of the journal; the weather spares this."""
         self._alive()

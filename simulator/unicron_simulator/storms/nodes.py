@@ -12,7 +12,7 @@ from unicron_agent.stimuli import Tick, WorkerMessage, WorkerProcess
 
 from unicron import fabric_proofs
 from unicron.aio import retry_until_available
-from unicron.clock import VirtualClock
+from unicron.clock import Clock, VirtualClock
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.events import NodeJoined
 from unicron.contracts.states import KEPT, LENT, Keeper, StateRef
@@ -49,7 +49,9 @@ class Machine:
         lost: it never comes back.
     """
 
-    def __init__(self, name: str, slots: int, clock: VirtualClock, network: Network, invariants: Invariants) -> None:
+    def __init__(
+        self, name: str, slots: int, clock: VirtualClock, network: Network, invariants: Invariants, own: Clock
+    ) -> None:
         self.name, self.slots, self.clock, self.invariants = name, slots, clock, invariants
         self.agent: WatchedAgent | None = None
         self.processes: dict[str, Trainer] = {}
@@ -65,7 +67,7 @@ class Machine:
         self.machines: dict[str, Machine] = {}
         self.storage = SharedStorage()
         self.id, self.pool, self.lost = "", "", False
-        self._network = network
+        self._network, self._own = network, own
         self._boots, self.address, self.secret = 0, "", ""
         self.fatal_until, self._forks = 0.0, True
         self._waiting: dict[str, StartWorker] = {}
@@ -86,7 +88,7 @@ class Machine:
         card = NodeJoined(node=self.name, incarnation="", host=self.name, slots=slots, rendezvous=f"{self.name}:1")
         card = replace(card, state_server=self.address, home=self.name, rack=self.place[0], domain=self.place[1])
         card = replace(card, machine=self.id, pool=self.pool)
-        core, outbox = self.make_core(card, boot, self.token), self.make_outbox(link, self.clock, self.name, boot)
+        core, outbox = self.make_core(card, boot, self.token), self.make_outbox(link, self._own, self.name, boot)
         self.agent = WatchedAgent(core, link, outbox, self._carry_out, self._look, self.invariants)
         self._forks, self._waiting = True, {}
         self.agent.task = asyncio.ensure_future(self._run(self.agent))

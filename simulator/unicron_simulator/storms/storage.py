@@ -16,6 +16,7 @@ class SharedStorage:
         parts: what places have written, by attempt and place.
         whole: complete checkpoints by folder, with the task and when they were completed.
         flaws: of the states in them.
+        submitted: when each task was submitted last.
         refuses: why nothing can be written there now; empty where it can.
     """
 
@@ -23,6 +24,8 @@ class SharedStorage:
         self.parts: dict[tuple[str, int], StateRef] = {}
         self.whole: dict[str, tuple[str, float, StoredState]] = {}
         self.flaws: dict[str, bytes] = {}
+        self.submitted: dict[str, float] = {}
+        self._done: dict[str, float] = {}
         self.refuses = ""
 
     def use(self, effect: UseStorage, node: str, now: float, *, sound: bool) -> Message:
@@ -31,7 +34,7 @@ class SharedStorage:
         Args:
             effect: what it wants.
             node: whose agent it is.
-            now: Unix seconds.
+            now: Unix seconds, by no party's clock.
             sound: a state that is to be written is what its checksum says.
         """
         match effect.job:
@@ -52,7 +55,8 @@ class SharedStorage:
                     return CheckpointFailed(node=node, task=task, reason="its parts do not make it up")
                 folder = f"{task}/step-{saving.iteration}-{saving.attempt}"
                 stored = StoredState(root=saving.root, folder=folder, iteration=saving.iteration, layout=saving.layout)
-                self.whole[folder] = (task, now, stored)
+                self.whole[folder] = (task, max(effect.job.at, effect.job.since), stored)
+                self._done[folder] = now
                 self.flaws[folder] = max(self.parts[saving.attempt, at].checksum for at in places)
                 return CheckpointStored(
                     node=node, task=task, iteration=saving.iteration, address=folder, removed=[], folder=folder
@@ -75,6 +79,14 @@ class SharedStorage:
         if iteration in known.values():
             for folder in [folder for folder, at in known.items() if at > iteration]:
                 del self.whole[folder]
+
+    def newest_of_run(self, task: str) -> StoredState | None:
+        """Return the newest checkpoint of a task that was completed since it was submitted, whatever clocks say."""
+        since = self.submitted.get(task, 0.0)
+        known = [
+            stored for folder, (name, _, stored) in self.whole.items() if name == task and self._done[folder] >= since
+        ]
+        return max(known, key=lambda stored: stored.iteration, default=None)
 
     def newest(self, task: str, since: float, before: int = -1, iteration: int = -1) -> StoredState | None:
         """Return the newest checkpoint of a task that was completed since then, of an iteration before that, or of one.

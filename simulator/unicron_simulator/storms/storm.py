@@ -48,10 +48,16 @@ class StormOutcome:
 
 
 def run(
-    seed: int, parts: StormParts = INTACT, *, shrink: bool = True, lies: bool = False, pools: bool = False
+    seed: int,
+    parts: StormParts = INTACT,
+    *,
+    shrink: bool = True,
+    lies: bool = False,
+    pools: bool = False,
+    clocks: bool = False,
 ) -> StormOutcome:
-    """Run the storm `seed`, with or without liars and pools; on a violation, also shrink its history, in many runs."""
-    given = scene(seed, lies=lies, pools=pools)
+    """Run the storm `seed`, with or without liars, pools and wrong clocks; shrink the history of a violation."""
+    given = scene(seed, lies=lies, pools=pools, clocks=clocks)
     world = play(given, parts)
     text = ""
     if world.invariants.violation:

@@ -8,7 +8,7 @@ from unicron.contracts.base import Message
 from unicron.contracts.events import TaskStateChanged
 from unicron.observe.words.story import describe
 from unicron_simulator.storms.scene import CALM, Scene
-from unicron_simulator.storms.world import START, World
+from unicron_simulator.storms.world import World
 
 LINES = 60
 """Of the story at most, the last ones."""
@@ -44,7 +44,7 @@ def render_story(scene: Scene, world: World) -> str:
     nodes = ", ".join(f"{name} with {slots}" for name, slots in scene.slots.items())
     head = [f"seed {scene.seed}: nodes {nodes}; tasks {tasks}; {scene.weather}"]
     lines = [(at, f"*** {what}") for at, what in world.history]
-    lines += [(message.at - START, line(message)) for message in world.invariants.messages]
+    lines += [(at, line(message)) for at, message in zip(world.entered_at, world.invariants.messages, strict=False)]
     lines.sort(key=lambda each: each[0])
     body = [f"{at:8.3f}  {text}" for at, text in lines[-LINES:]]
     return "\n".join([*head, *body, f"{world.clock.elapsed():8.3f}  VIOLATION: {world.invariants.violation}"])

@@ -33,6 +33,7 @@ from unicron.bus.protocol import JournalEntry
 from unicron.clock import VirtualClock
 from unicron.contracts.answers import Reply, Status
 from unicron.contracts.commands import Command
+from unicron.contracts.events import TaskSubmitted
 from unicron.contracts.pools import PoolsView
 from unicron.contracts.queries import GetPools, GetStatus, Query, SubmitTask
 from unicron.errors import BusUnavailableError, InvalidInputError
@@ -43,6 +44,7 @@ from unicron.services import PROVISIONER
 from unicron.train.worker.iteration import WorkerCore
 from unicron_simulator.storms.bus import MemoryWorld
 from unicron_simulator.storms.checked_agent import validated
+from unicron_simulator.storms.clocks import PartyClock
 from unicron_simulator.storms.invariants import SERVICES, Invariants
 from unicron_simulator.storms.liars import Liars, spoil
 from unicron_simulator.storms.links import Commits, CrashedError, Journal, Link, Network
@@ -51,6 +53,9 @@ from unicron_simulator.storms.pools import ModelledProvider
 from unicron_simulator.storms.scene import Scene
 from unicron_simulator.storms.storage import SharedStorage
 from unicron_simulator.storms.training import Trainer
+
+BUS = "bus"
+"""As the name of a party."""
 
 START = 1_700_000_000.0
 LEASE_TTL_S = 2.0
@@ -117,6 +122,8 @@ class World:
     Attributes:
         history: what struck when, in words.
         specs: of all tasks that were submitted.
+        clocks: what each party reads, by its name.
+        entered_at: when each of the honest messages in the journal came there, in virtual seconds.
         instances: that run, by service.
         on_command: called with each command and its entry in the journal.
     """
@@ -126,7 +133,9 @@ class World:
         self.invariants = Invariants()
         self.history: list[tuple[float, str]] = []
         self._parts = parts
-        self.memory = MemoryWorld(clock, LEASE_TTL_S)
+        self.clocks = {name: PartyClock(clock) for name in (*SERVICES, PROVISIONER, BUS)}
+        self.entered_at: list[float] = []
+        self.memory = MemoryWorld(self.clocks[BUS], LEASE_TTL_S)
         self.memory.journal = Journal(self._entered)
         commits = Commits(clock, self._wrote)
         commits.compares = parts.compares
@@ -158,7 +167,8 @@ class World:
 
     def _make_machine(self, name: str, slots: int) -> Machine:
         """Add a machine to the world, without power."""
-        machine = self.machines[name] = Machine(name, slots, self.clock, self.network, self.invariants)
+        own = self.clocks[name] = PartyClock(self.clock)
+        machine = self.machines[name] = Machine(name, slots, self.clock, self.network, self.invariants, own)
         machine.storage, machine.machines = self.storage, self.machines
         machine.make_core, machine.make_outbox = self._parts.agent, self._parts.outbox
         machine.make_worker = self._parts.worker
@@ -178,7 +188,10 @@ class World:
         if entry.sequence in self.liars.stored:
             return
         self.invariants.entered(entry)
+        self.entered_at.append(self.clock.elapsed())
         message = self.invariants.messages[-1]
+        if isinstance(message, TaskSubmitted):
+            self.storage.submitted[message.task] = self.clock.now()
         for provider in self.providers.values():
             provider.entered(message)
         if isinstance(message, Command):
@@ -241,7 +254,7 @@ class World:
         service = self._parts.service(
             validated(self._wirings[name], self.invariants),
             instance.link,
-            self.clock,
+            self.clocks[name],
             LEASE_TTL_S,
             partial(self.fresh_id, name),
             sizes,

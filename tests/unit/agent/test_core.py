@@ -73,7 +73,7 @@ class AgentHarness:
         """Let a message come, and nobody read the lease."""
         self.sequence += 1
         message = msgspec.structs.replace(message, source=source, id="m1", correlation="chain")
-        return self.feed(EntryRead(self.sequence, subject or subjects.for_message(message), codec.encode(message), 0.0))
+        return self.feed(EntryRead(self.sequence, subject or subjects.for_message(message), codec.encode(message)))
 
     def say(self, message, name="gpt-1"):
         return self.feed(WorkerMessage(name, message))
@@ -200,7 +200,7 @@ def test_a_command_from_before_the_node_joined_anew_passes_without_effect(scene)
 
 
 def test_what_can_not_be_read_becomes_a_dead_letter(scene):
-    [fact] = scene.feed(EntryRead(1, "unicron.v1.cmd.n1.StopWorker.gpt", b"\xc1", 0.0))
+    [fact] = scene.feed(EntryRead(1, "unicron.v1.cmd.n1.StopWorker.gpt", b"\xc1"))
     assert fact == events.DeadLetter(subject="unicron.v1.cmd.n1.StopWorker.gpt", error=fact.error, payload=b"\xc1")
     [fact] = scene.read(stop(), subject="unicron.v1.cmd.n1.StopWorker.bert")
     assert "it belongs on unicron.v1.cmd." in fact.error
@@ -697,32 +697,6 @@ def test_what_a_worker_saved_that_gives_its_state_up_is_removed_and_nothing_save
     assert scene.core.snapshots.present == {}
     late = scene.say(wire.Saved(state=saved(1, 3), epoch=0))
     assert late == [RemoveState("gpt-1.1.saved"), SendToWorker("gpt-1", wire.Save(on=False))]
-
-
-@pytest.mark.parametrize(
-    ("joined", "admitted", "read", "told"),
-    [
-        (1000.0, 1000.1, 1000.2, ""),
-        (1000.0, 1070.0, 1075.0, ""),  # the bus was away
-        (1000.0, 971.0, 1000.2, ""),
-        (1000.0, 1120.1, 1000.2, "120 s behind the registry's"),
-        (1000.0, 880.0, 1000.2, "120 s ahead of the registry's"),
-        (0.0, 880.0, 1000.2, "120 s ahead of the registry's"),
-    ],
-)
-@pytest.mark.parametrize("busy", [False, True])
-def test_a_new_node_whose_clock_is_off_leaves_as_it_is_admitted_and_says_why(busy, joined, admitted, read, told):
-    scene = AgentHarness()
-    if busy:
-        scene.run()
-    told = "" if busy else told
-    if joined:
-        scene.feed(Published(msgspec.structs.replace(CARD, incarnation="b.1", at=joined), 1))
-    card = {"node": "n1", "incarnation": "b.1", "host": "h", "slots": CARD.slots}
-    message = events.NodeAdmitted(**card, at=admitted, source="registry", id="m1")
-    out = scene.feed(EntryRead(2, subjects.for_message(message), codec.encode(message), read))
-    assert [told in fact.reason for fact in out] == [True] * bool(told)
-    assert (bool(scene.core.presence.fault), scene.core.presence.left) == (bool(told), bool(told))
 
 
 def test_a_node_whose_name_another_has_is_silent_tries_again_and_takes_its_place_or_ends_its_workers_and_says_why():

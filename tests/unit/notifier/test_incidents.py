@@ -17,6 +17,7 @@ from unicron.contracts.queries import AcknowledgeIncident
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded, SlowWorker
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import SlotRef, TaskSpec
+from unicron.contracts.watchdogs import AlertKind
 
 OF_FOUR = {"task": "gpt", "epoch": 1, "world_size": 4}
 CULPRIT = SlowWorker(worker="gpt-1", node="n1", rank=1, factor=2.0)
@@ -187,6 +188,30 @@ def test_alerts_are_told_once_while_they_say_the_same_and_stand_with_their_chain
     desk.say(running("gpt", "n1"), failed(), changed("gpt", "recovering"), events.Alert(text="look at n2"), chain="f")
     assert [phase for phase, _ in desk.notices_after(10.0)] == ["opened"]
     assert "look at n2" in desk.sent[-1].lines
+
+
+def test_a_clock_that_is_wrong_is_one_incident_which_ends_when_it_is_right():
+    desk = Desk()
+    about, wrong = {"node": "n1", "kind": AlertKind.CLOCK}, "the clock of n1 is 7200 s ahead of the detector's"
+    right = events.Alert(text="the clock of n1 is right again", over=True, **about)
+    desk.say(events.Alert(text=wrong, **about), chain="a")
+    assert desk.notices_after(60.0) == [("opened", wrong)]
+    desk.say(right, chain="b")
+    assert [phase for phase, _ in desk.notices_after(60.0)] == ["over"]
+    desk.say(right, chain="c")
+    assert desk.notices_after(3600.0) == []
+
+
+@given(st.lists(st.floats(-1e10, 1e10), min_size=2, max_size=20))
+def test_texts_that_differ_in_a_time_only_are_one_message(times):
+    desk = Desk()
+    for number, at in enumerate(times):
+        error = f"Expected a time - at `$.at`, which is {at!r}, {at:+.0f} s from now"
+        letter = events.DeadLetter(subject="unicron.v1.evt.n1.WorkerExited.gpt", error=error)
+        alert = events.Alert(text=f"a message on {letter.subject} could not be used: {error}")
+        desk.say(letter, alert, chain=f"l{number}", after=1.0)
+    desk.notices_after(60.0)
+    assert len(desk.sent) == 1
 
 
 def test_a_dead_letter_and_its_alert_of_however_many_services_are_one_message():

@@ -22,7 +22,6 @@ from unicron.contracts.states import Saver
 from unicron.contracts.storage import StoredState
 from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import Member, NodeState, ParallelLayout, Slot, SlotRef, TaskSpec, TaskState, WorkerStatus
-from unicron.contracts.watchdogs import AlertKind
 from unicron.service.health import SILENT_S
 
 SLOTS = [Slot(index=0), Slot(index=1)]
@@ -324,7 +323,7 @@ def test_what_happens_to_a_node_costs_no_walk_through_all_nodes(registry):
     gone, alert = registry.handle(events.NodeLeft(node="node-1", incarnation="b", reason="its clock is off"))
     assert gone == events.NodeGone(node="node-1")
     text = "node node-1 was not taken in: its clock is off"
-    assert alert == events.Alert(text=text, node="node-1", kind=AlertKind.CLOCK)
+    assert alert == events.Alert(text=text, node="node-1")
 
 
 def test_an_unknown_node_of_a_large_cluster_is_told_with_a_few_of_the_known_ones(registry):

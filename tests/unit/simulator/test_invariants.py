@@ -41,7 +41,7 @@ def test_a_plan_gives_no_slots_to_a_task_that_ended():
 
 
 def said(lie_tracker, message, name, speaker):
-    return lie_tracker.record_lie(subjects.for_message(message), codec.encode(message), name, speaker, 1_000.0)
+    return lie_tracker.record_lie(subjects.for_message(message), codec.encode(message), name, speaker)
 
 
 def start(worker, node="n1"):

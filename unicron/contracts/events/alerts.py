@@ -83,12 +83,14 @@ class Alert(Message, kw_only=True, frozen=True):
 
     Attributes:
         kind: the watchdog that it comes from.
+        over: what was to be looked at is over.
     """
 
     text: Text
     node: Name = ""
     task: Name = ""
     kind: AlertKind = AlertKind.OTHER
+    over: bool = False
 
     def __str__(self) -> str:
         return str(self.text)

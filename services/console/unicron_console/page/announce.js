@@ -2,7 +2,7 @@
 
 import { put } from "./dom.js";
 import { words } from "./format.js";
-import { behind } from "./status.js";
+import { ailing, behind } from "./status.js";
 import { listen } from "./store.js";
 
 const PAUSE_MS = 5_000; // a storm of failures must not talk without an end
@@ -25,6 +25,7 @@ function say() {
 export function start() {
   listen((page) => {
     behind(page.behind);
+    ailing(page.ailing);
     const fresh = page.failures.filter((line) => known && !known.has(line.chain));
     if (!known || fresh.length) known = new Set([...(known ?? []), ...page.failures.map((line) => line.chain)]);
     waiting.push(...fresh);

@@ -43,5 +43,12 @@ export function behind(entries) {
   put(place, entries ? `Reading the journal: ${entries.toLocaleString("en")} entries to go. Figures are not complete yet.` : "");
 }
 
+/** Say through which parts of the cluster nothing gets. */
+export function ailing(lines) {
+  const place = document.getElementById("ailing");
+  place.hidden = !lines.length;
+  put(place, lines.join(" \u00b7 "));
+}
+
 /** A line that says what went wrong, for the place where it did. */
 export const problem = (text) => h("p", { class: "problem", role: "alert" }, text);

@@ -35,7 +35,7 @@ def commit(request: dict[str, Any]) -> dict[str, Any]:
     from unicron.train.snapshots.stored.commit import commit as complete  # noqa: PLC0415 likewise
 
     saving = msgspec.convert(request["saving"], Saving)
-    stored = complete(saving, msgspec.convert(request["parts"], list[StoredPart]))
+    stored = complete(saving, msgspec.convert(request["parts"], list[StoredPart]), request["at"])
     try:
         removed = prune(Storage(saving.root), saving.task, FEWEST, time.time(), request["since"]).removed
     except CheckpointError:  # the checkpoint is there, and the next one tries again

@@ -28,7 +28,7 @@ from unicron.train.snapshots.stored.pieces import StatePiece
 MERGED = "merged"
 
 
-def commit(saving: Saving, parts: Sequence[StoredPart]) -> Stored:
+def commit(saving: Saving, parts: Sequence[StoredPart], at: float | None = None) -> Stored:
     """Complete a checkpoint, once each place has reported its part; all of it is read for that.
 
     A caller that does not know whether it has done so already may do it again.
@@ -36,6 +36,7 @@ def commit(saving: Saving, parts: Sequence[StoredPart]) -> Stored:
     Args:
         saving: which one.
         parts: what `write_part` returned, of each place once.
+        at: Unix seconds that it counts as completed at; None: now.
 
     Raises:
         CheckpointError: parts are missing, or not as their writers reported, or do not make up the state. The
@@ -60,7 +61,7 @@ def commit(saving: Saving, parts: Sequence[StoredPart]) -> Stored:
         iteration=saving.iteration,
         layout=saving.layout,
         attempt=saving.attempt,
-        written=time.time(),
+        written=time.time() if at is None else at,
         parts=list(parts),
         others=others,
     )
