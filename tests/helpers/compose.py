@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import re
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ROOT
+from helpers import ROOT, proxies
 from helpers.ports import free_port
 from unicron.client import Client
 from unicron.contracts.answers import NodeView, Status, TaskView
@@ -56,7 +55,7 @@ class Cluster:
         console = free_port()
         self.console = f"http://127.0.0.1:{console}"
         ports = {"UNICRON_NATS_PORT": str(self._port), "UNICRON_CONSOLE_PORT": str(console)}
-        self.environment = {**os.environ, "PWD": str(ROOT), "UNICRON_NATS_URL": self.url, **ports}
+        self.environment = {**proxies.USUAL, "PWD": str(ROOT), "UNICRON_NATS_URL": self.url, **ports}
 
     def compose(self, *words: str) -> str:
         """Run one compose command and return what it printed."""

@@ -1,5 +1,7 @@
 """The variables of a host whose only way out is a proxy, here one that is gone: no traffic of a cluster goes there."""
 
+import os
+
 GONE = "http://127.0.0.1:9"
 
 VARIABLES = {
@@ -10,3 +12,6 @@ VARIABLES = {
     "no_grpc_proxy": "elsewhere.invalid",  # gRPC heeds it rather than the next, which is for what tests ask themselves
     "no_proxy": "127.0.0.1,localhost",
 }
+
+USUAL = {name: value for name, value in os.environ.items() if name not in VARIABLES or value != VARIABLES[name]}
+"""The environment without them: the client of a container engine goes out as the host does."""

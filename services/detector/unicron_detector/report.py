@@ -139,7 +139,7 @@ class Reporter:
         proof = self.limits.count_all or not (forced or failure.status in OF_MACHINES)
         stuck = len(tried) >= self._most_tries(failure.task, tried, unexplained=unexplained)
         if stuck and proof:
-            return self.break_task(failure.task, _no_progress(tried, where))
+            return self.break_task(failure.task, _no_progress(tried, where), traceback)
         cause = self._recent_cause(failure.task) if echo else None
         failure = self._escalated(task, failure, cause, unexplained=unexplained)
         climbs = failure.severity is Severity.SEV1 and failure.escalated is not None
