@@ -19,8 +19,15 @@ from unicron.printable import one_line
 MOST_LINES = 8
 """How many of those under way are reported, the first."""
 
-LIBRARIES = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parent), "<")
-"""Beginnings of the names of files that are no script's."""
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Folders of libraries, whichever environment they are of: one may use what is installed in another."""
+
+_FOREIGN = (sysconfig.get_path("stdlib"), str(Path(__file__).parent), "<")
+
+
+def is_of_library(filename: str) -> bool:
+    """Return whether a file is no script's: it is of Python, of this package, or installed."""
+    return filename.startswith(_FOREIGN) or not INSTALLED.isdisjoint(Path(filename).parts)
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -135,5 +142,5 @@ def _size(collective: FlightEntry) -> str:
 
 def _script_line(frames: Iterable[Frame]) -> str:
     """Return the innermost line of the script."""
-    found = next((each for each in frames if not each.filename.startswith(LIBRARIES)), None)
+    found = next((each for each in frames if not is_of_library(each.filename)), None)
     return f", {Path(found.filename).name}:{found.line}" if found else ""

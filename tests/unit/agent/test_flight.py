@@ -13,6 +13,7 @@ from unicron_agent.workers import flight
 from unicron_agent.workers.flight import MOST_BYTES, RECENT_S, VARIABLES, dump_variables, load_plain_pickle, read_dump
 
 from unicron.errors import InvalidInputError
+from unicron.flight import is_of_library
 
 SCRIPT = """
 import json, os, sys, threading
@@ -151,3 +152,19 @@ def test_torch_is_told_where_to_write_unless_somebody_has_said_so(tmp_path):
             == dump_variables(tmp_path / "x", {name: "/mine"}, {})
             == {}
         )
+
+
+@pytest.mark.parametrize(
+    ("filename", "of_library"),
+    [
+        (json.__file__, True),
+        (pytest.__file__, True),
+        ("/usr/lib/python3/dist-packages/torch/autograd/graph.py", True),  # of an environment that this one may use
+        ("/home/a/.local/lib/python3.12/site-packages/torch/nn/modules/module.py", True),
+        ("<frozen runpy>", True),
+        (__file__, False),
+        ("/data/packages/train.py", False),
+    ],
+)
+def test_what_is_installed_is_no_scripts_in_whichever_environment(filename, of_library):
+    assert is_of_library(filename) is of_library

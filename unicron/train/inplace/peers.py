@@ -8,7 +8,6 @@ That a wait is in vain follows from what ranks have begun: how long it lasts onl
 import contextlib
 import os
 import sys
-import sysconfig
 import threading
 import time
 import traceback
@@ -21,14 +20,13 @@ import msgspec
 
 from unicron.contracts.worker import Membership, Raised
 from unicron.errors import GroupBrokenError, RankEndedError
+from unicron.flight import is_of_library
 from unicron.train.groups.rendezvous import Rendezvous
 from unicron.train.restart import ending
 from unicron.train.worker.channel import AgentChannel
 
 LOOK_S, RARELY_S = 1.0, 30.0
 """How often a wait is looked at; the longer it lasts, the more rarely the others' positions are."""
-
-LIBRARIES = (str(Path(__file__).parents[2]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 
 
 class Wait(StrEnum):
@@ -195,5 +193,5 @@ class Peers:
 
 def script_line(stack: traceback.StackSummary) -> str:
     """Return where a script is: its innermost line that is of no library."""
-    own = [each for each in stack if not each.filename.startswith(("<", *LIBRARIES))]
+    own = [each for each in stack if not is_of_library(each.filename)]
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "an unknown line"

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from unicron.flight import INSTALLED
 from unicron.train.carry.variables import NAME
 from unicron.train.loops.functions import Facts, Functions, facts_of, functions_of
 from unicron.train.loops.instrument import instrument
@@ -21,7 +22,6 @@ FOREIGN = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "plat
 FOREIGN.append(Path(__file__).resolve().parents[2])
 """Folders whose files are no program's, though a script may lie above them."""
 
-INSTALLED = frozenset({"site-packages", "dist-packages"})
 LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 LIGHTNING_TRAINS = {
     "fit_loop": frozenset({"run", "advance"}),
