@@ -49,8 +49,7 @@ class Supervisor:
     ) -> None:
         self._run_dir = run_dir
         self._outputs = outputs
-        code = run_dir / "code"
-        self._environment = {**environment, CODE: str(code.absolute())}
+        self._environment = environment
         self._on_exit = on_exit
         self._running: dict[str, WorkerProcess] = {}
         self._standby = standby
@@ -58,8 +57,11 @@ class Supervisor:
         self._helpers: set[int] = set()
         for name in ("logs", "workers"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)
+        code = run_dir / "code"
         shutil.rmtree(code, ignore_errors=True)  # of an older agent, for sources that may be other ones now
-        code.mkdir(0o700, exist_ok=True)
+        with contextlib.suppress(OSError):  # what somebody else may write is not used
+            code.mkdir(0o700)
+            self._environment = {**environment, CODE: str(code.absolute())}
 
     async def run_module(self, module: str, argument: str) -> tuple[int, tuple[str, ...]]:
         """Run a module in a fork of the standby, not as a worker; return its exit status and its last lines.

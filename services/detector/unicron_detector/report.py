@@ -120,7 +120,7 @@ class Reporter:
             iteration: in which the worker was, -1 where that is not known.
             echo: by its nature it follows from another one, if the task has had one just before.
             own: by all that is known it is the program's own, so that it costs the task in the end, and no node.
-            unexplained: no rule knows its cause, so that it costs neither the task nor a node, however often it comes.
+            unexplained: no rule knows its cause: it costs no node, and the task only where that comes no further.
             outside: a server that is none of the cluster's refuses, so that no node is at fault, and a wait may help.
             forced: somebody else has ended it, or nobody knows who: no proof against the program, how often it may be.
             traceback: of its exception, if it is one.

@@ -20,6 +20,8 @@ from typing import Any, Self
 from unicron.train.carry.callers import caller
 
 _HERE, _NO_FOLLOW, _BORN = -100, 0x100, 0x800  # of Linux: see statx(2)
+_libc = ctypes.CDLL(None)
+_stat, _lstat = os.stat, os.lstat
 _NOT_FOLLOWED = frozenset({"lstat", "readlink"})
 _KERNELS = ("/proc/", "/sys/", "/dev/")
 
@@ -28,7 +30,7 @@ def born_at(path: Any, *, follows: bool = True) -> float | None:
     """Return when a file was made, in seconds of the epoch; None where its file system does not know."""
     found = ctypes.create_string_buffer(256)
     flags = 0 if follows else _NO_FOLLOW
-    if ctypes.CDLL(None).statx(_HERE, os.fsencode(path), flags, _BORN, found):
+    if _libc.statx(_HERE, os.fsencode(path), flags, _BORN, found):
         return None
     [known] = struct.unpack_from("=I", found.raw)
     seconds, nanoseconds = struct.unpack_from("=qI", found.raw, 80)
@@ -38,7 +40,7 @@ def born_at(path: Any, *, follows: bool = True) -> float | None:
 class NewerFiles:
     """The files that were made in a span of time: while it is begun, they are not there for whoever asks by Python.
 
-    What this package itself asks for is there.
+    What this package itself asks for is there, and so are all files for processes that this one has forked.
 
     Args:
         since: when it begins, in seconds of the epoch.
@@ -47,7 +49,7 @@ class NewerFiles:
     """
 
     def __init__(self, since: float, until: float = math.inf, own: str = "") -> None:
-        self._since, self._until, self._own = since, until, own
+        self._since, self._until, self._own, self._pid = since, until, own, os.getpid()
         self._usual: list[tuple[Any, str, Any]] = []
 
     def begin(self) -> None:
@@ -59,7 +61,7 @@ class NewerFiles:
         ):
             self._exchange(module, name, partial(self._look_first, getattr(module, name), name))
         self._exchange(os, "listdir", partial(self._list, os.listdir))
-        self._exchange(os, "scandir", partial(_Entries, os.scandir, self._is_hidden))
+        self._exchange(os, "scandir", partial(self._scan, os.scandir))
 
     def end(self) -> None:
         """Have them be there again."""
@@ -72,12 +74,21 @@ class NewerFiles:
         setattr(module, name, instead)
 
     def _is_hidden(self, path: Any, *, follows: bool = True) -> bool:
-        if not isinstance(path, str | bytes | os.PathLike) or _is_ours():
+        if not isinstance(path, str | bytes | os.PathLike) or not self._has_changed(path, follows=follows):
+            return False
+        if os.getpid() != self._pid or _is_ours():
             return False
         if self._own and os.path.abspath(os.fsdecode(path)).startswith(self._own):  # noqa: PTH100 without a look at it
             return False
         born = born_at(path, follows=follows)
         return born is not None and self._since < born < self._until
+
+    def _has_changed(self, path: Any, *, follows: bool = True) -> bool:
+        """Return whether a file, or what is in a folder, may be another one; of most it is seen soon that it is not."""
+        try:
+            return (_stat if follows else _lstat)(path).st_ctime > self._since
+        except (OSError, ValueError):
+            return False
 
     def _look_first(self, usual: Callable[..., Any], name: str, path: Any, *arguments: Any, **named: Any) -> Any:
         follows = name not in _NOT_FOLLOWED and named.get("follow_symlinks", True)
@@ -88,11 +99,17 @@ class NewerFiles:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
         return usual(path, *arguments, **named)
 
-    def _list(self, usual: Callable[..., list[Any]], path: Any = ".") -> list[Any]:
-        found = usual(path)
-        if isinstance(path, int):
+    def _list(self, usual: Callable[..., list[Any]], path: Any = None) -> list[Any]:
+        found, path = usual(path), "." if path is None else path
+        if isinstance(path, int) or not self._has_changed(path):
             return found
         return [each for each in found if not self._is_hidden(os.path.join(path, each))]  # noqa: PTH118 maybe bytes
+
+    def _scan(self, usual: Callable[..., Any], path: Any = None) -> Any:
+        found = usual(path)
+        if isinstance(path, int) or not self._has_changed("." if path is None else path):
+            return found
+        return _Entries(found, self._is_hidden)
 
 
 def _makes(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
@@ -110,9 +127,8 @@ def _is_ours() -> bool:
 class _Entries:
     """What `os.scandir` returns, without what is hidden."""
 
-    def __init__(self, usual: Callable[..., Any], is_hidden: Callable[[Any], bool], path: Any = ".") -> None:
-        self._entries, self._is_hidden = usual(path), is_hidden
-        self._ours = isinstance(path, int) or _is_ours()
+    def __init__(self, entries: Any, is_hidden: Callable[[Any], bool]) -> None:
+        self._entries, self._is_hidden, self._ours = entries, is_hidden, _is_ours()
 
     def __iter__(self) -> Iterator[Any]:
         return self
