@@ -81,7 +81,7 @@ async def test_a_timer_comes_when_its_seconds_have_passed_whoever_sets_the_clock
 
 @pytest.mark.parametrize("by_s", OFFSETS_S)
 @in_virtual_time
-async def test_a_timer_of_a_predecessor_with_another_clock_comes_in_time(world, bus, by_s):
+async def test_what_a_predecessor_with_another_clock_remembers_is_as_long_ago_and_its_timers_come(world, bus, by_s):
     one, _ = await by_clock(world)
     async with running(one):
         await feed(bus, NodeLeft(node="n1", incarnation="20"), 1)
@@ -90,9 +90,10 @@ async def test_a_timer_of_a_predecessor_with_another_clock_comes_in_time(world, 
         began = world.clock.now()
         assert (await newest(bus)).timers
     await let_go(bus)
-    other, _ = await by_clock(world, by_s)
+    other, clock = await by_clock(world, by_s)
     async with running(other):
         await elapse(15.0)
+        assert 0.0 <= clock.now() - other._core.state.left_at <= 45.0
         assert not current_outcomes(world, FAILED)
         await until(lambda: current_outcomes(world, FAILED))
     assert world.clock.now() - began <= 45.0

@@ -28,6 +28,7 @@ from unicron.contracts.events import (
     WorkerExited,
 )
 from unicron.contracts.queries import GetStatus, Query, SubmitTask
+from unicron.contracts.ranges import Moment
 from unicron.service.core import Core, Handlers
 from unicron.service.runner import run_service
 from unicron.service.service import Wiring
@@ -37,10 +38,11 @@ NAME = "tally"
 
 
 class State(msgspec.Struct):
-    """The counts."""
+    """The counts, and when a node left last."""
 
     exits: int = 0
     beats: int = 0
+    left_at: Moment = 0.0
 
 
 class Tally(Core):
@@ -66,6 +68,7 @@ class Tally(Core):
                     )
                 ]
             case NodeLeft(node=node, incarnation=after_s):
+                self.state.left_at = message.at
                 return [SetTimer(name=node, after_s=float(after_s))]
             case NodeJoined(node=node):
                 return [CancelTimer(name=node)]

@@ -8,7 +8,7 @@ from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
 from unicron_agent.stimuli import Adopted, Reconnected, Tick, WorkerMessage, WorkerProcess
 
-from unicron.contracts.events import NodeHeartbeat, NodeJoined
+from unicron.contracts.events import NodeHeartbeat, NodeJoined, WorkerStalled
 from unicron.contracts.tasks import Slot
 from unicron.contracts.worker import Hello, Pong
 
@@ -68,4 +68,19 @@ async def test_a_node_that_joins_again_beats_at_once(world):
     node.agent.handle(Reconnected())
     await elapse(0.1)
     assert node.beats == [0.0, 0.5, 0.7]
+    ticking.cancel()
+
+
+@in_virtual_time
+async def test_while_a_node_stood_still_no_worker_of_it_was_silent(world):
+    node, stalls = Ticking(world, WorkerProcess(worker="gpt-1", task="gpt", slot=1, pid=41, correlation="c")), []
+    node.agent.observe = lambda fact: stalls.append(fact) if isinstance(fact, WorkerStalled) else None
+    node.agent.handle(WorkerMessage("gpt-1", Hello(worker="gpt-1", pid=41)))
+    ticking = asyncio.create_task(node.agent._tick())
+    await elapse(0.3)
+    before = node.agent.now()
+    world.clock.advance(5000.0)  # longer than any limit; nothing of this process ran
+    await elapse(0.3)
+    assert node.agent.now() - before < 2.0
+    assert stalls == []
     ticking.cancel()

@@ -75,15 +75,16 @@ def test_a_later_process_has_what_was_made_of_files_and_nothing_of_what_has_chan
         code = ScriptProgram(tmp_path, first).compile_file(first.read_bytes(), first)
         return code, {Path(each).name for each in parsed}
 
-    (code, _), again = made(), made()
-    assert again == (code, set())
+    (code, _), (again, looked_at) = made(), made()
+    assert looked_at == set()
+    assert (again == code) is True, "the same"
     steps.write_text(steps.read_text().replace("backward", "forward"))
     changed, looked_at = made()
     assert looked_at == {"steps.py", "train.py"}, "the one, and what trained by it"
-    assert changed != code
+    assert (changed != code) is True
     for each in (tmp_path / "code").iterdir():
         each.write_bytes(each.read_bytes()[:9])
-    assert made()[0] == changed, "what is cut off is made anew"
+    assert (made()[0] == changed) is True, "what is cut off is made anew"
 
 
 def test_files_of_other_folders_are_left_alone(program, tmp_path, monkeypatch):
