@@ -8,7 +8,8 @@ import pytest
 
 from unicron.contracts.worker import CODE
 from unicron.train.carry.variables import NAME
-from unicron.train.loops import trees
+from unicron.train.loops import instrument, trees
+from unicron.train.loops import program as program_module
 from unicron.train.loops.program import InstrumentingFinder, ScriptProgram, locate_module
 
 FILES = {
@@ -66,9 +67,8 @@ def test_loops_of_all_files_say_where_they_are_though_the_backward_pass_is_in_an
 def test_a_later_process_has_what_was_made_of_files_and_nothing_of_what_has_changed(program, tmp_path, monkeypatch):
     monkeypatch.setenv(CODE, str(tmp_path / "code"))
     parsed, (first, steps) = [], (tmp_path / "train.py", tmp_path / "tools/steps.py")
-    monkeypatch.setattr(
-        trees.ast, "parse", lambda source, path, parse=trees.ast.parse: parsed.append(path) or parse(source, path)
-    )
+    for module in (program_module, instrument):
+        monkeypatch.setattr(module, "parse", lambda source, path: parsed.append(path) or trees.parse(source, path))
 
     def made():
         parsed.clear()
