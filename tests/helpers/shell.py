@@ -26,8 +26,6 @@ from unicron.errors import BusUnavailableError
 from unicron.service.commit import Commit
 from unicron.service.service import Service
 
-NOW = time.time()
-
 OUTCOMES = subjects.events(FailureDetected, AttemptFailed, TaskSubmitted, DeadLetter, OrderTaken, Alert)
 
 FAILED = subjects.events(AttemptFailed)
@@ -38,7 +36,7 @@ SETTLE_S = 1.0
 
 async def feed(bus, message, number):
     """Put a fact of its node into the journal."""
-    await say(bus, msgspec.structs.replace(message, id=f"fact-{number}", at=NOW + number, source=message.node))
+    await say(bus, msgspec.structs.replace(message, id=f"fact-{number}", at=time.time() + number, source=message.node))
 
 
 def exited(worker="w", **fields):
