@@ -582,3 +582,20 @@ def test_a_bound_method_is_what_it_was_whatever_its_object_has_by_that_name():
     assert [each() for each in theirs["kept"]] == ["halves", "scales", Halves, Halves]
     assert theirs["kept"][0].__self__ is theirs["x"]
     assert theirs["x"].scale is len
+
+
+def test_an_optimizer_whose_options_hold_a_function_is_carried_with_the_values_that_this_keeps():
+    def made():
+        optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0)
+        optimizer.param_groups[0]["filter"] = counting(1.0, 2.0)
+        heap, spaces = Heap([optimizer]), {"x": Variables({"optimizer": optimizer})}
+        heap.number_objects(spaces)
+        return heap, spaces, optimizer.param_groups[0]
+
+    (heap, spaces, ours), (other, its_spaces, theirs) = made(), made()
+    own = theirs["filter"]
+    ours["filter"]()
+    ours["lr"] = 0.5
+    other.restore(its_spaces, heap.snapshot(spaces, {}))
+    assert (theirs["filter"], theirs["lr"]) == (own, 0.5)
+    assert theirs["filter"]() == (1002, [1.0, 2.0, 1001, 1002])

@@ -195,8 +195,51 @@ def test_an_optimizer_goes_on_bit_by_bit_in_another_process(rate):
         train(ours, 2), train(theirs, 2)
 
 
+def holding(function):
+    protected, shared = made()
+    protected["optimizer"].param_groups[0]["filter"] = function
+    shared.more = [function]
+    return protected
+
+
+def with_(value):
+    return lambda p: (p, value, [each * 2 for each in "ab"])
+
+
+def is_bias(p):
+    return p.ndim == 1
+
+
+@pytest.mark.parametrize("function", [is_bias, len, dict, torch.relu, with_(3), with_((1, with_("x")))])
+def test_a_function_among_options_is_the_own_one_of_each_process(function):
+    kept = copy.copy(function) if function.__name__ != "<lambda>" else with_(function.__closure__[0].cell_contents)
+    theirs = holding(kept)
+    gathering = Gathering(theirs)
+    gathering.add(elsewhere(collect_state(3, holding(function))))
+    load_state(gathering.result(3), theirs)
+    assert theirs["optimizer"].param_groups[0]["filter"] is kept
+    assert theirs["optimizer"].param_groups[0]["shared"].more == [kept]
+
+
+@pytest.mark.parametrize(
+    ("there", "here"), [(is_bias, len), (with_(3), with_(4)), (lambda: 1, lambda: 2), (is_bias, None), (len, "len")]
+)
+def test_another_function_than_this_process_has_is_refused(there, here):
+    theirs = holding(here)
+    gathering = Gathering(theirs)
+    gathering.add(elsewhere(collect_state(3, holding(there))))
+    with pytest.raises(StateTransferError, match=r"param_groups.0.\S+ is .*, and .* here"):
+        load_state(gathering.result(3), theirs)
+
+
+@pytest.mark.parametrize("function", [with_(torch.ones(1)), with_(torch), torch.ones(1).relu])
+def test_a_function_that_keeps_what_may_differ_is_refused(function):
+    with pytest.raises(StateTransferError, match=r"^optimizer\.param_groups\.0\.\S+ is a "):
+        collect_state(0, holding(function))
+
+
 def test_what_can_not_be_given_is_said_as_it_is_protected():
     protected, _ = made()
-    protected["optimizer"].param_groups[0]["hook"] = lambda: 1
-    with pytest.raises(InvalidInputError, match=r"optimizer.param_groups.0.hook is a builtins.function"):
+    protected["optimizer"].state["hook"] = lambda: 1
+    with pytest.raises(InvalidInputError, match=r"optimizer.state.hook is a builtins.function"):
         TorchStates(None, None).protect(protected)

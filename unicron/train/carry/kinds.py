@@ -150,7 +150,20 @@ class _Optimizer(_Attributes):
     """Optimizers, by their own attributes and the options of their groups: moments go with the state that all have."""
 
     def parts(self, thing: Any) -> Parts:
+        groups = enumerate(self._options(thing))
+        functions = (
+            (f"param_groups.{number}.{name}", value)
+            for number, each in groups
+            for name, value in each.items()
+            if isinstance(value, types.FunctionType)
+        )
+        return [*self._own(thing), *functions]
+
+    def _own(self, thing: Any) -> Parts:
         return [(name, value) for name, value in super().parts(thing) if name not in _CARRIED]
+
+    def _options(self, thing: Any) -> list[dict[str, Any]]:
+        return [{name: value for name, value in each.items() if name != "params"} for each in thing.param_groups]
 
     def fingerprint(self, thing: Any) -> tuple[Any, ...]:
         return tuple(itertools.chain.from_iterable(self.parts(thing)))
@@ -159,8 +172,7 @@ class _Optimizer(_Attributes):
         return ()
 
     def state(self, thing: Any) -> Any:
-        options = [{name: value for name, value in each.items() if name != "params"} for each in thing.param_groups]
-        return self.parts(thing), options
+        return self._own(thing), self._options(thing)
 
     def set_state(self, thing: Any, state: Any) -> None:
         own, options = dict(state[0]), state[1]

@@ -28,7 +28,9 @@ def collect_state(iteration: int, protected: Protected) -> dict[str, Any]:
         StateTransferError: it holds what no other process can be given; the text names it.
     """
     names = _names_of_parameters(protected)
-    objects = {name: to_plain(_named_state(each, names), name) for name, each in protected.items()}
+    objects = {
+        name: to_plain(_named_state(each, names), name, _options(name, each)) for name, each in protected.items()
+    }
     if any(is_sharded(parameter) for _, parameter in names.values()):
         objects = {name: _encode_shards(each) for name, each in objects.items()}
     return {"iteration": iteration, "objects": objects}
@@ -46,7 +48,7 @@ def load_state(found: dict[str, Any], protected: Protected) -> None:
         whole = _as_sharded_like(found["objects"][name], _parameter_like(thing, like, names))
         if isinstance(thing, torch.optim.Optimizer):
             device = next((each.device for group in thing.param_groups for each in group["params"]), None)
-            there = objects_in(like, name)
+            there = objects_in(like, name, _options(name, thing))
             load_optimizer(thing, _state_by_number(thing, from_plain(whole, device, there)))
         else:
             thing.load_state_dict(from_plain(whole))
@@ -262,6 +264,11 @@ def _state_by_number(optimizer: torch.optim.Optimizer, named: dict[str, Any]) ->
             {**group, "params": own["params"]} for group, own in zip(named["param_groups"], packed, strict=True)
         ],
     }
+
+
+def _options(name: str, thing: Any) -> str | None:
+    """Return where an optimizer's options are in its state, by name."""
+    return f"{name}.param_groups" if isinstance(thing, torch.optim.Optimizer) else None
 
 
 def _parameter_names(named: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,8 @@
 """States as plain values and tensors, and back: numbers of NumPy, values of Python's library, and objects of classes.
 
 Nothing that is read is run: an object is made bare, of a class that this process has imported already, and gets its
-attributes. Classes that do something when they are made or are gone, and Python's own, are none of these.
+attributes. Classes that do something when they are made or are gone, and Python's own, are none of these. Functions
+among an optimizer's options are not given at all: a process keeps its own there, if it is the same one.
 """
 
 import ast
@@ -12,11 +13,14 @@ import enum
 import fractions
 import pathlib
 import sys
+import types
 import uuid
 import zoneinfo
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 from typing import Any
 
+import msgspec
 import torch
 
 from unicron.errors import StateTransferError
@@ -63,33 +67,35 @@ _BY_TYPE = {cls: (name, write) for name, (cls, write, _) in _TEXTS.items()}
 _NAMES = {cls: name for name, cls in _SEQUENCES.items()}
 
 
-def to_plain(value: Any, where: str) -> Any:
+def to_plain(value: Any, where: str, options: str | None = None) -> Any:
     """Return a value in mappings, sequences, tensors and plain values.
 
     Args:
         value: whatever a state has.
         where: its name, for errors.
+        options: the name of a part of it in which functions may be, as each process that takes the value has made its
+            own there.
 
     Raises:
         StateTransferError: it holds what no other process can be given; the text says where.
     """
     try:
-        return _Writing().of(value, where)
+        return _Writing(options).of(value, where)
     except RecursionError:
         raise StateTransferError(f"{where} leads to itself: keep in it what is no part of what holds it") from None
 
 
-def objects_in(value: Any, where: str) -> dict[str, Any]:
-    """Return the objects of classes that a value leads to, by the names that `to_plain` gives them."""
-    writing = _Writing()
+def objects_in(value: Any, where: str, options: str | None = None) -> dict[str, Any]:
+    """Return the objects of classes, and functions, that a value leads to, by the names that `to_plain` gives them."""
+    writing = _Writing(options)
     writing.of(value, where)
     return writing.objects
 
 
 class _Writing:
-    def __init__(self) -> None:
+    def __init__(self, options: str | None) -> None:
         self.objects, self._places = dict[str, Any](), dict[int, str]()
-        self._depth = 0
+        self._depth, self._options = 0, options
 
     def of(self, value: Any, where: str) -> Any:
         cls = type(value)
@@ -132,6 +138,9 @@ class _Writing:
         numpy = sys.modules.get("numpy")
         if numpy and isinstance(value, numpy.generic | numpy.ndarray):
             return _array(numpy, value, where)
+        if isinstance(value, _FUNCTIONS) and self._options is not None and where.startswith(self._options):
+            self.objects[where] = value
+            return ["function", where, *_identity(value, where)]
         return self._of_class(value, where)
 
     def _of_class(self, value: Any, where: str) -> list[Any]:
@@ -164,6 +173,37 @@ def _refused(value: Any, where: str) -> StateTransferError:
         f"{where} is a {cls.__module__}.{cls.__qualname__}, which can't be given to another process: keep tensors, "
         "arrays, plain values and objects of ordinary classes there"
     )
+
+
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
+"""What a program that is set up alike has alike."""
+
+
+def _identity(function: Any, where: str) -> list[Any]:
+    """Return the name of a function or class, and a digest of what else tells it from others of that name.
+
+    Raises:
+        StateTransferError: it keeps what may be another one elsewhere.
+    """
+    if not isinstance(owner := getattr(function, "__self__", None), types.ModuleType | None):
+        raise _refused(owner, f"{where}.__self__")
+    cells = [each.cell_contents for each in getattr(function, "__closure__", None) or ()]
+    kept = [cells, getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)]
+    values = to_plain(kept, f"{where}.__closure__", where)
+    code = _code(function.__code__) if function.__name__ == "<lambda>" else None
+    try:
+        digest = blake2b(msgspec.msgpack.encode([values, code]), digest_size=16).hexdigest()
+    except TypeError:  # a tensor
+        raise _refused(function, where) from None
+    return [f"{function.__module__}.{function.__qualname__}", digest]
+
+
+def _code(code: types.CodeType) -> list[Any]:
+    consts = (sorted(map(repr, each)) if isinstance(each, frozenset) else each for each in code.co_consts)
+    return [
+        *(code.co_code, code.co_names),
+        [_code(each) if isinstance(each, types.CodeType) else repr(each) for each in consts],
+    ]
 
 
 def _array(numpy: Any, value: Any, where: str) -> list[Any]:
@@ -295,6 +335,16 @@ class _Reading:
 
     def _read_tuple(self, module: str, name: str, items: list[Any]) -> Any:
         return tuple.__new__(self._class(module, name, tuple), self.of(items))
+
+    def _read_function(self, where: str, *identity: str) -> Any:
+        own = self._there.get(where)
+        if not isinstance(own, _FUNCTIONS) or _identity(own, where) != [*identity]:
+            here = getattr(own, "__qualname__", "none")
+            raise StateTransferError(
+                f"{where} is {identity[0]} in the state, and {here} here, or one that keeps other values: "
+                "set functions before the first iteration"
+            )
+        return own
 
     def _read_object(self, key: str, module: str, name: str, attributes: dict[str, Any] | None) -> Any:
         cls = self._class(module, name, object)
