@@ -31,7 +31,7 @@ class AmdMachine:
     """Has an amd-smi in the path, and no rocm-smi."""
 
     def __init__(self, folder, monkeypatch):
-        self._folder = folder
+        self.folder = folder
         folder.mkdir()
         program = folder / "amd-smi"
         program.write_text(PROGRAM)
@@ -43,13 +43,13 @@ class AmdMachine:
     def has(self, *gpus):
         """Have these from the next question on."""
         for name, text in zip(("list", "metric"), texts(gpus), strict=True):
-            (self._folder / "next").write_text(text)
-            (self._folder / "next").rename(self._folder / f"{name}.json")
+            (self.folder / "next").write_text(text)
+            (self.folder / "next").rename(self.folder / f"{name}.json")
 
     def behave(self, command):
         """Have the program do something before it answers."""
-        (self._folder / "mood").write_text(f"{command}\n")
+        (self.folder / "mood").write_text(f"{command}\n")
 
     def asked(self):
         """Return what it was asked for so far, and the environment that it had."""
-        return (self._folder / "asked").read_text().splitlines(), (self._folder / "environment").read_text()
+        return (self.folder / "asked").read_text().splitlines(), (self.folder / "environment").read_text()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import queue
 import sys
 import threading
@@ -61,6 +62,13 @@ def test_the_program_gets_nothing_of_our_environment(machine, smi, monkeypatch):
     assert "ours" not in environment
 
 
+def test_it_is_found_where_rocm_is_too(machine, smi, monkeypatch):
+    monkeypatch.setenv("PATH", os.defpath)
+    assert smi.read() == []
+    monkeypatch.setattr(amd_smi, "ROCM", str(machine.folder))
+    assert [reading.device for reading in smi.read()] == DEVICES
+
+
 def test_a_program_that_hangs_is_ended(machine, smi, monkeypatch):
     monkeypatch.setattr(amd_smi, "ANSWERS_S", 0.0)
     machine.behave("sleep 1000")
@@ -105,6 +113,7 @@ class Watching:
 @pytest.fixture
 def watching(machine, monkeypatch):
     monkeypatch.setattr(amd_smi, "SAMPLE_S", 0.01)
+    monkeypatch.setattr(amd_smi, "ANSWERS_S", 3600.0)
     found = Watching(machine)
     yield found
     found.watch.stop()
@@ -143,7 +152,7 @@ def test_a_program_that_fails_in_between_is_said_once_and_asked_again(watching, 
 def test_it_ends_at_once_beside_a_program_that_hangs(watching):
     watching.until(Sampled)
     watching.machine.behave("touch hangs; sleep 1000")
-    while not (watching.machine._folder / "hangs").exists():
+    while not (watching.machine.folder / "hangs").exists():
         watching.watch._ended.wait(0.01)
     watching.watch.stop()
 

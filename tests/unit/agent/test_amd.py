@@ -71,13 +71,16 @@ def test_what_is_no_figure_is_unknown(value):
     assert counters(json.dumps([measured])).keys().isdisjoint({"power_w", "ecc_uncorrected", "temperature_c"})
 
 
+THERMAL = ["vr_thermal_violation_status", "hbm_thermal_violation_status"]
+
+
 @pytest.mark.parametrize(
     ("power", "throttle", "bits"),
     [
         ("UNTHROTTLED", {}, 0),
         ("THROTTLED", {"ppt_violation_status": "N/A"}, 0x8),
         ("N/A", {"ppt_violation_status": "NOT ACTIVE"}, 0),
-        ("THROTTLED", {"ppt_violation_status": "ACTIVE", "vr_thermal_violation_status": "ACTIVE"}, 0x24),
+        ("THROTTLED", dict.fromkeys(["ppt_violation_status", *THERMAL], "ACTIVE"), 0x24),
     ],
 )
 def test_reasons_for_a_low_clock_are_the_bits_of_nvml(power, throttle, bits):
@@ -88,6 +91,11 @@ def test_reasons_for_a_low_clock_are_the_bits_of_nvml(power, throttle, bits):
 @pytest.mark.parametrize("identity", [{"uuid": "00ff1586-0000-1000-8000-000000000000"}, {"uuid": "N/A"}, {}])
 def test_a_gpu_without_a_serial_number_has_no_name(identity):
     assert read_gpus([json.dumps([{"gpu": 0, "bdf": "0000:C4:00.0", **identity}])])[0][:2] == ("", "0000:c4:00")
+
+
+def test_where_the_hottest_spot_is_not_told_the_edge_counts():
+    _, measured = told(0, temperature={"hotspot": "N/A", "edge": {"value": 44, "unit": "C"}})
+    assert counters(json.dumps([measured]))["temperature_c"] == 44
 
 
 def test_outputs_of_other_gpus_do_not_go_together():
@@ -134,7 +142,8 @@ def test_whatever_they_print_is_read_and_can_be_told(printed):
 
 def test_tables_without_end_are_read():
     assert read_gpus(["[" * 100_000]) == []
-    assert read_gpus(['{"card0":' * 500 + "{}" + "}" * 500])[0].device == ""
+    for depth in range(400, 5000, 200):  # newer versions of Python read JSON deeper than they call functions
+        assert len(read_gpus(['{"card0":' * depth + "{}" + "}" * depth])) <= 1
 
 
 class Watched:
