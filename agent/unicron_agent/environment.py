@@ -39,7 +39,7 @@ def of_worker(command: StartWorker, slots: Sequence[Slot]) -> dict[str, str]:
         "UNICRON_LAYOUT": msgspec.json.encode(command.layout).decode(),
         "UNICRON_LAYOUTS": str(len({each.degrees for each in command.spec.layouts.values()}) or 1),
         "UNICRON_PLACE": str(command.place),
-        "CUDA_VISIBLE_DEVICES": slot.device,
+        **_visible(slot.device),
         STOP_GRACE: str(command.spec.stop_grace_s),
         DRILL: "due" if command.spec.drill and not command.cause else "",
         UNCARRIED: printable_cause(command.uncarried),
@@ -61,8 +61,13 @@ def of_torchrun(command: StartWorker, slots: Sequence[Slot]) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(len(command.local_slots)),
         "GROUP_RANK": str(command.group),
         "GROUP_WORLD_SIZE": str(command.groups),
-        "CUDA_VISIBLE_DEVICES": ",".join(filter(None, map(devices.get, command.local_slots))),
+        **_visible(",".join(filter(None, map(devices.get, command.local_slots)))),
     }
+
+
+def _visible(devices: str) -> dict[str, str]:
+    """Return the variables that name the GPUs of a worker; HIP goes by its own first, where the agent has it."""
+    return {"CUDA_VISIBLE_DEVICES": devices, "HIP_VISIBLE_DEVICES": devices}
 
 
 def of_checkpoints(spec: TaskSpec) -> dict[str, str]:

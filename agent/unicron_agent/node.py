@@ -29,7 +29,8 @@ from unicron_agent.chaos import Chaos
 from unicron_agent.core import AgentCore
 from unicron_agent.effects import Effect, Kill, SendToWorker, StartProcess, StartStandby, StoreToken, TakeStacks
 from unicron_agent.fabric import Fabric
-from unicron_agent.hardware.gpus import GpuWatch, addresses
+from unicron_agent.hardware.amd_smi import AmdWatch
+from unicron_agent.hardware.gpus import GpuWatch, Watch, addresses
 from unicron_agent.hardware.kernel_log import KernelLog
 from unicron_agent.hardware.network import home, memory_dir, own_address
 from unicron_agent.hardware.whereabouts import locate
@@ -169,7 +170,7 @@ class NodeShell:
             if gone:  # else its states are asked for when it is back, as those of a node that was lost
                 shutil.rmtree(self._memory.folder, ignore_errors=True)
 
-    def _watch_hardware(self) -> list[KernelLog | GpuWatch]:
+    def _watch_hardware(self) -> list[KernelLog | Watch]:
         """Watch what can be watched of this machine, in threads."""
         loop, rules = asyncio.get_running_loop(), self._rules
 
@@ -177,11 +178,13 @@ class NodeShell:
             with contextlib.suppress(RuntimeError):  # we are just ending
                 loop.call_soon_threadsafe(self._handle, what)
 
-        slots, found = addresses(), list[KernelLog | GpuWatch]()
+        slots, found = addresses(), list[KernelLog | Watch]()
         if self._settings.kernel_log:
             found.append(KernelLog(self._settings.kernel_log, rules, slots, handle_from_thread))
         if slots:
             found.append(GpuWatch(rules, handle_from_thread))
+        elif any(slot.device for slot in self._slots):
+            found.append(AmdWatch(rules, self._slots, slots, handle_from_thread))
         for watch in found:
             watch.start()
         return found

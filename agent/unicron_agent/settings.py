@@ -17,7 +17,7 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
     Attributes:
         node: name of this node, one token of letters, digits, '-' and '_'; where it comes with a join token, empty
             for the scheduler's (SLURMD_NODENAME), else its host name.
-        slots: CPU slots to offer where NVML finds no GPU.
+        slots: CPU slots to offer where neither NVML nor amd-smi finds a GPU.
         run_dir: where logs and the records of running workers are kept.
         host: address at which other nodes reach this one; empty: the one from which it reaches the bus.
         fabric_key: path of the file with the key that opens nodes to one another, which only we may read; empty for

@@ -128,12 +128,27 @@ def _gpus() -> Check:
         count = pynvml.nvmlDeviceGetCount()
         pynvml.nvmlShutdown()
     except Exception as error:  # noqa: BLE001 - NVML's own errors, or none of it installed
+        if amd := _amd_gpus():
+            return amd
         cure = "none needed for CPU slots; for GPUs install NVIDIA's driver, and nvidia-ml-py"
         return Check(name="GPUs", state="warning", found=f"NVML finds none: {error}", cure=cure)
     if others := _overridden():
         cure = "leave them out of the environment of agents, unless you know better: docs/gpu.md says what they are for"
         return Check(name="GPUs", state="warning", found=f"{count} seen by NVML; {others}", cure=cure)
     return Check(name="GPUs", state="ok", found=f"{count} seen by NVML")
+
+
+def _amd_gpus() -> Check | None:
+    """Return what AMD's programs find; None where there are none, or nothing that agents need to ask them."""
+    try:
+        from unicron_agent.hardware.slots import amd_devices  # noqa: PLC0415
+
+        count = len(amd_devices())
+    except ImportError:
+        return None
+    except InvalidInputError as error:
+        return Check(name="GPUs", state="missing", found=str(error), cure="agents do not start on it")
+    return Check(name="GPUs", state="ok", found=f"{count} seen by amd-smi") if count else None
 
 
 def _overridden() -> str:

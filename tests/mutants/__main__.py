@@ -42,8 +42,8 @@ def service(name: str) -> Room:
 
 SHELL = [f"tests/contract/test_{name}.py" for name in ("commit", "ledger", "service")]
 AGENT = (
-    "core hardware/counters hardware/hardware hardware/slots life_signs lines metrics snapshots/snapshots stimuli "
-    "workers/flight workers/reports workers/timings workers/watch workers/workers"
+    "core hardware/amd hardware/counters hardware/hardware hardware/slots life_signs lines metrics snapshots/snapshots "
+    "stimuli workers/flight workers/reports workers/timings workers/watch workers/workers"
 )
 ROOMS = {
     "detector": service("detector"),

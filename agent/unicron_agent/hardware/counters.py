@@ -45,20 +45,20 @@ def read_gpu(slot: int, handle: Any, clock_changes: int | None, before: Gpu | No
     links = (replays, recoveries, _sum(flits, data))
     return Gpu(
         slot=slot,
-        temperature_c=_in_range(temperature, MOST_NUMBER),
+        temperature_c=in_range(temperature, MOST_NUMBER),
         power_w=None if power_mw is None else power_mw / 1000,
-        memory_used=None if memory is None else _in_range(memory.used),
-        memory_total=None if memory is None else _in_range(memory.total),
-        throttled=_in_range(_ask_nvml(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)),
+        memory_used=None if memory is None else in_range(memory.used),
+        memory_total=None if memory is None else in_range(memory.total),
+        throttled=in_range(_ask_nvml(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)),
         clock_changes=clock_changes,
-        ecc_corrected=_in_range(_ask_nvml(pynvml.nvmlDeviceGetTotalEccErrors, handle, corrected, volatile)),
-        ecc_uncorrected=_in_range(_ask_nvml(pynvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, volatile)),
-        pages_retired_single=_in_range(single, MOST_NUMBER),
-        pages_retired_double=_in_range(double, MOST_NUMBER),
-        rows_remapped=_in_range(rows, MOST_NUMBER),
+        ecc_corrected=in_range(_ask_nvml(pynvml.nvmlDeviceGetTotalEccErrors, handle, corrected, volatile)),
+        ecc_uncorrected=in_range(_ask_nvml(pynvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, volatile)),
+        pages_retired_single=in_range(single, MOST_NUMBER),
+        pages_retired_double=in_range(double, MOST_NUMBER),
+        rows_remapped=in_range(rows, MOST_NUMBER),
         remap_pending=None if pending is None else bool(pending),
         remap_failed=None if failed is None else bool(failed),
-        pcie_replays=_in_range(_ask_nvml(pynvml.nvmlDeviceGetPcieReplayCounter, handle)),
+        pcie_replays=in_range(_ask_nvml(pynvml.nvmlDeviceGetPcieReplayCounter, handle)),
         nvlink_replays=replays,
         nvlink_recoveries=recoveries,
         nvlink_crc=links[2],
@@ -79,17 +79,17 @@ def _value(field: Any) -> int | None:
     """Return a field's value, None where this GPU does not know it."""
     if field.nvmlReturn != pynvml.NVML_SUCCESS or not 0 <= field.valueType < len(MEMBERS):
         return None
-    return _in_range(getattr(field.value, MEMBERS[field.valueType]))
+    return in_range(getattr(field.value, MEMBERS[field.valueType]))
 
 
-def _in_range(found: float | None, most: int = MOST_WHOLE) -> int | None:
+def in_range(found: float | None, most: int = MOST_WHOLE) -> int | None:
     """Return a count, None if it is out of a counter's range: drivers use such values for "not known"."""
     return int(found) if found is not None and 0 <= found <= most else None
 
 
 def _sum(*counts: int | None) -> int | None:
     known = [each for each in counts if each is not None]
-    return _in_range(sum(known)) if known else None
+    return in_range(sum(known)) if known else None
 
 
 def _ask_nvml(ask: Callable[..., Any], *arguments: Any) -> Any:

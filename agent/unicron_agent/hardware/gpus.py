@@ -48,20 +48,17 @@ def addresses() -> dict[str, int]:
         _shutdown()
 
 
-class GpuWatch:
-    """Watches all GPUs of this node.
+class Watch:
+    """Watches all GPUs of this node in a thread.
 
     Args:
-        rules: classify Xids.
+        rules: classify faults.
         report: called in the thread with each fault and each set of counters.
     """
 
     def __init__(self, rules: Rules, report: Report) -> None:
         self._rules, self._report = rules, report
         self._ended = threading.Event()
-        self._lost: set[int] = set()
-        self._readings: dict[int, Gpu] = {}
-        self._clock_changes: dict[int, int] = {}
         self._problem = ""
         self._thread = threading.Thread(target=self._run, name="unicron-gpus", daemon=True)
 
@@ -73,6 +70,24 @@ class GpuWatch:
         """Watch no more."""
         self._ended.set()
         self._thread.join()
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+    def _report_fault(self, slot: int, text: str) -> None:
+        log.warning("%s", text)
+        if ruling := self._rules.rule_for_hardware(text):
+            self._report(Logged(text=text, status=ruling.verdict.status, slot=slot))
+
+
+class GpuWatch(Watch):
+    """Watches them through NVML."""
+
+    def __init__(self, rules: Rules, report: Report) -> None:
+        super().__init__(rules, report)
+        self._lost: set[int] = set()
+        self._readings: dict[int, Gpu] = {}
+        self._clock_changes: dict[int, int] = {}
 
     def _run(self) -> None:
         while not self._ended.is_set():
@@ -126,11 +141,6 @@ class GpuWatch:
             self._report_fault(slot, f"NVML: double bit ECC error of GPU {slot} (PCI:{address})")
         elif event.eventType & CLOCK:
             self._clock_changes[slot] = self._clock_changes.get(slot, 0) + 1
-
-    def _report_fault(self, slot: int, text: str) -> None:
-        log.warning("%s", text)
-        if ruling := self._rules.rule_for_hardware(text):
-            self._report(Logged(text=text, status=ruling.verdict.status, slot=slot))
 
     def _sample(self, handles: list[Any]) -> None:
         found = []

@@ -25,9 +25,9 @@ def single_thread() -> dict[str, str]:
     return {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 
 
-WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """Variables that make torch find no GPU and leave CUDA alone: if a process has only counted GPUs through CUDA, its
-forks can't use them. Workers get a `CUDA_VISIBLE_DEVICES` of their own."""
+forks can't use them. Workers get the first two of their own."""
 
 Report = Callable[[StandbyReady | StandbyEnded], None]
 

@@ -36,4 +36,5 @@ def test_ranks_of_a_node_see_the_devices_of_all_of_them_in_the_order_of_their_pl
         "GROUP_RANK": "1",
         "GROUP_WORLD_SIZE": "2",
         "CUDA_VISIBLE_DEVICES": "GPU-3,GPU-0,GPU-2",
+        "HIP_VISIBLE_DEVICES": "GPU-3,GPU-0,GPU-2",
     }

@@ -6,6 +6,7 @@ import shutil
 import sys
 
 import pytest
+from helpers.amd import AmdMachine, told
 from helpers.ports import free_port
 from helpers.refusing import REFUSED, serving
 from unicron_cli import doctor, production
@@ -39,6 +40,17 @@ async def test_what_is_missing_is_told_with_the_cure(poor, tmp_path, monkeypatch
         assert found in told[name][1]
         assert cure in told[name][2]
     assert "start the server" not in told["NATS"][1]
+
+
+@pytest.mark.parametrize(
+    ("split", "state", "found"), [(False, "ok", "2 seen by amd-smi"), (True, "missing", "is split up, and workers can")]
+)
+def test_gpus_of_amd_are_counted_as_agents_count_them(split, state, found, tmp_path, monkeypatch):
+    machine = AmdMachine(tmp_path / "bin", monkeypatch)
+    machine.has(told(0), ({**told(0)[0], "gpu": 1}, told(1)[1]) if split else told(1))
+    check = doctor._gpus()
+    assert check.state == state
+    assert found in check.found
 
 
 async def test_a_key_that_is_missing_has_another_cure_than_a_server_that_is():
