@@ -143,3 +143,28 @@ def test_what_workers_have_that_no_other_can_have_is_named(how, named):
     assert not isinstance(there[2][1], NotCarriedError) or how == "moves", "the first epoch needs no more"
     with pytest.raises(NotCarriedError, match=named):
         raise there[10][1]
+
+
+HALVES = """
+class Halves(DataLoader):
+    batches = None
+
+    def __iter__(self):
+        self.batches = self.batches or super().__iter__()
+        for _ in range(4):
+            yield next(self.batches)
+
+loader = Halves(data, 1, num_workers=2, persistent_workers=True, collate_fn=list)
+for epoch in range(2):
+    for batch in loader:
+        note(epoch, str(batch))
+        backward()
+"""
+
+
+def test_an_iterator_that_goes_on_with_the_next_epoch_is_named():
+    whole, there = run(HALVES, {"draws"})
+    again, _ = run(HALVES, {"draws"}, there=there[2])
+    assert again == whole[2:]
+    with pytest.raises(NotCarriedError, match="begun once for several epochs"):
+        raise there[6][1]

@@ -196,7 +196,7 @@ class KeptWorkers(_MultiProcessingDataLoaderIter, Resumable):
 
     def __init__(self, loader: DataLoader[Any], seed: int | None = None) -> None:
         self.iterable, self.count, self._seed = loader, 0, seed
-        self._epoch, self._is_through, self._user = 0, False, None
+        self._epoch, self._is_through, self._is_made, self._user = 0, False, False, None
         self._before = self._states = None
         try:
             self._loaded, self._refusal = _Loaded(loader), ""
@@ -238,11 +238,16 @@ class KeptWorkers(_MultiProcessingDataLoaderIter, Resumable):
         super()._reset(loader, first_iter)
         self._prefetch_factor = prefetched
         self._epoch, self._before, self._states = self._epoch + 1, None if self._refusal else self._states, None
-        self._is_through, self._user = False, weakref.ref(USERS[-1]) if USERS else None
+        self._is_through, self._is_made, self._user = False, False, weakref.ref(USERS[-1]) if USERS else None
         self.count += 1
 
     def _next_data(self) -> Any:
         self.count += 1
+        self._user = weakref.ref(USERS[-1]) if USERS else None
+        if self._states is not None and not self._is_through:  # somebody had it yet
+            self._refusal = "a DataLoader's iterator that is begun once for several epochs"
+        if self._is_made:
+            raise NotCarriedError("a DataLoader's iterator that is asked for batches, and was between two epochs")
         try:
             return super()._next_data()  # type: ignore[no-untyped-call]
         except StopIteration:
@@ -305,6 +310,8 @@ class KeptWorkers(_MultiProcessingDataLoaderIter, Resumable):
             raise NotCarriedError("a DataLoader's iterator that was never begun")
         if not self._is_idle and self._user is None:
             raise NotCarriedError("a DataLoader's iterator that is under way, and asked for items by another library")
+        if self._states is not None and not self._is_idle:
+            raise NotCarriedError(self._refusal)  # it goes on with what was asked for between two epochs
         now, before = self._states_now() if self._is_idle else None, None
         with suppress(NotCarriedError):
             before = None if now or self._loaded is None or self._loaded.changed() else self._before
@@ -327,7 +334,8 @@ class KeptWorkers(_MultiProcessingDataLoaderIter, Resumable):
         self._states, refusal = self._ask(states)
         if refusal:
             raise NotCarriedError(refusal)
-        self._epoch, self._before, self._is_through = saved["epoch"] - amid, None, True
+        self._epoch, self._before = saved["epoch"] - amid, None
+        self._is_through = self._is_made = True
         self.count += 1
 
     def begin_anew(self, iterable: Any, saved: dict[str, Any]) -> None:
