@@ -41,6 +41,7 @@ from unicron.train.carry.kinds import (
     Parts,
     slots,
 )
+from unicron.train.carry.numpy_generators import NUMPY_GENERATOR, SEEDS
 from unicron.train.carry.scripted import ScriptedModule
 from unicron.train.carry.tensors import raw, unraw
 from unicron.train.carry.values import NUMBERS, is_plain, value_of
@@ -79,10 +80,15 @@ ARRAY_BYTES, ARRAYS_BYTES = 8 << 20, 16 << 20
 
 
 class Resumable:
-    """Something that has a position, and can be advanced to that of another one."""
+    """Something that has a position, and can be advanced to that of another one.
+
+    Attributes:
+        is_left: nobody asks it for anything any more.
+    """
 
     count: int
     iterable: Any
+    is_left = False
 
     def position(self) -> Any:
         """Return the position."""
@@ -99,6 +105,11 @@ class Resumable:
     def begin_anew(self, iterable: Any, saved: Any) -> None:
         """Be made from something, where nothing is yet but the object, and advance to a position."""
         raise NotImplementedError
+
+    @classmethod
+    def found_in(cls, iterable: Any) -> "Resumable | None":  # noqa: ARG003
+        """Return the one that something has by itself; None where each is made anew."""
+        return None
 
 
 class Stateful:
@@ -237,24 +248,8 @@ def _look_array(thing: Any) -> Any:
     return xxh3_128_digest(thing if thing.flags.c_contiguous else thing.copy()), thing.shape, str(thing.dtype)
 
 
-def _numpy_state(thing: Any) -> Any:
-    if hasattr(thing, "bit_generator"):
-        return thing.bit_generator.state
-    return thing.get_state(legacy=False) if hasattr(thing, "get_state") else thing.state
-
-
-def _put_numpy_state(thing: Any, state: Any) -> None:
-    if hasattr(thing, "bit_generator"):
-        thing.bit_generator.state = state
-    elif hasattr(thing, "set_state"):
-        thing.set_state(state)
-    else:
-        thing.state = state
-
-
 DATA, OBJECT_ARRAY = Opaque(), ObjectArray()
 ARRAY = ByValue(lambda thing: thing.copy(), _put_array, _look_array)
-NUMPY_GENERATOR = ByValue(_numpy_state, _put_numpy_state, lambda thing: repr(_numpy_state(thing)))
 
 
 def _set_stream(thing: Any, state: Any) -> None:
@@ -325,7 +320,7 @@ _BY_CLASS: dict[Any, Kind] = {
 def _numpy() -> dict[Any, Kind]:
     numpy = sys.modules["numpy"]
     random_kinds = (numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
-    return {numpy.ndarray: ARRAY, random_kinds: NUMPY_GENERATOR}
+    return {numpy.ndarray: ARRAY, random_kinds: NUMPY_GENERATOR, numpy.random.SeedSequence: SEEDS}
 
 
 def kind_of(thing: Any) -> Kind | None:

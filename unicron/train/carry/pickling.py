@@ -20,7 +20,7 @@ from unicron.train.carry.beside import Mark
 from unicron.train.carry.by_value import Opaque
 from unicron.train.carry.graphs import keeps_graph
 from unicron.train.carry.kinds import GraphKeptError, NotCarriedError, check_order, items_of_set, refill_set
-from unicron.train.carry.objects import Resumable, kind_of
+from unicron.train.carry.objects import KEPT_WORKERS, Resumable, kind_of
 from unicron.train.carry.tensors import raw, unraw
 from unicron.train.worker.injected import InjectedFault
 
@@ -76,8 +76,10 @@ def _remaining_of(thing: Any) -> dict[str, Any]:
     """Return what a loader's iterator is that is through.
 
     Raises:
-        NotCarriedError: it is not.
+        NotCarriedError: it is not, or has processes that go on.
     """
+    if thing._persistent_workers:  # noqa: SLF001
+        raise NotCarriedError(KEPT_WORKERS)
     sampler, left = thing._sampler_iter, None  # noqa: SLF001
     with contextlib.suppress(TypeError, NotImplementedError):  # it has no length
         left = len(thing._index_sampler) - thing._num_yielded  # noqa: SLF001
@@ -220,12 +222,12 @@ _REDUCED: dict[Any, Callable[[Any], Any]] = {
     torch.Generator: lambda thing: (_generator, (thing.get_state(),)),
     weakref.ref: lambda thing: (_reference, (thing(),)),
     MethodType: _reduce_method,
+    Resumable: lambda thing: (_resumable, (type(thing), thing.iterable, thing.whole_position())),
     (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter): lambda thing: (
         _exhausted,
         (type(thing), _remaining_of(thing)),
     ),
     (set, frozenset): _reduce_set,
-    Resumable: lambda thing: (_resumable, (type(thing), thing.iterable, thing.whole_position())),
     ModuleType: lambda thing: (_module, (thing.__name__,)),
 }
 
@@ -248,7 +250,7 @@ class Unpickler(pickle.Unpickler):
         return self._put_off if found is _resumable else found
 
     def _put_off(self, cls: type[Resumable], iterable: Any, position: Any) -> Resumable:
-        made = cls.__new__(cls)
+        made = cls.found_in(iterable) or cls.__new__(cls)
         self._unbegun.append((made, iterable, position))
         return made
 

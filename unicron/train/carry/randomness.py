@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 import torch
+from torch.utils.data import get_worker_info
 
 
 def generators() -> bytes:
@@ -18,7 +19,8 @@ def generators() -> bytes:
     They are the same bytes as long as nothing is drawn.
     """
     numpy = sys.modules.get("numpy")
-    cuda = torch.cuda.get_rng_state().numpy().tobytes() if torch.cuda.is_available() else None
+    has_cuda = get_worker_info() is None and torch.cuda.is_available()  # a loader's worker was forked, and can't use it
+    cuda = torch.cuda.get_rng_state().numpy().tobytes() if has_cuda else None
     states = (
         torch.get_rng_state().numpy().tobytes(),
         random.getstate(),

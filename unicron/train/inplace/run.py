@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from unicron.contracts.worker import CAUSE
 from unicron.train.carry.files import Files
+from unicron.train.carry.kept_workers import make_iterator
 from unicron.train.carry.variables import NAME as LOOPS
 from unicron.train.groups.switched import NAME
 from unicron.train.inplace.ghost import Ghost
@@ -76,6 +77,7 @@ def install(channel: AgentChannel | None, seed: Seed | None = None) -> InPlace:
         (torch.autograd, "backward", noting),
         (torch.nn.parallel, "DistributedDataParallel", model),
         (torch.nn.parallel.distributed, "DistributedDataParallel", model),
+        (torch.utils.data.DataLoader, "_get_iterator", make_iterator),
         (torch.optim.Optimizer, "__init__", call_after(torch.optim.Optimizer, mine.trained.add_optimizer)),
         (
             torch.optim.Optimizer,

@@ -51,6 +51,8 @@ def items_of(
             for each in layers:
                 each.begin_next()
     finally:
+        if at.iterator is not None:
+            at.iterator.is_left = True
         for each in layers:
             each.close()
         if at in follower.stack.active:

@@ -10,10 +10,10 @@ import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from unicron.train.carry.kinds import ATTRIBUTES, CELL, DICT, FUNCTION, LIST, SET, Kind, NotCarriedError
+from unicron.train.carry.numpy_generators import NUMPY_GENERATOR
 from unicron.train.carry.objects import (
     ARRAY,
     BYTES,
-    NUMPY_GENERATOR,
     PYTHON_GENERATOR,
     TENSOR,
     TORCH_GENERATOR,

@@ -20,6 +20,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 
 from unicron.errors import GroupBrokenError
 from unicron.train.carry.by_value import Opaque
+from unicron.train.carry.kept_workers import KeptWorkers, used_by
 from unicron.train.carry.kinds import FUNCTION, NotCarriedError
 from unicron.train.carry.objects import BARE_ITERATORS, KEPT_WORKERS, Resumable, kind_of
 from unicron.train.carry.randomness import generators, set_generators
@@ -75,7 +76,8 @@ class Counted(Resumable, Iterator[Any]):
         if isinstance(over, Counted):
             self._began_at = over.count
             self.own |= {("in", *key): each for key, each in over.own.items()}
-        self.iterable, self._iterator, self._running = over, iter(over), running
+        with used_by(self):
+            self.iterable, self._iterator, self._running = over, iter(over), running
         self.count, self.exhausted, self.results, self.is_replaying = 0, False, KnownResults(), False
         self._item_seen, self._generator_states = 0, dict[int, bytes]()
         self._record_draw(before)
@@ -98,7 +100,8 @@ class Counted(Resumable, Iterator[Any]):
         self._running.append(self)
         try:
             self.count += 1
-            item = next(self._iterator)
+            with used_by(self):
+                item = next(self._iterator)
         except StopIteration:
             self.exhausted = True
             raise
@@ -246,7 +249,8 @@ class Counted(Resumable, Iterator[Any]):
             raise NotCarriedError(
                 f"what draws random numbers for more than {MOST_DRAWN} of its items ({type(self.iterable).__name__})"
             )
-        if isinstance(self._iterator, _BaseDataLoaderIter) and getattr(self.iterable, "persistent_workers", False):
+        kept = isinstance(self._iterator, _BaseDataLoaderIter) and self._iterator._persistent_workers  # noqa: SLF001
+        if kept and not isinstance(self._iterator, KeptWorkers):
             raise NotCarriedError(KEPT_WORKERS)
         return {
             "count": self.count,
