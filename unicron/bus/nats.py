@@ -33,6 +33,10 @@ HEARD_LIMIT = 65536
 """Pieces of telemetry that wait for a slow reader; then the oldest are dropped."""
 
 
+SILENT_NS = 3_000_000_000
+"""After which the journal's leader has not heard of a server for too long; they speak once a second at least."""
+
+
 async def connect(settings: Settings, name: str, secret: str = "", *, patient: bool = True) -> "NatsBus":
     """Connect to the bus as `name`; afterwards interruptions are bridged without an end.
 
@@ -64,6 +68,8 @@ class NatsBus(NatsConnection):
     async def append(self, subject: str, data: bytes, message_id: str) -> int:
         """Put a message into the journal; see `Bus.append`."""
         headers = {"Nats-Msg-Id": message_id}
+        if subjects.is_pulse(subject):
+            headers["Nats-TTL"] = topology.PULSE_TTL
         storing = self.jetstream.publish(subject, data, stream=topology.STREAM, headers=headers)
         try:
             ack = await self._call(storing, f"storing on {subject}", subject)
@@ -101,10 +107,19 @@ class NatsBus(NatsConnection):
                 self._readers.discard(reader)
                 await reader.close()
 
+    async def _journal(self) -> StreamInfo:
+        subject = f"{topology.API}.STREAM.INFO.{topology.STREAM}"
+        return await self._call(self._reading.stream_info(topology.STREAM), "reading the journal's end", subject)
+
+    async def silent_servers(self) -> list[str]:
+        """Return the names of the servers that the journal's leader does not hear; see `Bus.silent_servers`."""
+        cluster = (await self._journal()).cluster
+        peers = cluster.replicas if cluster is not None and cluster.leader else None
+        return [str(peer.name) for peer in peers or [] if peer.offline or (peer.active or 0) > SILENT_NS]
+
     async def tail(self) -> int:
         """Return the last sequence of the journal."""
-        subject = f"{topology.API}.STREAM.INFO.{topology.STREAM}"
-        info = await self._call(self._reading.stream_info(topology.STREAM), "reading the journal's end", subject)
+        info = await self._journal()
         if info.cluster is not None and not info.cluster.leader:  # a server that comes back with an empty disk says 0
             raise BusUnavailableError("reading the journal's end: none of its servers leads now; try again")
         return int(info.state.last_seq)
