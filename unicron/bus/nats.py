@@ -13,7 +13,7 @@ import nats.js.errors
 import nats.micro
 import nats.micro.service
 from nats.aio.msg import Msg
-from nats.js.api import StreamInfo
+from nats.js.api import PeerInfo, StreamInfo
 from nats.js.kv import KeyValue
 from nats.micro.request import Request
 
@@ -53,6 +53,11 @@ async def connect(settings: Settings, name: str, secret: str = "", *, patient: b
     bus = NatsBus()
     await bus.connect(settings, name, secret, patient=patient)
     return bus
+
+
+def _is_silent(peer: PeerInfo) -> bool:
+    """Return whether the leader does not hear a server; of one that it never heard the last time is 0."""
+    return bool(peer.offline or not (peer.active or peer.current) or (peer.active or 0) > SILENT_NS)
 
 
 class NatsBus(NatsConnection):
@@ -115,7 +120,7 @@ class NatsBus(NatsConnection):
         """Return the names of the servers that the journal's leader does not hear; see `Bus.silent_servers`."""
         cluster = (await self._journal()).cluster
         peers = cluster.replicas if cluster is not None and cluster.leader else None
-        return [str(peer.name) for peer in peers or [] if peer.offline or (peer.active or 0) > SILENT_NS]
+        return [str(peer.name) for peer in peers or [] if _is_silent(peer)]
 
     async def tail(self) -> int:
         """Return the last sequence of the journal."""
