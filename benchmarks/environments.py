@@ -7,8 +7,12 @@ became of that:
 - `iterations`: how far it came.
 - `says`: what `status` said of the task at the end, where it did not heal.
 - `blamed`: whether the program was ever held to be at fault.
+- `heal_s`: for how long the task was not whole, each time.
+- `failures`: all that were found, of which a worker and a node are meant; `dead_letters`: messages nobody could use.
+- `notices`: how often it was told that a clock is wrong; `cleared`: that it is right again, as it is at the end.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -23,6 +27,7 @@ from typing import Any, NamedTuple
 from unicron_deploy.nats_server import free_port
 
 from benchmarks.harness.command import Options, Result, main, names, option, say
+from unicron.services import SERVICES
 
 PATIENCE_S = 90.0
 GONE = "http://127.0.0.1:9"
@@ -55,6 +60,11 @@ class Environment(NamedTuple):
         folder: name of the cluster's folder.
         host: address at which it listens.
         width: of the model, whose state is 12 bytes for each weight.
+        clock_of: words in the command lines of processes whose clock is moved, with commas between.
+        off_s: by which it is wrong from the start.
+        jump_s: by which it is set once the task runs.
+        joins: whether one more node joins: node-4.
+        patience_s: how long the task may take to come further.
     """
 
     variables: Mapping[str, str | None] = {}
@@ -63,8 +73,29 @@ class Environment(NamedTuple):
     folder: str = "c"
     host: str = ""
     width: int = 64
+    clock_of: str = ""
+    off_s: int = 0
+    jump_s: int = 0
+    joins: bool = False
+    patience_s: float = PATIENCE_S
 
 
+PARTIES = {
+    "services": ",".join(f"unicron_{name}" for name in SERVICES),
+    "node": "--node node-2,nodes/node-2",
+    "joiner": "--node node-4,nodes/node-4",
+}
+OFF = {"-2 h": -7200, "-5 min": -300, "+5 min": 300, "+2 h": 7200}
+CLOCKS = {
+    f"{who} {name}": Environment(clock_of=words, off_s=off_s, joins=who == "joiner")
+    for who, words in PARTIES.items()
+    for name, off_s in OFF.items()
+} | {
+    f"{who} jumps {name}": Environment(clock_of=PARTIES[who], jump_s=OFF[name])
+    for who in ("services", "node")
+    for name in ("-2 h", "+2 h")
+}
+SLOW = "/sys/fs/cgroup/cpu/unicron-slow"
 ENVIRONMENTS = {
     "usual": Environment(),
     "proxy": Environment(PROXIES),
@@ -77,11 +108,22 @@ ENVIRONMENTS = {
     "POSIX locale": Environment({"LC_ALL": "POSIX", "LANG": "C"}),
     "time zone": Environment({"TZ": "Pacific/Kiritimati"}),
     "IPv6": Environment(host="::1"),
+    "library that lacks": Environment({"LD_PRELOAD": "/nonexistent/libuser.so"}),
     "shm of 24 MB": Environment(outside="mount -t tmpfs -o size=24m tmpfs /dev/shm", width=1200),
     "read-only package": Environment(
         {"HOME": "/nonexistent"}, outside="mount --bind {package} {package} && mount -o remount,ro,bind {package}"
     ),
+    "tenth of a core": Environment(
+        outside=f"mkdir -p {SLOW} && echo 10000 > {SLOW}/cpu.cfs_quota_us && echo $$ > {SLOW}/cgroup.procs",
+        patience_s=900.0,
+    ),
+    **CLOCKS,
 }
+
+
+def failure_of(fact: Mapping[str, Any]) -> str:
+    """Return what a failure is, of whom, and why."""
+    return f"{fact['status']} {fact.get('worker') or fact.get('node')}: {str(fact.get('reason'))[:100]}"
 
 
 class Place:
@@ -93,11 +135,46 @@ class Place:
         self.folder.mkdir(parents=True)
         host = f"[{environment.host}]" if environment.host else "127.0.0.1"
         given = {"UNICRON_NATS_URL": f"nats://{host}:{self.port}", **environment.variables}
+        if environment.clock_of:
+            given |= self._movable_clock()
         base = {**os.environ, **given, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         self.env = {name: value for name, value in base.items() if value is not None}
         (self.folder / "small.py").write_text(PROGRAM.replace("WIDTH", str(environment.width)))
         spec = {"name": "s", "command": ["python", "small.py"], **SMALL}
         (self.folder / "task.yaml").write_text(json.dumps(spec))
+
+    def _movable_clock(self) -> dict[str, str]:
+        """Return the variables with which the clock is as far off as `self.set_clock` says."""
+        library, source = self.folder / "clock.so", Path(__file__).parent / "harness" / "clock.c"
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+        self.set_clock(self.environment.off_s)
+        file = str(self.folder / "clock")
+        return {"LD_PRELOAD": str(library), "CLOCK_FILE": file, "CLOCK_OF": self.environment.clock_of}
+
+    def set_clock(self, off_s: int) -> None:
+        """Have the clock of those who are meant be off by so much."""
+        (self.folder / "clock").write_text(str(off_s))
+
+    def join(self) -> "subprocess.Popen[bytes]":
+        """Start the agent of one more node."""
+        self.call("credentials", "node", "node-4")
+        keys = self.folder / ".unicron" / "keys" / "node-4"
+        own = {"UNICRON_NATS_NKEY": str(keys / "node-4.nk"), "UNICRON_FABRIC_KEY": str(keys / "fabric.key")}
+        command = [sys.executable, "-m", "unicron_agent", "--node", "node-4", "--slots", "2", "--run-dir"]
+        with (self.folder / "node-4.log").open("wb") as log:
+            return subprocess.Popen(
+                [*command, str(self.folder / "nodes" / "node-4")],
+                cwd=self.folder, env={**self.env, **own}, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the journal's messages."""
+        return [json.loads(line) for line in self.call("events", "--json").stdout.splitlines()]
+
+    def clock_notices(self, *, over: bool) -> int:
+        """Return how often it was told that a clock is wrong, or is right again."""
+        alerts = [each for each in self.events() if each["type"] == "Alert" and each.get("kind") == "clock"]
+        return sum(each.get("over", False) == over for each in alerts)
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command in the environment."""
@@ -114,7 +191,7 @@ class Place:
 
     def comes_further(self, workers: int) -> bool:
         """Return whether the task comes further on so many workers, before our patience ends."""
-        end, first = time.monotonic() + PATIENCE_S, self.task()["iteration"]
+        end, first = time.monotonic() + self.environment.patience_s, self.task()["iteration"]
         while time.monotonic() < end:
             found = self.task()
             if found["iteration"] > first + 3 and len(found["members"]) >= workers:
@@ -129,18 +206,44 @@ class Place:
         up = self.call("up", "--nodes", "3", "--slots", "2", *ports, *host)
         if up.returncode:
             return {"healed": False, "iterations": 0, "says": up.stderr.strip()[-300:], "blamed": False}
+        joiner = self.join() if self.environment.joins else None
         try:
             self.call("submit", "task.yaml")
             healed = self.comes_further(4)
+            if self.environment.jump_s:
+                self.set_clock(self.environment.jump_s)
+                healed = self.comes_further(4) and healed
             for order in (("kill-worker", "s:1"), ("kill-node", "node-1")):
                 self.call("chaos", *order)
                 time.sleep(2.0)
                 healed = self.comes_further(4) and healed
-            last, told = self.task(), self.call("events").stdout
-            says = "" if healed else last.get("reason", "")
-            return {"healed": healed, "iterations": last["iteration"], "says": says, "blamed": "at fault" in told}
+            return self._outcome(healed)
         finally:
+            if joiner:
+                joiner.terminate()
+                joiner.wait()
             self.call("down")
+
+    def _outcome(self, healed: bool) -> dict[str, Any]:
+        last, told = self.task(), self.events()
+        says = "" if healed else last.get("reason", "")
+        recovered = [round(each["seconds"], 2) for each in told if each["type"] == "TaskRecovered"]
+        found = {
+            "healed": healed,
+            "iterations": last["iteration"],
+            "says": says,
+            "blamed": "at fault" in self.call("events").stdout,
+            "heal_s": recovered,
+            "failures": [failure_of(each) for each in told if each["type"] == "FailureDetected"],
+            "dead_letters": sum(each["type"] == "DeadLetter" for each in told),
+        }
+        if self.environment.clock_of:
+            self.set_clock(0)
+            end = time.monotonic() + 15.0
+            while not self.clock_notices(over=True) and time.monotonic() < end:
+                time.sleep(1.0)
+            found |= {"notices": self.clock_notices(over=False), "cleared": self.clock_notices(over=True)}
+        return found
 
 
 def measure(options: Options, root: Path) -> Result:
@@ -171,6 +274,8 @@ def _isolated(name: str, root: Path) -> dict[str, Any]:
             child.terminate()  # it stops its cluster first
             child.wait()
             raise
+    with contextlib.suppress(OSError):
+        Path(SLOW).rmdir()
     found: dict[str, Any] = json.loads(told.splitlines()[-1])
     return found
 

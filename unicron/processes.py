@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from unicron.errors import InvalidInputError
+
 POLL_S = 0.02
 
 LOOK_S = 1.0
@@ -126,3 +128,5 @@ def _send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         return
+    except PermissionError as error:
+        raise InvalidInputError(f"process {pid} is another user's: who started it, or root, may end it") from error

@@ -23,20 +23,32 @@ OF_JOURNAL = (
     "must run"
 )
 OF_SERVICE = "its process is stopped, or hangs: end it, and start it again; its log may say why"
+OF_SERVER = "start it again, or mend the way to it: another one lost may end healing"
+SILENT_SERVER = "the other servers do not hear it; they go on without"
 NONE_ACTIVE = "no instance of it is active: it has ended, is stopped, or hangs"
 START = "start it: python -m unicron_{name}; where it runs, its log says what it lacks"
 BEHIND = "it is behind, or hangs: see its log; end it, and start it again"
 
 
 async def examine(bus: Bus) -> list[PartHealth]:
-    """Return how the journal and each service are, within seconds whatever is wrong."""
-    journal, *found = await asyncio.gather(_journal(bus), *(_service(bus, name) for name in SERVICES))
+    """Return how the journal and each service are, and which server is lost, within seconds whatever is wrong."""
+    services = asyncio.gather(*(_service(bus, name) for name in SERVICES))
+    journal, lost, found = await asyncio.gather(_journal(bus), _lost_servers(bus), services)
     storing = [each.problem for each in found if each.problem.startswith(STORES_NOTHING)]
     if storing and not journal.problem:
         journal = PartHealth(name=JOURNAL, problem=storing[0].removeprefix("the journal "), cure=OF_JOURNAL)
     if journal.problem:  # what services lack then is the journal, but for those that do not even answer
         found = [each for each in found if each.cure == OF_SERVICE or not each.problem]
-    return [journal, *found]
+    return [journal, *found, *lost]
+
+
+async def _lost_servers(bus: Bus) -> list[PartHealth]:
+    try:
+        async with asyncio.timeout(ASK_S):
+            silent = await bus.silent_servers()
+    except (UnicronError, TimeoutError):  # as the journal's problem says
+        return []
+    return [PartHealth(name=name, problem=SILENT_SERVER, cure=OF_SERVER) for name in silent]
 
 
 async def _journal(bus: Bus) -> PartHealth:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -48,7 +48,10 @@ SHM = "/dev/shm"  # noqa: S108 - looked at, not written to
 
 async def examine(settings: Settings, *, patient: bool = False) -> list[Check]:
     """Look at this machine, then at the cluster that `settings` lead to; wait for that only if `patient`."""
-    return [*_machine(), *await _cluster(settings, patient)]
+    machine, cluster = await asyncio.gather(
+        asyncio.to_thread(lambda: list(_machine())), _cluster(settings, patient)
+    )  # at once: what a cluster lacks is to be said within seconds
+    return [*machine, *cluster]
 
 
 async def examine_cluster(
@@ -200,16 +203,17 @@ def _output(command: list[str]) -> str:
 async def _cluster(settings: Settings, patient: bool) -> list[Check]:
     try:
         async with connected_client(settings, "unicron-doctor", patient=patient) as client:
-            servers, journal = await _servers(settings.nats_servers), await _jetstream(client)
+            servers, journal, health, ahead = await asyncio.gather(
+                _servers(settings.nats_servers), _jetstream(client), client.health(), heard(client)
+            )
             if journal.state != "ok":
                 if servers.state != "ok":  # of several: too few are left
                     journal = msgspec.structs.replace(journal, cure=f"as for {servers.name}")
                 return [servers, journal]  # what services do can't be read, and they can't do it
-            parts = {each.name: each for each in await client.health()}
-            looks = (*(_service(client, name, parts.get(name)) for name in SERVICES), _nodes(client))
-            off = {part.name: part.at - time.time() for part in parts.values() if part.at}
-            trips = _round_trips(parts)
-            return [servers, journal, trips, *await asyncio.gather(*looks, _heard_clocks(client, off))]
+            parts = {each.name: each for each in health}
+            looks = (*(_service(client, name, parts.get(name)) for name in SERVICES), _nodes(client, parts))
+            off = {part.name: part.at - time.time() for part in health if part.at}  # nodes tell theirs as well
+            return [servers, journal, _round_trips(parts), *await asyncio.gather(*looks), clocks({**ahead, **off})]
     except UnicronError as error:
         found, _, cure = str(error).partition("; ")  # as all our errors are
         return [Check(name="NATS", state="missing", found=found, cure=cure)]
@@ -259,14 +263,16 @@ def _round_trips(parts: dict[str, PartHealth]) -> Check:
     journal, slowest = parts[vitality.JOURNAL], max(part.seconds for part in parts.values())
     if journal.problem:
         return Check(name="round trip", state="missing", found=f"the journal {journal.problem}", cure=journal.cure)
-    broken = [part.name for part in parts.values() if part.problem]
+    broken = [name for name in SERVICES if name in parts and parts[name].problem]
     if broken:
         return Check(name="round trip", state="missing", found=f"not through {', '.join(broken)}", cure="see below")
     return Check(name="round trip", state="ok", found=f"into the journal and through all services in {slowest:.2f} s")
 
 
 async def _service(client: Client, name: str, part: PartHealth | None) -> Check:
-    if part is not None and part.problem:
+    if part is None:  # the journal takes nothing, and that is told
+        return Check(name=name, state="missing", found="can't store what it decides", cure="as for the round trip")
+    if part.problem:
         return Check(name=name, state="missing", found=part.problem, cure=part.cure)
     try:
         active = await client.active(name)
@@ -277,7 +283,9 @@ async def _service(client: Client, name: str, part: PartHealth | None) -> Check:
     return Check(name=name, state="ok" if active else "missing", found=found, cure="" if active else cure)
 
 
-async def _nodes(client: Client) -> Check:
+async def _nodes(client: Client, parts: Mapping[str, PartHealth]) -> Check:
+    if "registry" not in parts or parts["registry"].problem:
+        return Check(name="nodes", state="missing", found="not known", cure="see to the registry")
     try:
         status = await client.status()
     except UnicronError as error:
@@ -291,8 +299,3 @@ async def _nodes(client: Client) -> Check:
         cure = "look at these machines, and start their agents again"
         return Check(name="nodes", state="warning", found=f"{len(up)} up, lost: {', '.join(lost)}", cure=cure)
     return Check(name="nodes", state="ok", found=f"{', '.join(up)} up")
-
-
-async def _heard_clocks(client: Client, services: dict[str, float]) -> Check:
-    """Listen to the nodes, which tell what time it is there, as services have."""
-    return clocks({**await heard(client), **services})

@@ -117,11 +117,15 @@ def events(
 
 async def _list(client: Client, follow: bool, last: int | None, wanted: dict[str, str], as_json: bool) -> None:
     tail, last = await client.tail(), RECENT if follow and last is None else last
-    after = max(0, tail - last) if last is not None and not wanted else 0
-    found = ((place, message) async for place, message in client.follow(after, tail) if _concerns(message, wanted))
-    recent: deque[tuple[int, Message]] = deque(maxlen=last)
-    async for pair in found:
-        recent.append(pair)
+    recent, back = deque[tuple[int, Message]](maxlen=last), tail if last is None or wanted else last
+    while True:
+        recent.clear()
+        async for place, message in client.follow(max(0, tail - back), tail):
+            if _concerns(message, wanted):
+                recent.append((place, message))
+        if back >= tail or len(recent) == last:
+            break
+        back *= 4  # the places between are of what is no message, or has left the journal
     for sequence, message in recent:
         say(to_json(_with_place(sequence, message)) if as_json else line(message))
     if follow:

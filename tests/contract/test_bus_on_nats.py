@@ -302,6 +302,15 @@ async def test_provisioning_again_changes_what_is_declared_otherwise_and_nothing
     assert await bus.tail() == 1
 
 
+async def test_pulses_leave_the_journal_soon_and_messages_do_not(nats_world):
+    bus = await nats_world.connect()
+    for subject in ("unicron.v1.evt.n1.T.k", subjects.pulse("registry")):
+        await bus.append(subject, b"", subject)
+    message, pulse = [await bus.jetstream.get_msg(topology.STREAM, number) for number in (1, 2)]
+    assert (pulse.headers["Nats-TTL"], "Nats-TTL" in message.headers) == (topology.PULSE_TTL, False)
+    assert (await bus.jetstream.stream_info(topology.STREAM)).config.allow_msg_ttl
+
+
 def test_a_port_that_is_taken_is_named_with_the_cure(private_server, tmp_path):
     second = NatsServer(tmp_path / "second", private_server.port)
     with pytest.raises(InvalidInputError, match=rf"port {private_server.port} on 127.0.0.1.*choose another port"):

@@ -7,7 +7,8 @@ from helpers.waiting import elapse, in_virtual_time
 from helpers.worlds import LEASE_TTL_S
 
 from unicron.bus.lease import Lease
-from unicron.errors import BusUnavailableError
+from unicron.bus.protocol import Revisioned
+from unicron.errors import BusUnavailableError, ConflictError
 
 
 class BadLine:
@@ -137,3 +138,35 @@ async def test_all_leases_are_renewed_at_the_same_moments(world):
     assert len({round(moment, 3) for moment in renewed}) == 6, "the server wakes up once for all of them"
     for each in keeping:
         each.cancel()
+
+
+class Frozen(BadLine):
+    """A bucket that, once frozen, gives what it held then, and neither stores anything nor lets it run out."""
+
+    held = None
+
+    async def _pass(self, name, *arguments):
+        if self.held is None:
+            return await super()._pass(name, *arguments)
+        if name == "get":
+            return self.held
+        if name == "create":
+            raise ConflictError("it is there")
+        raise BusUnavailableError("read-only file system")
+
+
+@in_virtual_time
+async def test_who_could_not_renew_says_why_for_as_long_as_nobody_else_can_have_it_either(world):
+    bucket = Frozen((await world.connect()).bucket("lease"))
+    lease = Lease(bucket, "planner", "a", LEASE_TTL_S)
+    await lease.acquire()
+    bucket.held = await bucket.get("planner")
+    await lease.keep()
+    assert lease.trouble == "read-only file system"
+    taking = asyncio.create_task(lease.acquire())
+    await elapse(LEASE_TTL_S)
+    assert lease.trouble == "read-only file system", "that it stands there still is no sign that another has it"
+    bucket.held = Revisioned(b"b", bucket.held.revision + 1)
+    await elapse(LEASE_TTL_S)
+    assert lease.trouble == ""
+    taking.cancel()

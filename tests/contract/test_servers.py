@@ -15,6 +15,7 @@ from unicron_cli import doctor
 from unicron_deploy.keys import Keyring
 from unicron_deploy.nats_server import NatsServer, Routes
 
+from unicron import vitality
 from unicron.aio import retry_until_available
 from unicron.bus import nats, topology
 from unicron.errors import BusUnavailableError
@@ -207,6 +208,12 @@ async def test_the_doctor_says_how_many_servers_are_left_and_what_that_means(ser
         state, said = found(await doctor._cluster(servers.settings(), patient=False))["NATS"]
         assert state == "warning"
         assert f"2 of 3 servers answer, not {second.url}; start these servers again" in said
+        async with connected(servers.settings(), "watcher") as bus:
+
+            async def named():
+                return [part.name for part in await vitality.examine(bus) if part.problem == vitality.SILENT_SERVER]
+
+            assert await until(named) == [NAMES[1]]
         await asyncio.to_thread(third.kill)
 
         async def noticed():  # by the one that is left

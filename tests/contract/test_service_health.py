@@ -152,5 +152,14 @@ async def test_a_journal_without_a_leader_is_named_and_not_the_services_that_ste
     assert (await examined(bus, **dict.fromkeys(SERVICES))).keys() == {vitality.JOURNAL}
 
 
+@in_virtual_time
+async def test_a_server_that_the_others_do_not_hear_is_named_and_nothing_else(world, bus):
+    async def silent_servers():
+        return ["nats-2"]
+
+    bus.silent_servers = silent_servers
+    assert await examined(bus) == {"nats-2": vitality.SILENT_SERVER}
+
+
 def test_a_service_asks_itself_for_no_longer_than_others_ask_it():
     assert PROOF_S < vitality.ASK_S < 5.0

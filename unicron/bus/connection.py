@@ -28,6 +28,9 @@ T = TypeVar("T")
 ANSWER_S = 2.0
 """How long a call waits for the server before it raises."""
 
+GREETING_S = 2
+"""How long a server may take to let us in; half as long where there are others: one that hangs answers nothing."""
+
 CLOSE_S = 2.0
 """How long a connection may take to close."""
 
@@ -95,7 +98,7 @@ class NatsConnection:
             inbox_prefix=access.inbox(key.stem) if key else DEFAULT_INBOX_PREFIX,
             user_credentials=access.credentials(settings),
             tls=access.tls(settings),
-            connect_timeout=2,
+            connect_timeout=GREETING_S if len(settings.nats_servers) == 1 else GREETING_S // 2,
             reconnect_time_wait=RECONNECT_S,  # type: ignore[arg-type]
             max_reconnect_attempts=-1,
             ping_interval=2,

@@ -42,7 +42,7 @@ class Lease:
         self._holder = holder.encode()
         self._ttl_s = ttl_s
         self._token = self._revision = 0
-        self._renewed = 0.0
+        self._renewed, self._failed = 0.0, ""
 
     async def acquire(self) -> int:
         """Wait until the lease is ours; return the fencing token."""
@@ -50,12 +50,24 @@ class Lease:
             begun = self._now()
             try:
                 self._token = self._revision = await self._bucket.create(self._name, self._holder)
-            except (ConflictError, BusUnavailableError) as error:
-                self.trouble = str(error) if isinstance(error, BusUnavailableError) else ""
-                await asyncio.sleep(min(POLL_S, self._ttl_s / 4))
+            except BusUnavailableError as error:
+                self.trouble = str(error)
+            except ConflictError:
+                self.trouble = await self._still_in_trouble()
             else:
                 self._renewed, self.trouble = begun, ""
                 return self._revision
+            await asyncio.sleep(min(POLL_S, self._ttl_s / 4))
+
+    async def _still_in_trouble(self) -> str:
+        """Return why we could not renew our lease, where it stands there still: then nobody else can have it either."""
+        if not self.trouble:
+            return ""
+        try:
+            stored = await self._bucket.get(self._name)
+        except BusUnavailableError as error:
+            return str(error)
+        return self.trouble if stored is not None and self._is_ours(stored) else ""
 
     async def keep(self) -> None:
         """Renew the lease until it is lost; return then.
@@ -68,17 +80,22 @@ class Lease:
             try:
                 async with asyncio.timeout_at(self._renewed + self._ttl_s):
                     await self._renew()
-            except (ConflictError, TimeoutError):
+            except ConflictError:
+                return
+            except TimeoutError:
+                self.trouble = self._failed or f"renewing the lease: no answer within {self._ttl_s:g} s"
                 return
 
     async def _renew(self) -> None:
+        self._failed = ""
         while True:
             begun = self._now()
             try:
                 if await self._update():
                     self._renewed = begun
                     return
-            except BusUnavailableError:
+            except BusUnavailableError as error:
+                self._failed = str(error)
                 await asyncio.sleep(min(POLL_S, self._ttl_s / 4))
 
     async def _update(self) -> bool:

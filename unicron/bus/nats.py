@@ -13,7 +13,7 @@ import nats.js.errors
 import nats.micro
 import nats.micro.service
 from nats.aio.msg import Msg
-from nats.js.api import StreamInfo
+from nats.js.api import PeerInfo, StreamInfo
 from nats.js.kv import KeyValue
 from nats.micro.request import Request
 
@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 
 HEARD_LIMIT = 65536
 """Pieces of telemetry that wait for a slow reader; then the oldest are dropped."""
+
+
+SILENT_NS = 3_000_000_000
+"""After which the journal's leader has not heard of a server for too long; they speak once a second at least."""
 
 
 async def connect(settings: Settings, name: str, secret: str = "", *, patient: bool = True) -> "NatsBus":
@@ -51,6 +55,11 @@ async def connect(settings: Settings, name: str, secret: str = "", *, patient: b
     return bus
 
 
+def _is_silent(peer: PeerInfo) -> bool:
+    """Return whether the leader does not hear a server; of one that it never heard the last time is 0."""
+    return bool(peer.offline or not (peer.active or peer.current) or (peer.active or 0) > SILENT_NS)
+
+
 class NatsBus(NatsConnection):
     """The bus on a connection to NATS; make one with `connect`."""
 
@@ -64,6 +73,8 @@ class NatsBus(NatsConnection):
     async def append(self, subject: str, data: bytes, message_id: str) -> int:
         """Put a message into the journal; see `Bus.append`."""
         headers = {"Nats-Msg-Id": message_id}
+        if subjects.is_pulse(subject):
+            headers["Nats-TTL"] = topology.PULSE_TTL
         storing = self.jetstream.publish(subject, data, stream=topology.STREAM, headers=headers)
         try:
             ack = await self._call(storing, f"storing on {subject}", subject)
@@ -101,10 +112,19 @@ class NatsBus(NatsConnection):
                 self._readers.discard(reader)
                 await reader.close()
 
+    async def _journal(self) -> StreamInfo:
+        subject = f"{topology.API}.STREAM.INFO.{topology.STREAM}"
+        return await self._call(self._reading.stream_info(topology.STREAM), "reading the journal's end", subject)
+
+    async def silent_servers(self) -> list[str]:
+        """Return the names of the servers that the journal's leader does not hear; see `Bus.silent_servers`."""
+        cluster = (await self._journal()).cluster
+        peers = cluster.replicas if cluster is not None and cluster.leader else None
+        return [str(peer.name) for peer in peers or [] if _is_silent(peer)]
+
     async def tail(self) -> int:
         """Return the last sequence of the journal."""
-        subject = f"{topology.API}.STREAM.INFO.{topology.STREAM}"
-        info = await self._call(self._reading.stream_info(topology.STREAM), "reading the journal's end", subject)
+        info = await self._journal()
         if info.cluster is not None and not info.cluster.leader:  # a server that comes back with an empty disk says 0
             raise BusUnavailableError("reading the journal's end: none of its servers leads now; try again")
         return int(info.state.last_seq)

@@ -88,6 +88,9 @@ class Bus(Protocol):
     async def tail(self) -> int:
         """Return the sequence of the last message in the journal, 0 where it is empty."""
 
+    async def silent_servers(self) -> list[str]:
+        """Return the names of the servers that should keep a copy of the journal, and are not heard by the others."""
+
     async def last(self, filters: Sequence[str]) -> int:
         """Return the sequence of the last message in the journal that matches a filter, 0 where there is none."""
 

@@ -40,8 +40,12 @@ JOURNAL = StreamConfig(
     max_age=7 * DAY_S,
     duplicate_window=3600.0,
     allow_direct=True,
+    allow_msg_ttl=True,
     republish=RePublish(src=subjects.ANY, dest=f"{subjects.STORED}.>", headers_only=True),
 )
+
+PULSE_TTL = "60s"
+"""How long a pulse stands in the journal: it has come out long before, and takes no room from messages."""
 
 BUCKET = StreamConfig(
     max_msgs_per_subject=1,

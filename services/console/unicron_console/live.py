@@ -1,6 +1,7 @@
 """Open pages: what changed is worked out once and sent to all who look at it."""
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -67,6 +68,7 @@ class Hub:
         self.away, self._answered_at = 0.0, clock()
         self.ailing: list[str] = []
         self.parts: list[PartHealth] = []
+        self._asked = -math.inf
         self._readers: defaultdict[tuple[str, str], set[PageReader]] = defaultdict(set)
         self._news = asyncio.Event()
         self._sent_position = 0
@@ -87,6 +89,15 @@ class Hub:
 
     def __len__(self) -> int:
         return sum(map(len, self._readers.values()))
+
+    def ask(self) -> list[str]:
+        """Return a line for each part through which nothing gets, to one who will ask again."""
+        self._asked = self._clock()
+        return self.ailing
+
+    def is_watched(self, for_s: float) -> bool:
+        """Return whether somebody looks at a page, or has asked within so many seconds for what ails."""
+        return len(self) > 0 or self._clock() - self._asked < for_s
 
     def wake(self) -> None:
         """Say that something may have changed."""

@@ -40,6 +40,9 @@ SEED_S = 10.0
 HEALTH_S, REST_LOOKS = 1.5, 8
 """Time to the next look at what gets through, and how many of them are left out while all is well and nobody looks."""
 
+WATCHED_S = 60.0
+"""Time after which nobody watches who has asked whether all is well: machines do so again and again."""
+
 ANSWERS_S, LOOK_S = 3.0, 1.0
 """Time limit of an answer of the bus, and time to the next question."""
 
@@ -185,7 +188,7 @@ async def _watch_health(client: Client, hub: Hub) -> None:
             hub.set_health(await client.health())
         for _ in range(REST_LOOKS):
             await asyncio.sleep(HEALTH_S)
-            if len(hub) or hub.ailing:
+            if hub.is_watched(WATCHED_S) or hub.ailing:
                 break
 
 

@@ -262,7 +262,7 @@ class Web:
         why = f"{behind} entries of the journal are still to be read" if behind else ""
         why = f"NATS has not answered for {silent_s:.0f} s" if silent_s else why
         # what ails elsewhere is said, and is no reason to start this process anew
-        return _json(Answer(error=why, text="; ".join(self._hub.ailing)), 503 if why else 200)
+        return _json(Answer(error=why, text="; ".join(self._hub.ask())), 503 if why else 200)
 
 
 WRONG_TOKEN = "this token is nobody's; look into the file that UNICRON_CONSOLE_TOKENS names"  # noqa: S105 it is none

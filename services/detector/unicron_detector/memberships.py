@@ -244,9 +244,15 @@ class Memberships:
         return [outcome for name in list(self._state.tasks) for outcome in self.report_if_explained(name)]
 
     def expire_hold(self, name: str, timer: str) -> list[Message]:
-        """Report what is still unexplained, once no node with workers of the task is suspect."""
+        """Report what is still unexplained, once no node with workers of the task is suspect.
+
+        Where another membership was ordered meanwhile, that is why peers have left, and nothing is wrong.
+        """
         task = self._state.tasks.get(name)
         if task is None or task.pending is None or task.pending.timer != timer:
+            return []
+        if task.ordered is not None and task.ordered > task.pending.epoch:
+            task.pending = None
             return []
         if self._books.suspects(name):
             out: list[Message] = []

@@ -144,6 +144,10 @@ class MemoryBus:
             self._world.followers.pop(grown, None)
             self._followers.discard(grown)
 
+    async def silent_servers(self) -> list[str]:
+        """Return that there is none."""
+        return []
+
     async def tail(self) -> int:
         """Return the last sequence of the journal."""
         await self._turn()

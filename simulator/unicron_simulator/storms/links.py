@@ -246,6 +246,10 @@ class Link:
         await self.tail()
         return await self._bus.last(filters)
 
+    async def silent_servers(self) -> list[str]:
+        """Return that there is none."""
+        return []
+
     async def tail(self) -> int:
         """Return the last sequence of the journal; the weather spares this."""
         self._alive()

@@ -1,9 +1,13 @@
+import json
+
 import pytest
 from helpers.cli import printed
 from msgspec.structs import replace
+from unicron_cli import watch
 from unicron_cli.views import status_view, tasks_table
 
 from unicron.contracts.answers import NodeView, SaverView, Status, TaskView
+from unicron.contracts.events import NodeDrained
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.tasks import Member, NodeState, ParallelLayout, Slot, SlotRef, TaskSpec, TaskState
 from unicron.observe.words.units import ago, percent, si
@@ -150,3 +154,21 @@ def test_of_a_model_in_parts_the_least_safe_part_counts():
 
 def test_status_tells_why_a_state_is_not_saved():
     assert saved([("w0", ["n0"]), ("w1", "no room")]) == "no w1 can't be saved: no room"
+
+
+async def test_as_many_of_the_last_events_are_shown_as_were_asked_for_whatever_lies_between_them(capsys):
+    class Journal:
+        """Four messages at places far apart: others are no messages, or are gone."""
+
+        places = (1, 40, 90, 100)
+
+        async def tail(self):
+            return self.places[-1]
+
+        async def follow(self, after=0, until=None):
+            for place in self.places:
+                if after < place <= until:
+                    yield place, NodeDrained(node=f"n{place}", drain=True)
+
+    await watch._list(Journal(), follow=False, last=3, wanted={}, as_json=True)
+    assert [json.loads(line)["sequence"] for line in capsys.readouterr().out.splitlines()] == [40, 90, 100]

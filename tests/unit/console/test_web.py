@@ -159,6 +159,14 @@ def test_pages_as_json(site):
     assert client.get("/healthz").json() == {"text": "", "error": ""}
 
 
+def test_who_asks_whether_all_is_well_watches_as_one_who_looks_at_a_page(site):
+    client, _ = site()
+    hub = client._web._hub
+    assert not hub.is_watched(1000.0)
+    client.get("/healthz")
+    assert hub.is_watched(1000.0)
+
+
 @pytest.mark.parametrize(
     ("path", "status", "says"),
     [

@@ -188,3 +188,14 @@ def test_with_metrics_each_process_has_a_port_of_its_own_that_prometheus_finds(t
     plain._tell_targets()
     assert plain._environment("planner")["UNICRON_METRICS"] == "", "one port can't be for all"
     assert not plain.targets.exists()
+
+
+def test_another_users_process_is_named_and_not_ended(family, monkeypatch):
+    def kill(_, __):
+        raise PermissionError
+
+    _, started, _ = family
+    with monkeypatch.context() as other_user:
+        other_user.setattr(os, "kill", kill)
+        with pytest.raises(InvalidInputError, match=f"{started.pid} is another user"):
+            started.signal(signal.SIGTERM)

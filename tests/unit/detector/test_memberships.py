@@ -390,3 +390,13 @@ def test_forgetting_leaves_nothing_behind():
     assert ladder != Ladder()
     ladder.forget(11, 10)
     assert ladder == Ladder()
+
+
+def test_peers_that_leave_for_a_membership_that_was_ordered_are_no_failure_of_who_sees_it(scene):
+    scene.run(epoch=1, w1="n1", w2="n2", w3="n3")
+    members = [Member(worker="w1", node="n1", slot=0)]
+    scene.feed(Regroup(task="gpt", node="n1", epoch=2, rendezvous="", members=members))
+    assert scene.collective("w2", epoch=1) == []
+    assert scene.wait(1) == []
+    assert scene.collective("w2", epoch=2) == []
+    assert brief(scene.wait(1)) == [(3, "connection_reset", "w2")]
