@@ -20,7 +20,9 @@ from unicron_simulator.storms.world import StormParts
 
 from unicron import codec
 from unicron.contracts.events import NodeJoined
-from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.contracts.tasks import Breakage
+from unicron.contracts.worker import Broken, Kept
+from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
 from unicron.service.commit_store import CommitStore
 from unicron.service.intake import Input, Intake
 from unicron.service.service import Service
@@ -313,10 +315,38 @@ def strict(wiring, bus, clock, lease_ttl_s, fresh_id, sizes):
     return Strict(wiring.name, clock, fresh_id)
 
 
-def found(parts, first, lies=False, clocks=False):
+class Believing(Service):
+    """Believes that its predecessor's clock was right, and its own is."""
+
+    async def _restore_commit(self, commit, token):
+        await super()._restore_commit(replace_record(commit, at=0.0), token)
+
+
+class Accusing(WorkerCore):
+    """A worker that reports what its machine lacks as it does what others have broken."""
+
+    def _report(self, error):
+        broke = Breakage.STATE if isinstance(error, StateTransferError) else Breakage.GROUP
+        if self._ranks.newest.epoch <= self.epoch:
+            self._ranks.send(Broken(epoch=self.epoch, iteration=self.iteration, error=str(error), broke=broke))
+
+
+class Hurried(WorkerCore):
+    """A worker that does not wait until there is room for what it is to leave behind."""
+
+    async def _export_for_relayout(self):
+        try:
+            self._kept = await self._states.export(self._ranks.place, self.iteration, kept=True)
+            self._ranks.send(Kept(epoch=self.epoch, state=self._kept))
+        except StateTransferError as error:
+            self._ranks.send(Broken(epoch=self.epoch, iteration=0, error=str(error), broke=Breakage.STATE))
+        await self._regroup(self._ranks.now())
+
+
+def found(parts, first, lies=False, clocks=False, lacks=False):
     """Return what the first storm tells that finds a bug; the one that did the last time is tried before the others."""
     for seed in (first, *range(first // 100 * 100, first // 100 * 100 + 100)):
-        violation = storm.run(seed, parts, shrink=False, lies=lies, clocks=clocks).violation
+        violation = storm.run(seed, parts, shrink=False, lies=lies, clocks=clocks, lacks=lacks).violation
         if violation:
             return violation
     return ""
@@ -392,10 +422,25 @@ def test_a_planted_bug_is_found_within_100_storms(parts, words, seed):
             1,
             id="stamps-believed",
         ),
+        pytest.param(StormParts(service=Believing), "was reported twice", 56, id="commits-not-moved"),
     ],
 )
 def test_a_planted_bug_is_found_within_100_storms_with_wrong_clocks(parts, words, seed):
     violation = found(parts, seed, clocks=True)
+    assert violation
+    assert words in violation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("parts", "words", "seed"),
+    [
+        pytest.param(StormParts(worker=Accusing), "for what a machine lacks", 0, id="lacks-blamed"),
+        pytest.param(StormParts(worker=Hurried), "for what a machine lacks", 0, id="room-not-waited-for"),
+    ],
+)
+def test_a_planted_bug_is_found_within_100_storms_in_which_nodes_lack_something(parts, words, seed):
+    violation = found(parts, seed, lacks=True)
     assert violation
     assert words in violation
 

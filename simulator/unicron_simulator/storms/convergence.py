@@ -8,6 +8,7 @@ from unicron_planner.core import PlannerCore
 from unicron.contracts.events import NodeAdmitted, ReplacementDelayed, TaskSubmitted
 from unicron.contracts.plans import TaskShare
 from unicron.contracts.tasks import NodeState, Slot, TaskState
+from unicron.errors import tells_lack
 from unicron_simulator.storms.training import Trainer
 from unicron_simulator.storms.world import OPTIONS, World
 
@@ -44,6 +45,18 @@ async def lacking(world: World) -> str:
     if away:
         return f"{', '.join(away)} not in use though there"
     return world.invariants.unplanned() or await _pools_lack(world) or _better_plan(world)
+
+
+async def untold(world: World) -> str:
+    """Return what is not as the plan in force says, of a task whose status does not say what a machine lacks."""
+    plan, status = world.invariants.plan, await world.status()
+    shares = {share.task: share for share in plan.shares} if plan else {}
+    for view in status.tasks:
+        if view.state.ended or tells_lack(view.reason):
+            continue
+        if problem := _amiss(world, view.spec.name, shares.get(view.spec.name), view.state):
+            return f"{problem}, and its status says {view.reason!r}"
+    return ""
 
 
 def _budget_spent(world: World, pool: str) -> bool:

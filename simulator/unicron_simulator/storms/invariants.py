@@ -29,7 +29,7 @@ from unicron.contracts.plans import Plan
 from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskSpec, TaskState
 from unicron.contracts.worker import Joined
 from unicron.service.commit import Commit
-from unicron_simulator.storms import domains
+from unicron_simulator.storms import domains, resources
 from unicron_simulator.storms.lie_tracking import LieTracker
 from unicron_simulator.storms.training import Gradient, Trainer, saves_model
 
@@ -108,6 +108,8 @@ class Invariants:
             self._in_order(message)
         problem = self.lie_tracker.problem(message)
         self.check(not problem, problem)
+        blamed = resources.blames(message)
+        self.check(not blamed, blamed)
         match message:
             case Alert(source=service, text=text) if text.startswith("the stored state of"):
                 self.check(service in self.spoilt, text)

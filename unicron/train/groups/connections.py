@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
 
-from unicron.errors import GroupBrokenError
+from unicron.errors import GroupBrokenError, explain_lack, explain_text
 from unicron.train.groups import nccl
 from unicron.train.groups.sockets import is_tcp, keep_alive, open_sockets, shut_down, wait_for_end
 
@@ -90,8 +90,10 @@ class Connections:
         try:
             with self.extending():
                 yield
-        except Exception:
+        except Exception as error:
             self.cut_below(epoch + 1)
+            if isinstance(error, OSError):
+                raise GroupBrokenError(f"no group can be formed: {explain_lack(error)}") from error
             raise
         finally:
             os.eventfd_write(self._changed, 1)
@@ -246,7 +248,7 @@ class Connections:
             if self.cut_at is not None:
                 raise GroupBrokenError("interrupted while the group was being formed")
         if failed:
-            raise GroupBrokenError(str(failed[0])) from failed[0]
+            raise GroupBrokenError(explain_text(str(failed[0]))) from failed[0]
         return made[0]
 
     def cut_below(self, epoch: int, error: str = "") -> bool:
