@@ -54,7 +54,7 @@ async def untold(world: World) -> str:
     for view in status.tasks:
         if view.state.ended or tells_lack(view.reason):
             continue
-        if problem := _amiss(world, view.spec.name, shares.get(view.spec.name), view.state):
+        if problem := _misplaced(world, view.spec.name, shares.get(view.spec.name), view.state):
             return f"{problem}, and its status says {view.reason!r}"
     return ""
 
@@ -77,7 +77,14 @@ async def _pools_lack(world: World) -> str:
 
 
 def _amiss(world: World, task: str, share: TaskShare | None, state: TaskState) -> str:
-    """Return what is wrong with one task."""
+    """Return what is wrong with one task, or with what it has left behind."""
+    mine = [trainer for trainer in world.trainers() if trainer.spec.name == task]
+    left = _not_as_laid_out(world, share, mine) if share and share.slots else ""
+    return _misplaced(world, task, share, state) or left
+
+
+def _misplaced(world: World, task: str, share: TaskShare | None, state: TaskState) -> str:
+    """Return what is wrong with the workers of one task."""
     if share is None:
         return f"{task} is {state} and in no plan"
     wanted = sorted(map(str, share.slots))
@@ -87,7 +94,7 @@ def _amiss(world: World, task: str, share: TaskShare | None, state: TaskState) -
         return f"{task} has workers in {', '.join(places) or 'no slot'}; the plan says {', '.join(wanted) or 'none'}"
     if wanted and state is not TaskState.RUNNING:
         return f"{task} is {state} to the registry"
-    return _apart(mine, len(wanted)) or (_not_as_laid_out(world, share, mine) if wanted else "")
+    return _apart(mine, len(wanted))
 
 
 def _apart(mine: list[Trainer], wanted: int) -> str:

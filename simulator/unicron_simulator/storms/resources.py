@@ -30,9 +30,9 @@ def faults_of(random: Random, nodes: list[str], begin_s: float) -> list[Lack]:
             at=random.uniform(begin_s - 6, begin_s + 22),
             node=random.choice(nodes),
             what=random.choice([ROOM, ROOM, DESCRIPTORS, PORTS]),
-            for_s=random.choice([2.0, 9.0, 30.0, LONG_S]),
+            for_s=random.choice([2.0, 9.0, 9.0, 30.0, 30.0, LONG_S]),
         )
-        for _ in range(random.randint(1, 4))
+        for _ in range(random.randint(1, 3))
     ]
 
 

@@ -73,7 +73,18 @@ class Connections:
         """Form the connections of an epoch inside; older ones are dropped.
 
         Where that fails they are cut: ranks that are through already would wait for this one.
+
+        Raises:
+            GroupBrokenError: the machine lacks what a connection takes, say.
         """
+        try:
+            with self._forming(epoch):
+                yield
+        except OSError as error:
+            raise GroupBrokenError(f"no group can be formed: {explain_lack(error)}") from error
+
+    @contextlib.contextmanager
+    def _forming(self, epoch: int) -> Iterator[None]:
         with self._lock:
             self.epoch, self._formations = epoch, self._formations + 1
             self._older, self._own, self.cut_at, self.error = frozenset(open_sockets()), None, None, ""
@@ -90,10 +101,8 @@ class Connections:
         try:
             with self.extending():
                 yield
-        except Exception as error:
+        except Exception:
             self.cut_below(epoch + 1)
-            if isinstance(error, OSError):
-                raise GroupBrokenError(f"no group can be formed: {explain_lack(error)}") from error
             raise
         finally:
             os.eventfd_write(self._changed, 1)
