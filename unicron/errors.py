@@ -4,7 +4,6 @@ Each message names what was wrong, where, and the cure.
 """
 
 import errno
-import os
 from typing import Any, NamedTuple
 
 
@@ -82,9 +81,13 @@ def explain_lack(error: OSError) -> str:
     return f"{reason}: the machine lacks {what}; {cure}" if what else reason
 
 
+_SAID = {"Too many open files": errno.EMFILE, "Cannot assign requested address": errno.EADDRNOTAVAIL}
+"""How libraries that connect repeat the system, as gloo does."""
+
+
 def explain_text(text: str) -> str:
     """Return what a library says of an error of the system; with lack and cure, as `explain_lack` does."""
-    found = next((code for code in _LACKS if os.strerror(code) in text), None)
+    found = next((code for said, code in _SAID.items() if said in text), None)
     return text if found is None or tells_lack(text) else explain_lack(OSError(found, text.strip()))
 
 

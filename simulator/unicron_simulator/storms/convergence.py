@@ -48,13 +48,21 @@ async def lacking(world: World) -> str:
 
 
 async def untold(world: World) -> str:
-    """Return what is not as the plan in force says, of a task whose status does not say what a machine lacks."""
+    """Return what is not as the plan in force says, of a task whose status does not say what a machine lacks.
+
+    One whose slots another task has not left yet waits for that one, of which the same is asked.
+    """
     plan, status = world.invariants.plan, await world.status()
     shares = {share.task: share for share in plan.shares} if plan else {}
     for view in status.tasks:
-        if view.state.ended or tells_lack(view.reason):
+        share = shares.get(view.spec.name)
+        wanted = {(slot.node, slot.slot) for slot in share.slots} if share else set()
+        held = any(
+            (each.host.name, each.slot) in wanted for each in world.trainers() if each.spec.name != view.spec.name
+        )
+        if view.state.ended or tells_lack(view.reason) or held:
             continue
-        if problem := _misplaced(world, view.spec.name, shares.get(view.spec.name), view.state):
+        if problem := _misplaced(world, view.spec.name, share, view.state):
             return f"{problem}, and its status says {view.reason!r}"
     return ""
 

@@ -215,7 +215,7 @@ class Machine:
         there, name = self.machines[keeper.node], ref.location.name
         taker, room = there.agent if keeper.address == there.address else None, True
         if taker is not None:
-            room = there.memory(name).pop(name, None) or not there.lacking(resources.ROOM)
+            room = there.memory(name).pop(name, None) is not None or not there.lacking(resources.ROOM)
             taker.handle(stimuli.CopyReceived(name, None))
 
         def end() -> None:
