@@ -12,6 +12,7 @@ from msgspec.structs import replace as replace_record
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
 from unicron_agent.snapshots.snapshots import NodeSnapshots
+from unicron_detector import memberships
 from unicron_planner.core import PlannerCore
 from unicron_simulator.storms import storm
 from unicron_simulator.storms.faults import Lies
@@ -20,7 +21,8 @@ from unicron_simulator.storms.world import StormParts
 
 from unicron import codec
 from unicron.contracts.events import NodeJoined
-from unicron.contracts.worker import Kept
+from unicron.contracts.tasks import Breakage
+from unicron.contracts.worker import Broken, Kept
 from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
 from unicron.service.commit_store import CommitStore
 from unicron.service.intake import Input, Intake
@@ -322,21 +324,25 @@ class Believing(Service):
         await super()._restore_commit(replace_record(commit, at=0.0), token)
 
 
-class Resigned(WorkerCore):
-    """A worker that leaves nothing behind where there was no room for it at first."""
+class Accusing(WorkerCore):
+    """A worker that reports what its machine lacks as it does what others have broken."""
+
+    def _report(self, error):
+        broke = Breakage.STATE if isinstance(error, StateTransferError) else Breakage.GROUP
+        if self._ranks.newest.epoch <= self.epoch:
+            self._ranks.send(Broken(epoch=self.epoch, iteration=self.iteration, error=str(error)[:300], broke=broke))
+
+
+class Hurried(WorkerCore):
+    """A worker that does not wait until there is room for what it is to leave behind."""
 
     async def _export_for_relayout(self):
-        with contextlib.suppress(StateTransferError):
+        try:
             self._kept = await self._states.export(self._ranks.place, self.iteration, kept=True)
             self._ranks.send(Kept(epoch=self.epoch, state=self._kept))
+        except StateTransferError as error:
+            self._ranks.send(Broken(epoch=self.epoch, iteration=0, error=str(error)[:300], broke=Breakage.STATE))
         await self._regroup(self._ranks.now())
-
-
-class Taciturn(AgentCore):
-    """An agent that does not say why a process could not be started."""
-
-    def _exited(self, exited):
-        return super()._exited(replace(exited, stderr=()))
 
 
 def found(parts, first, lies=False, clocks=False, lacks=False):
@@ -431,11 +437,12 @@ def test_a_planted_bug_is_found_within_100_storms_with_wrong_clocks(parts, words
 @pytest.mark.parametrize(
     ("parts", "words", "seed"),
     [
-        pytest.param(StormParts(worker=Resigned), "", 0, id="room-not-waited-for"),
-        pytest.param(StormParts(agent=Taciturn), "", 0, id="lack-not-told"),
+        pytest.param(StormParts(worker=Accusing), "for what a machine lacks", 0, id="lacks-blamed"),
+        pytest.param(StormParts(worker=Hurried), "for what a machine lacks", 13, id="room-not-waited-for"),
     ],
 )
-def test_a_planted_bug_is_found_within_100_storms_in_which_nodes_lack_something(parts, words, seed):
+def test_a_planted_bug_is_found_within_100_storms_in_which_nodes_lack_something(parts, words, seed, monkeypatch):
+    monkeypatch.setattr(memberships, "tells_lack", lambda _: False)  # the detector would see it, too
     violation = found(parts, seed, lacks=True)
     assert violation
     assert words in violation

@@ -44,7 +44,7 @@ def blames(message: Message) -> str:
         case FailureDetected(severity=Severity.SEV1, node=node, reason=reason) if tells_lack(reason):
             return f"{node} was given up for what a machine lacks: {reason}"
         case FailureDetected(severity=Severity.SEV2, status=status, worker=worker, reason=reason) if (
-            tells_lack(reason) and status is not FailureStatus.OUT_OF_RESOURCES
+            tells_lack(reason.partition("; echo of ")[0]) and status is not FailureStatus.OUT_OF_RESOURCES
         ):
             return f"{worker} was blamed ({status}) for what a machine lacks: {reason}"
     return ""
