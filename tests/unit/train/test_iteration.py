@@ -241,7 +241,7 @@ def test_who_is_to_go_on_after_all_takes_back_what_it_left():
     play(script)
 
 
-def test_who_finds_no_room_for_what_it_leaves_behind_says_so_once_and_tries_until_there_is_some():
+def test_who_finds_no_room_for_what_it_leaves_behind_says_so_and_tries_ever_more_rarely_until_there_is_some():
     async def script(place):
         await meet(place, 0)
         place.lacks.add(("node-of-a", resources.ROOM))
@@ -249,8 +249,9 @@ def test_who_finds_no_room_for_what_it_leaves_behind_says_so_once_and_tries_unti
         await elapse(100.0)
         assert len(place.of("b", wire.Kept)) == 1
         assert not place.of("a", wire.Kept)
-        [told] = place.of("a", wire.Unprotected)
-        assert "the machine lacks room; make room there" in told.reason
+        told = place.of("a", wire.Unprotected)
+        assert len(told) == 7, "after 1, 2, 4, 8, 16 and 32 s"
+        assert all("the machine lacks room; make room there" in each.reason for each in told)
         place.lacks.clear()
         await elapse(60.0)
         assert [each.state.iteration for each in place.of("a", wire.Kept)] == [place.workers["a"].core.iteration]

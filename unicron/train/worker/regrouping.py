@@ -261,8 +261,7 @@ class RegroupingCore:
                 if not tells_lack(str(error)):
                     self._report(error)
                     break
-                if wait_s == FIRST_S:
-                    self._ranks.send(Unprotected(reason=_first_line(error)))
+                self._ranks.send(Unprotected(reason=_first_line(error)))  # each time: a plan may have said other things
                 await self._ranks.await_membership(self.epoch, wait_s)
                 wait_s = min(2 * wait_s, LONGEST_S)
             else:
