@@ -81,6 +81,16 @@ def explain_lack(error: OSError) -> str:
     return f"{reason}: the machine lacks {what}; {cure}" if what else reason
 
 
+_SAID = {"Too many open files": errno.EMFILE, "Cannot assign requested address": errno.EADDRNOTAVAIL}
+"""How libraries that connect repeat the system, as gloo does."""
+
+
+def explain_text(text: str) -> str:
+    """Return what a library says of an error of the system; with lack and cure, as `explain_lack` does."""
+    found = next((code for said, code in _SAID.items() if said in text), None)
+    return text if found is None or tells_lack(text) else explain_lack(OSError(found, text.strip()))
+
+
 def tells_lack(text: str) -> bool:
     """Return whether a text is about something that `explain_lack` found lacking."""
     return any(f": the machine lacks {what}; " in text for what, _ in _LACKS.values())
@@ -107,7 +117,7 @@ class DrillFailedError(UnicronError):
 
 
 class UnsoundStateError(StateTransferError):
-    """A copy of a state is not what its checksum says."""
+    """A copy of a state is not what its checksum says, or is gone though it was to last."""
 
 
 class CheckpointError(RuntimeError, UnicronError):

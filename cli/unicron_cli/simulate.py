@@ -60,6 +60,7 @@ def storm(
     seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
     lies: Annotated[bool, typer.Option("--lies", help="Let nodes and strangers lie, too.")] = False,
     clocks: Annotated[bool, typer.Option("--clocks", help="Let clocks be wrong, too, be set, and sleep.")] = False,
+    lacks: Annotated[bool, typer.Option("--lacks", help="Let nodes lack room, files or ports.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run the real services through seeded storms of faults, and check invariants after every step."""
@@ -67,7 +68,7 @@ def storm(
         from unicron_simulator.storms.storm import run  # noqa: PLC0415
     began, bad, virtual, messages, lied = time.monotonic(), [], 0.0, 0, 0
     for done, number in enumerate(range(seed, seed + seeds), start=1):
-        outcome = run(number, lies=lies, clocks=clocks)
+        outcome = run(number, lies=lies, clocks=clocks, lacks=lacks)
         virtual, messages, lied = virtual + outcome.virtual_s, messages + outcome.messages, lied + outcome.lies
         if outcome.violation:
             bad.append(outcome)

@@ -12,6 +12,7 @@ from msgspec.structs import replace as replace_record
 from unicron_agent.core import AgentCore
 from unicron_agent.outbox import Outbox
 from unicron_agent.snapshots.snapshots import NodeSnapshots
+from unicron_detector import memberships
 from unicron_planner.core import PlannerCore
 from unicron_simulator.storms import storm
 from unicron_simulator.storms.faults import Lies
@@ -20,7 +21,9 @@ from unicron_simulator.storms.world import StormParts
 
 from unicron import codec
 from unicron.contracts.events import NodeJoined
-from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.contracts.tasks import Breakage
+from unicron.contracts.worker import Broken, Kept
+from unicron.errors import GroupBrokenError, InvalidInputError, StateTransferError
 from unicron.service.commit_store import CommitStore
 from unicron.service.intake import Input, Intake
 from unicron.service.service import Service
@@ -44,7 +47,8 @@ def seeds(usual, most=1000):
 @pytest.mark.parametrize("first", seeds(100))
 def test_nothing_that_must_not_be_happens_in_a_storm(first):
     for seed in range(first, first + BATCH):
-        outcome = storm.run(seed, clocks=bool(seed % 2))  # in every other one those of parties are wrong
+        # in every other one clocks of parties are wrong, in every fourth nodes lack something as well
+        outcome = storm.run(seed, clocks=bool(seed % 2), lacks=seed % 4 == 3)
         assert not outcome.violation, outcome.story
         assert outcome.messages
 
@@ -313,10 +317,38 @@ def strict(wiring, bus, clock, lease_ttl_s, fresh_id, sizes):
     return Strict(wiring.name, clock, fresh_id)
 
 
-def found(parts, first, lies=False, clocks=False):
+class Believing(Service):
+    """Believes that its predecessor's clock was right, and its own is."""
+
+    async def _restore_commit(self, commit, token):
+        await super()._restore_commit(replace_record(commit, at=0.0), token)
+
+
+class Accusing(WorkerCore):
+    """A worker that reports what its machine lacks as it does what others have broken."""
+
+    def _report(self, error):
+        broke = Breakage.STATE if isinstance(error, StateTransferError) else Breakage.GROUP
+        if self._ranks.newest.epoch <= self.epoch:
+            self._ranks.send(Broken(epoch=self.epoch, iteration=self.iteration, error=str(error)[:300], broke=broke))
+
+
+class Hurried(WorkerCore):
+    """A worker that does not wait until there is room for what it is to leave behind."""
+
+    async def _export_for_relayout(self):
+        try:
+            self._kept = await self._states.export(self._ranks.place, self.iteration, kept=True)
+            self._ranks.send(Kept(epoch=self.epoch, state=self._kept))
+        except StateTransferError as error:
+            self._ranks.send(Broken(epoch=self.epoch, iteration=0, error=str(error)[:300], broke=Breakage.STATE))
+        await self._regroup(self._ranks.now())
+
+
+def found(parts, first, lies=False, clocks=False, lacks=False):
     """Return what the first storm tells that finds a bug; the one that did the last time is tried before the others."""
     for seed in (first, *range(first // 100 * 100, first // 100 * 100 + 100)):
-        violation = storm.run(seed, parts, shrink=False, lies=lies, clocks=clocks).violation
+        violation = storm.run(seed, parts, shrink=False, lies=lies, clocks=clocks, lacks=lacks).violation
         if violation:
             return violation
     return ""
@@ -392,10 +424,26 @@ def test_a_planted_bug_is_found_within_100_storms(parts, words, seed):
             1,
             id="stamps-believed",
         ),
+        pytest.param(StormParts(service=Believing), "was reported twice", 56, id="commits-not-moved"),
     ],
 )
 def test_a_planted_bug_is_found_within_100_storms_with_wrong_clocks(parts, words, seed):
     violation = found(parts, seed, clocks=True)
+    assert violation
+    assert words in violation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("parts", "words", "seed"),
+    [
+        pytest.param(StormParts(worker=Accusing), "for what a machine lacks", 0, id="lacks-blamed"),
+        pytest.param(StormParts(worker=Hurried), "for what a machine lacks", 13, id="room-not-waited-for"),
+    ],
+)
+def test_a_planted_bug_is_found_within_100_storms_in_which_nodes_lack_something(parts, words, seed, monkeypatch):
+    monkeypatch.setattr(memberships, "tells_lack", lambda _: False)  # the detector would see it, too
+    violation = found(parts, seed, lacks=True)
     assert violation
     assert words in violation
 

@@ -76,6 +76,11 @@ async def test_what_is_not_what_was_exported_is_refused_by_name(scene, content):
     assert scene.left_behind() == []
 
 
+async def test_one_that_was_to_last_and_is_gone_is_unsound_so_that_nobody_counts_on_it_any_more(scene):
+    with pytest.raises(UnsoundStateError, match="not there"):
+        await scene.obtain("gpt-1.0.saved")
+
+
 @pytest.mark.parametrize(
     "name", ["../secret.1.state", "/etc/passwd", "", "a.b.state", "x/../gpt-1.3.state", "\0.1.state"]
 )

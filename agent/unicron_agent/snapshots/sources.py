@@ -9,8 +9,8 @@ from typing import Protocol
 
 from xxhash import xxh3_128
 
-from unicron.contracts.states import StateRef
-from unicron.errors import StateTransferError, explain_lack
+from unicron.contracts.states import KEPT, SAVED, StateRef
+from unicron.errors import StateTransferError, UnsoundStateError, explain_lack
 from unicron.snapshots.memory import SnapshotMemory, finished_or_removed, unsound, verify
 from unicron_agent.calls import grpc
 from unicron_agent.fabric import Fabric, challenge_in
@@ -38,9 +38,15 @@ class OwnMemory:
     async def obtain(self, ref: StateRef, target: Path) -> Path:
         """Give the file a second name, which stays when its holder removes the first."""
         with _errors_translated(ref, target), finished_or_removed(target) as unfinished:
-            os.link(self._memory.path(ref.location.name), unfinished)
+            os.link(self._path(ref), unfinished)
             await asyncio.to_thread(verify, ref, unfinished)
         return target
+
+    def _path(self, ref: StateRef) -> Path:
+        try:
+            return self._memory.path(ref.location.name)
+        except StateTransferError as error:
+            raise _missing(ref)(str(error)) from error
 
 
 class OtherNode:
@@ -85,6 +91,11 @@ def source_of(ref: StateRef, node: str, memory: SnapshotMemory, fabric: Fabric) 
     return OwnMemory(memory) if ref.location.node == node else OtherNode(fabric)
 
 
+def _missing(ref: StateRef) -> type[StateTransferError]:
+    """Return the error of a snapshot that is not there: one to last is unsound, for whoever counts on it goes on so."""
+    return UnsoundStateError if ref.location.name.endswith((SAVED, KEPT)) else StateTransferError
+
+
 @contextlib.contextmanager
 def _errors_translated(ref: StateRef, target: Path) -> Iterator[None]:
     """Raise a StateTransferError that names snapshot and places where the transfer inside fails."""
@@ -92,6 +103,7 @@ def _errors_translated(ref: StateRef, target: Path) -> Iterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        raise StateTransferError(f"{what} from {ref.location.address}: {error.details()}") from error
+        kind = _missing(ref) if error.code() is grpc.StatusCode.NOT_FOUND else StateTransferError
+        raise kind(f"{what} from {ref.location.address}: {error.details()}") from error
     except OSError as error:
         raise StateTransferError(f"{what} into {target.parent}: {explain_lack(error)}") from error

@@ -20,6 +20,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.contracts.tasks import Breakage
+from unicron.errors import tells_lack
 from unicron.healing import way_of
 from unicron_detector.processes import describe_stall, first_collective
 from unicron_detector.report import Reporter
@@ -259,6 +260,8 @@ class Memberships:
             task.pending.timer = self._held(out, name)
             return out
         failure, iteration, task.pending = task.pending.failure, task.pending.iteration, None
+        if tells_lack(failure.reason):  # whose machine that is has not been heard: nobody climbs for it
+            return self._reporter.report(replace(failure, status=FailureStatus.OUT_OF_RESOURCES))
         return self._reporter.fail(failure, iteration, echo=failure.status is not FailureStatus.STATE_TRANSFER_FAILED)
 
     def restart_holds(self) -> list[Message]:

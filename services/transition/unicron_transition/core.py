@@ -20,6 +20,7 @@ from unicron.contracts.events import (
     StandbyRevived,
     StateCopied,
     StateKept,
+    StateUnprotected,
     StateUnusable,
     TaskBroken,
     TaskPaused,
@@ -34,6 +35,7 @@ from unicron.contracts.events import (
 from unicron.contracts.failures import Cure, Severity
 from unicron.contracts.plans import TaskShare
 from unicron.contracts.worker import LONGEST_CAUSE
+from unicron.errors import tells_lack
 from unicron.healing import way_of
 from unicron.service.core import Core, Handlers
 from unicron_transition.deadlines import TIMEOUT_S, Deadline, WaitKind
@@ -75,6 +77,7 @@ class TransitionCore(Core):
             StateCopied: self._state_copied,
             StateKept: self._state_kept,
             ScriptDrilled: self._drilled,
+            StateUnprotected: self._held_up,
             StateUnusable: self._state_unusable,
             TaskBroken: lambda broken: end_task(
                 self.state, broken.task, MoveCause.OWN_FAULT, broken.reason, broken.traceback
@@ -294,6 +297,15 @@ class TransitionCore(Core):
             return [drop_order(self.state, kept.task, kept.node, [kept.state.location.name])] if there else []
         membership.left[kept.worker] = kept.state
         return self._reconcile([kept.task]) if membership.exported_snapshot() else []
+
+    def _held_up(self, fact: StateUnprotected) -> list[Message]:
+        """Say what a task waits for of which a member can't leave its state behind: nobody else has that state."""
+        run = self.state.tasks.get(fact.task)
+        if run is None or run.state.ended or fact.worker not in run.workers or not tells_lack(fact.reason):
+            return []
+        if fact.worker in run.membership.left or fact.worker not in run.membership.exporting_members():
+            return []
+        return move_task(self.state, run, MoveCause.HELD, f"it is tried again until there is room: {fact.reason}")
 
     def _state_copied(self, fact: StateCopied) -> list[Message]:
         """Record that a draining node has copied a state to another node, or failed to."""

@@ -17,6 +17,8 @@ class MoveCause(StrEnum):
     """A plan takes all slots from it."""
     FAILURE = "failure"
     """Something failed that it needs."""
+    HELD = "held"
+    """What it is to leave behind finds no room: it waits as it is."""
     COMPLETE = "complete"
     """All members of its newest membership compute."""
     DONE = "done"
@@ -32,11 +34,12 @@ _WITH_SLOTS = {
     **_ENDS,
     MoveCause.NO_SLOTS: TaskState.WAITING,
     MoveCause.FAILURE: TaskState.RECOVERING,
+    MoveCause.HELD: TaskState.RECOVERING,
     MoveCause.COMPLETE: TaskState.RUNNING,
 }
 
 MOVES: dict[TaskState, dict[MoveCause, TaskState]] = {
-    TaskState.WAITING: {**_ENDS, MoveCause.SLOTS: TaskState.STARTING},
+    TaskState.WAITING: {**_ENDS, MoveCause.SLOTS: TaskState.STARTING, MoveCause.HELD: TaskState.WAITING},
     TaskState.STARTING: {**_WITH_SLOTS, MoveCause.SLOTS: TaskState.STARTING},
     TaskState.RUNNING: {**_WITH_SLOTS, MoveCause.SLOTS: TaskState.RECONFIGURING},
     TaskState.RECONFIGURING: {**_WITH_SLOTS, MoveCause.SLOTS: TaskState.RECONFIGURING},

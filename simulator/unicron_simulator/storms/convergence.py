@@ -8,6 +8,7 @@ from unicron_planner.core import PlannerCore
 from unicron.contracts.events import NodeAdmitted, ReplacementDelayed, TaskSubmitted
 from unicron.contracts.plans import TaskShare
 from unicron.contracts.tasks import NodeState, Slot, TaskState
+from unicron.errors import tells_lack
 from unicron_simulator.storms.training import Trainer
 from unicron_simulator.storms.world import OPTIONS, World
 
@@ -46,6 +47,26 @@ async def lacking(world: World) -> str:
     return world.invariants.unplanned() or await _pools_lack(world) or _better_plan(world)
 
 
+async def untold(world: World) -> str:
+    """Return what is not as the plan in force says, of a task whose status does not say what a machine lacks.
+
+    One whose slots another task has not left yet waits for that one, of which the same is asked.
+    """
+    plan, status = world.invariants.plan, await world.status()
+    shares = {share.task: share for share in plan.shares} if plan else {}
+    for view in status.tasks:
+        share = shares.get(view.spec.name)
+        wanted = {(slot.node, slot.slot) for slot in share.slots} if share else set()
+        held = any(
+            (each.host.name, each.slot) in wanted for each in world.trainers() if each.spec.name != view.spec.name
+        )
+        if view.state.ended or tells_lack(view.reason) or held:
+            continue
+        if problem := _misplaced(world, view.spec.name, share, view.state):
+            return f"{problem}, and its status says {view.reason!r}"
+    return ""
+
+
 def _budget_spent(world: World, pool: str) -> bool:
     """Return whether a pool has replaced as many nodes as it may; what else it lacks, it lacks for an hour."""
     delays = [each for each in world.invariants.messages if isinstance(each, ReplacementDelayed) and each.pool == pool]
@@ -64,7 +85,14 @@ async def _pools_lack(world: World) -> str:
 
 
 def _amiss(world: World, task: str, share: TaskShare | None, state: TaskState) -> str:
-    """Return what is wrong with one task."""
+    """Return what is wrong with one task, or with what it has left behind."""
+    mine = [trainer for trainer in world.trainers() if trainer.spec.name == task]
+    left = _not_as_laid_out(world, share, mine) if share and share.slots else ""
+    return _misplaced(world, task, share, state) or left
+
+
+def _misplaced(world: World, task: str, share: TaskShare | None, state: TaskState) -> str:
+    """Return what is wrong with the workers of one task."""
     if share is None:
         return f"{task} is {state} and in no plan"
     wanted = sorted(map(str, share.slots))
@@ -74,7 +102,7 @@ def _amiss(world: World, task: str, share: TaskShare | None, state: TaskState) -
         return f"{task} has workers in {', '.join(places) or 'no slot'}; the plan says {', '.join(wanted) or 'none'}"
     if wanted and state is not TaskState.RUNNING:
         return f"{task} is {state} to the registry"
-    return _apart(mine, len(wanted)) or (_not_as_laid_out(world, share, mine) if wanted else "")
+    return _apart(mine, len(wanted))
 
 
 def _apart(mine: list[Trainer], wanted: int) -> str:

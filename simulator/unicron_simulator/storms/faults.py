@@ -210,6 +210,18 @@ class Lies(StormFault, kw_only=True, frozen=True):
     back_s: float
 
 
+class Lack(StormFault, kw_only=True, frozen=True):
+    """A node has none left of something that healing takes, for `for_s` seconds at least.
+
+    Attributes:
+        what: "room", "descriptors" or "ports".
+    """
+
+    node: str
+    what: str
+    for_s: float
+
+
 class SetClock(StormFault, kw_only=True, frozen=True):
     """The clock of a party is set, or found ahead after a sleep.
 

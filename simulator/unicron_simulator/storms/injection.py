@@ -9,12 +9,16 @@ from unicron import codec
 from unicron.bus.protocol import JournalEntry
 from unicron.contracts.commands import Command
 from unicron.contracts.queries import DrainNode, PauseTask, RemoveTask, SubmitTask
-from unicron_simulator.storms import faults
+from unicron_simulator.storms import convergence, faults
 from unicron_simulator.storms.clocks import ASLEEP, STOPPED
 from unicron_simulator.storms.faults import StormFault
+from unicron_simulator.storms.resources import LONG_S
 from unicron_simulator.storms.scene import CALM
 from unicron_simulator.storms.training import INFINITE
 from unicron_simulator.storms.world import World
+
+TELL_S = 100.0
+"""Virtual seconds within which a task has met that a node lacks something, and says so; it waits up to a minute."""
 
 
 class FaultInjector:
@@ -45,7 +49,7 @@ class FaultInjector:
                 token = max((token for token, _ in self._last.values()), default=0)
                 self._late.append((token, older))
                 await self._crash_service("transition", 1, down_s)
-            case faults.SetClock() | faults.Cut():
+            case faults.SetClock() | faults.Cut() | faults.Lack():
                 await self._disturb(fault)
             case faults.LosePower() | faults.CrashAgent() | faults.LeaveNode() | faults.Lies():
                 await self._hit_node(fault)
@@ -122,11 +126,14 @@ class FaultInjector:
         for follower in self._world.memory.followers:
             follower.set()
 
-    async def _disturb(self, fault: faults.SetClock | faults.Cut) -> None:
-        if isinstance(fault, faults.Cut):
-            await self._cut(fault)
-        else:
-            await self._set_clock(fault.target, fault.by_s, fault.for_s)
+    async def _disturb(self, fault: faults.SetClock | faults.Cut | faults.Lack) -> None:
+        match fault:
+            case faults.Cut():
+                await self._cut(fault)
+            case faults.Lack():
+                await self._take_away(fault)
+            case faults.SetClock(target=target, by_s=by_s, for_s=for_s):
+                await self._set_clock(target, by_s, for_s)
 
     async def _set_clock(self, target: str, by_s: float, for_s: float) -> None:
         clocks = self._world.clocks
@@ -184,6 +191,27 @@ class FaultInjector:
         await asyncio.sleep(fault.back_s)
         self._world.record(f"{fault.node} comes back")
         machine.boot()
+
+    async def _take_away(self, lack: faults.Lack) -> None:
+        """Have a node lack something; it has it again once every task has done without, or says what it waits for."""
+        machine = self._world.machines[lack.node]
+        self._world.record(f"{lack.node} has no {lack.what} left, for {lack.for_s:g} s")
+        machine.lacks[lack.what] += 1
+        await asyncio.sleep(lack.for_s)
+        if lack.for_s >= LONG_S:
+            await self._until_told(lack)
+        self._world.record(f"{lack.node} has {lack.what} again")
+        machine.lacks[lack.what] -= 1
+
+    async def _until_told(self, lack: faults.Lack) -> None:
+        """Wait until every task does as planned, or says what lacks: there is nothing else that it could wait for."""
+        began = self._world.clock.elapsed()
+        while problem := await convergence.untold(self._world):
+            if self._world.clock.elapsed() - began > TELL_S:
+                text = f"{lack.node} has had no {lack.what} for {lack.for_s + TELL_S:g} s: {problem}"
+                self._world.invariants.check(False, text)
+                return
+            await asyncio.sleep(1.0)
 
     async def _lose_machine(self, fault: faults.LoseMachine) -> None:
         mine = [each for each in self._world.machines.values() if each.id and each.agent and not each.lost]

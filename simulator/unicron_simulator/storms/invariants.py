@@ -24,12 +24,13 @@ from unicron.contracts.events import (
     TaskSubmitted,
     WorkerFinished,
 )
+from unicron.contracts.events.workers import WorkerFact
 from unicron.contracts.failures import DetectionMethod, Severity
 from unicron.contracts.plans import Plan
 from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskSpec, TaskState
 from unicron.contracts.worker import Joined
 from unicron.service.commit import Commit
-from unicron_simulator.storms import domains
+from unicron_simulator.storms import domains, resources
 from unicron_simulator.storms.lie_tracking import LieTracker
 from unicron_simulator.storms.training import Gradient, Trainer, saves_model
 
@@ -108,6 +109,8 @@ class Invariants:
             self._in_order(message)
         problem = self.lie_tracker.problem(message)
         self.check(not problem, problem)
+        blamed = resources.blames(message)
+        self.check(not blamed, blamed)
         match message:
             case Alert(source=service, text=text) if text.startswith("the stored state of"):
                 self.check(service in self.spoilt, text)
@@ -458,11 +461,21 @@ class Invariants:
                 and (getattr(each, "worker", "") == worker or (each.node == node and _takes_node(each)))
                 for each in self.messages[since:]
             )
-            self.check(ordered or answered or task in self.ended, f"nothing was done about {worker} on {node}")
+            done = ordered or answered or task in self.ended or self._is_unheard_of(worker, node, since)
+            self.check(done, f"nothing was done about {worker} on {node}")
         for task, state in self.ended.items():
             if state is TaskState.FINISHED:
                 whole = list(range(self._specs[task].iterations))
                 self.check(sorted(self.steps.get(task, {})) == whole, f"{task} finished without some of its iterations")
+
+    def _is_unheard_of(self, worker: str, node: str, since: int) -> bool:
+        """Return whether nobody knew yet that a worker was there, and its node has joined anew without it.
+
+        Then what was ordered of the node before has no effect any more, to all services, and is ordered again.
+        """
+        anew = (each for each in self.messages[since:] if isinstance(each, NodeAdmitted) and each.node == node)
+        gone = any(worker not in {status.worker for status in each.workers} for each in anew)
+        return gone and not any(isinstance(each, WorkerFact) and each.worker == worker for each in self.messages)
 
 
 def _takes_node(message: Message) -> bool:

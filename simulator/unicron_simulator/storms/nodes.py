@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from random import Random
 
 from msgspec.structs import replace
@@ -19,6 +20,7 @@ from unicron.contracts.states import KEPT, LENT, Keeper, StateRef
 from unicron.contracts.tasks import Slot
 from unicron.contracts.worker import Membership, Ping, Pong, Save, Secured, ToAgent, ToWorker
 from unicron.train.worker.iteration import WorkerCore
+from unicron_simulator.storms import resources
 from unicron_simulator.storms.checked_agent import WatchedAgent
 from unicron_simulator.storms.collectives import SimulatedGroup
 from unicron_simulator.storms.invariants import Invariants
@@ -47,6 +49,7 @@ class Machine:
         fatal_until: virtual seconds until which its standby dies as soon as it is ready.
         id, pool: under which it was asked for, and for which pool; empty where a person has started it.
         lost: it never comes back.
+        lacks: what of that which healing takes it has none left of, as often as something takes it away.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Machine:
         self.machines: dict[str, Machine] = {}
         self.storage = SharedStorage()
         self.id, self.pool, self.lost = "", "", False
+        self.lacks: Counter[str] = Counter()
         self._network, self._own = network, own
         self._boots, self.address, self.secret = 0, "", ""
         self.fatal_until, self._forks = 0.0, True
@@ -209,19 +213,19 @@ class Machine:
     def _send_copy(self, sender: WatchedAgent | None, ref: StateRef, keeper: Keeper) -> asyncio.TimerHandle:
         """Begin to write over an older copy elsewhere; in the end it is whole, or there is none."""
         there, name = self.machines[keeper.node], ref.location.name
-        taker = there.agent if keeper.address == there.address else None
+        taker, room = there.agent if keeper.address == there.address else None, True
         if taker is not None:
-            there.memory(name).pop(name, None)
+            room = there.memory(name).pop(name, None) is not None or not there.lacking(resources.ROOM)
             taker.handle(stimuli.CopyReceived(name, None))
 
         def end() -> None:
             sound = taker is not None and taker is there.agent and self.lies(ref)
-            if sound and taker is not None and sender is self.agent:
+            if sound and room and taker is not None and sender is self.agent:
                 there.memory(name)[name] = copy = ref.at(there.name, there.address)
                 taker.handle(stimuli.CopyReceived(name, copy))
             if sender is not None and sender is self.agent:
                 del self._sending[ref, there.name]
-                problem = "" if sound else "it is gone"
+                problem = "it is gone" if not sound else "" if room else resources.explain(resources.ROOM)
                 sender.handle(stimuli.CopySent(ref, there.name, problem, unsound=self.is_rotten(ref)))
 
         return asyncio.get_running_loop().call_later(self.random.uniform(*self.pace.copy), end)
@@ -240,6 +244,9 @@ class Machine:
                 self._kill(command.worker)
             return
         name, slot = command.worker, command.slot
+        if why := self.lacking(resources.DESCRIPTORS):
+            agent.handle(stimuli.ProcessExited(name, 127, stderr=(f"{self.name} can't start it: {why}",)))
+            return
         self.invariants.started(command, [each.name for each in self.processes.values() if each.slot == slot])
         self.running[name] = WorkerProcess(
             worker=name,
@@ -310,9 +317,14 @@ class Machine:
         there, name = self.machines[ref.location.node], ref.location.name
         if self.agent is None or there.agent is None or (there is not self and ref.location.address != there.address):
             return False
-        if there.is_rotten(ref) and _same(there.saved.get(name), ref):
-            self.agent.handle(stimuli.StateUnsound(ref, "a byte of it was flipped"))
-        return name.endswith(LENT) or name in there.kept or there.lies(ref)
+        whole = name.endswith(LENT) or name in there.kept or there.lies(ref)
+        if not whole:
+            self.agent.handle(stimuli.StateUnsound(ref, "a byte of it was flipped, or it is gone"))
+        return whole
+
+    def lacking(self, what: str) -> str:
+        """Return what the system says of something of which there is none left here; empty where there is."""
+        return resources.explain(what) if self.lacks[what] else ""
 
     def memory(self, name: str) -> dict[str, StateRef]:
         """Return the states of a kind that lie here, by name."""

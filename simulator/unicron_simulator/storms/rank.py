@@ -1,6 +1,7 @@
 """A modelled rank: the groups that it meets others in, and a process that can be stopped meanwhile."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ class SimulatedRank:
         place: part of the model that it was started for.
         meeting: returns the group that meets at an address under a name, of so many; None where nobody can meet.
         meet_s: until its members have found one another and can compute together.
+        lacking: returns why no connection can be made from this machine; empty where one can.
 
     Attributes:
         paused: the process is stopped by a signal.
@@ -32,11 +34,16 @@ class SimulatedRank:
     """
 
     def __init__(
-        self, name: str, place: int, meeting: Callable[[str, str, int], SimulatedGroup | None], meet_s: float
+        self,
+        name: str,
+        place: int,
+        meeting: Callable[[str, str, int], SimulatedGroup | None],
+        meet_s: float,
+        lacking: Callable[[], str] = str,
     ) -> None:
         self.name, self.place = name, place
         self.paused, self.newest, self.formed = False, NOWHERE, -1
-        self._meeting, self._meet_s = meeting, meet_s
+        self._meeting, self._meet_s, self._lacking = meeting, meet_s, lacking
         self._membership = NOWHERE
         self._group, self._replicas, self._replica = SimulatedGroup(1), SimulatedGroup(1), SimulatedGroup(1)
         self._collectives, self._conferred, self._tallies = 0, 0, 0
@@ -86,11 +93,15 @@ class SimulatedRank:
 
     # --- memberships -------------------------------------------------------------------------------------------------
 
-    async def await_membership(self, above: int) -> Membership:
-        """Wait for a newer membership."""
-        while self.newest.epoch <= above:
-            self._changed.clear()
-            await self._changed.wait()
+    async def await_membership(self, above: int, within_s: float | None = None) -> Membership:
+        """Wait for a newer membership, or so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self.newest.epoch <= above:
+                    self._changed.clear()
+                    await self._changed.wait()
+        if within_s is not None:
+            await self._pass(0.0)  # who is stopped waits on
         return self.newest
 
     def leave(self) -> None:
@@ -120,6 +131,10 @@ class SimulatedRank:
 
     def _met(self, membership: Membership, name: str, size: int) -> SimulatedGroup:
         group = self._meeting(membership.rendezvous, f"{membership.rendezvous_id}-{membership.epoch}{name}", size)
+        if size > 1 and (why := self._lacking()):
+            if group is not None:
+                group.end(f"connection to {self.name} closed by peer")
+            raise GroupBrokenError(f"connecting to others: {why}")
         if group is None:
             raise GroupBrokenError("the rendezvous refused the connection")
         return group

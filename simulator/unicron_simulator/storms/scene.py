@@ -6,7 +6,7 @@ from unicron.contracts.base import Record
 from unicron.contracts.pools import Pool
 from unicron.contracts.tasks import ParallelLayout, TaskSpec
 from unicron_simulator.storms import clocks as wrong_clocks
-from unicron_simulator.storms import domains, faults
+from unicron_simulator.storms import domains, faults, resources
 from unicron_simulator.storms.faults import StormFault
 from unicron_simulator.storms.invariants import SERVICES
 from unicron_simulator.storms.links import Weather
@@ -41,10 +41,10 @@ class Scene(Record, kw_only=True, frozen=True):
     pools: list[Pool] = []
 
 
-def scene(seed: int, *, lies: bool = False, pools: bool = False, clocks: bool = False) -> Scene:
+def scene(seed: int, *, lies: bool = False, pools: bool = False, clocks: bool = False, lacks: bool = False) -> Scene:
     """Make the scene of a seed; with `lies` what it is without, and somebody lies; with `pools`, machines come.
 
-    With `clocks`, those of parties are wrong.
+    With `clocks`, those of parties are wrong; with `lacks`, nodes have too little of what healing takes.
     """
     random = Random(f"scene:{seed}")
     slots = {f"node-{number}": random.randint(1, 3) for number in range(1, random.randint(3, 5) + 1)}
@@ -57,6 +57,7 @@ def scene(seed: int, *, lies: bool = False, pools: bool = False, clocks: bool = 
     more += _to_machines(chance) if pools else []
     parties = [*SERVICES, *slots]
     more += wrong_clocks.faults_of(Random(f"clocks:{seed}"), parties, BEGIN_S) if clocks else []
+    more += resources.faults_of(Random(f"lacks:{seed}"), list(slots), BEGIN_S) if lacks else []
     more += _to_standbys(Random(f"standbys:{seed}"), list(slots))
     drawn = sorted([*drawn, *_to_states(Random(f"states:{seed}")), *more], key=lambda fault: fault.at)
     return Scene(

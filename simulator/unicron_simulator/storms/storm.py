@@ -55,9 +55,10 @@ def run(
     lies: bool = False,
     pools: bool = False,
     clocks: bool = False,
+    lacks: bool = False,
 ) -> StormOutcome:
-    """Run the storm `seed`, with or without liars, pools and wrong clocks; shrink the history of a violation."""
-    given = scene(seed, lies=lies, pools=pools, clocks=clocks)
+    """Run the storm `seed`, with or without liars, pools, wrong clocks, lacks; shrink the history of a violation."""
+    given = scene(seed, lies=lies, pools=pools, clocks=clocks, lacks=lacks)
     world = play(given, parts)
     text = ""
     if world.invariants.violation:

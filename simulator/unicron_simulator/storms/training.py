@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -17,12 +18,13 @@ from unicron.contracts.commands import StartWorker
 from unicron.contracts.states import SAVED, StateLocation, StateRef
 from unicron.contracts.storage import StoredState
 from unicron.contracts.tasks import TaskSpec, WorkerPhase
-from unicron.contracts.worker import Hello, Joined, Progress, Raised, Save, Saved, Secured, ToAgent
+from unicron.contracts.worker import Hello, Joined, Progress, Raised, Save, Saved, Secured, ToAgent, Unprotected
 from unicron.errors import GroupBrokenError, StateLostError, StateTransferError
 from unicron.snapshots.names import exported_name, saved_name
 from unicron.train.worker.iteration import WorkerCore
 from unicron.train.worker.phases import FORGOTTEN, Due, ReducedValues, greeting
 from unicron.train.worker.shell import Shell
+from unicron_simulator.storms import resources
 from unicron_simulator.storms.collectives import SimulatedGroup
 from unicron_simulator.storms.rank import SimulatedRank
 from unicron_simulator.storms.storage import SharedStorage
@@ -105,6 +107,9 @@ class Host(Protocol):
     def exited(self, worker: str, exit_code: int | None, signal: int | None) -> None:
         """Have the agent see that a process ended."""
 
+    def lacking(self, what: str) -> str:
+        """Return what the system says of what this machine has none left of; empty where it has."""
+
     def lies(self, ref: StateRef) -> bool:
         """Return whether a state is in this machine's memory, whole."""
 
@@ -162,7 +167,7 @@ class Trainer(SimulatedRank):
         pace: WorkerDelays = STORM,
         make_core: type[WorkerCore] = WorkerCore,
     ) -> None:
-        super().__init__(command.worker, command.place, host.meeting, pace.meet)
+        super().__init__(command.worker, command.place, host.meeting, pace.meet, partial(host.lacking, resources.PORTS))
         self.spec, self.slot, self.layout, self.host = command.spec, command.slot, command.layout, host
         self.living, self.asleep, self.computes = True, False, False
         self.core = make_core(Shell(self, self, self), self.spec.iterations, self.spec.microbatches)
@@ -170,6 +175,7 @@ class Trainer(SimulatedRank):
         self._hello = Hello(worker=self.name, pid=1)
         self.flaw, self._updates, self._taken = b"", 0, (0, b"")
         self._saved: Saved | None = None
+        self._files, self._unsaved = set[str](), False
         self._flip, self._tries = b"", False
         self._announces, self._announced, self._finite = frozenset[Due](), frozenset[Due](), True
         self._sums: Gradient = Counter()
@@ -302,6 +308,8 @@ class Trainer(SimulatedRank):
 
     async def export(self, place: int, iteration: int, *, taken: bool = False, kept: bool = False) -> StateRef:  # noqa: ARG002
         """Say which updates are in the state, whatever the core takes them for."""
+        if why := self.host.lacking(resources.ROOM):
+            raise StateTransferError(f"worker {self.name} can't write its state on {self.host.name}: {why}")
         ref = self._described(exported_name(self.name, self.core.epoch, kept=kept))
         if taken:
             ref = replace(ref, iteration=self._taken[0], checksum=self._taken[1])
@@ -340,6 +348,13 @@ class Trainer(SimulatedRank):
     async def _save_state(self, ref: StateRef, epoch: int) -> None:
         await self._pass(self._random.uniform(*self._pace.save))
         self._book.check(ref.iteration == self._updates, f"{self.name} updated what it was still saving")
+        if ref.location.name not in self._files and (why := self.host.lacking(resources.ROOM)):
+            self._turn = 1 - self._turn  # the other one is the newest still
+            self._unsaved, self._unsecured, self._at_risk = True, None, ""
+            self.send(Unprotected(reason=f"{ref.location.name}: {why}"))
+            return
+        self._files.add(ref.location.name)
+        self._unsaved = False
         self.host.saved[ref.location.name] = ref
         self._saved = Saved(state=ref, epoch=epoch)
         self.send(self._saved)
@@ -364,7 +379,7 @@ class Trainer(SimulatedRank):
     def store(self) -> None:
         """Have what was saved written to storage."""
         self._book.compared(self)
-        if self._saved is not None:
+        if self._saved is not None and not self._unsaved:
             self.send(replace(self._saved, store=True))
 
     def digest(self) -> int:
@@ -385,6 +400,8 @@ class Trainer(SimulatedRank):
             if given is None:
                 nodes = ", ".join(ref.location.node for ref in copies)
                 raise StateTransferError(f"place {copies[0].place} can't be had from {nodes} on {self.host.name}")
+            if given.location.node != self.host.name and (why := self.host.lacking(resources.ROOM)):
+                raise StateTransferError(f"state {given.location.name} into the memory of {self.host.name}: {why}")
             flaws.add(given.checksum)
         [iteration] = {ref.iteration for copies in sources for ref in copies}
         self._taken = iteration, max(flaws)

@@ -262,6 +262,16 @@ def test_what_a_machine_lacks_is_nobodys_fault_and_tried_again_after_longer_and_
     assert waits[:8] == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
+def test_who_only_says_that_another_lacks_something_is_not_replaced_however_often_the_other_is_not_heard(scene):
+    scene.run(a="n0", b="n1")
+    why = explain_lack(OSError(errno.ENOSPC, "No space left on device"))
+    for epoch in range(1, 20):
+        scene.run(epoch=epoch, b="n1")
+        told = scene.stateless("b", epoch, why) + scene.wait(2.0)
+        [failure] = [each for each in told if isinstance(each, FailureDetected)]
+        assert (failure.severity, failure.status) == (Severity.SEV3, "out_of_resources")
+
+
 def test_a_process_that_could_not_be_started_for_want_of_something_is_nobodys_fault(scene):
     for number in range(12):
         scene.start(f"gpt-{number}", "n0")

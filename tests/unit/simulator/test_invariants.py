@@ -5,10 +5,18 @@ from unicron_simulator.storms.liars import Liars
 
 from unicron import codec, subjects
 from unicron.contracts.commands import StartWorker, StopWorker
-from unicron.contracts.events import CommandRefused, FailureDetected, NodeJoined, NodeLeft, PlanDecided
+from unicron.contracts.events import (
+    CommandRefused,
+    FailureDetected,
+    NodeAdmitted,
+    NodeJoined,
+    NodeLeft,
+    PlanDecided,
+    WorkerReady,
+)
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.tasks import SlotRef, TaskSpec, TaskState
+from unicron.contracts.tasks import SlotRef, TaskSpec, TaskState, WorkerStatus
 
 
 def lost(node, correlation, severity=Severity.SEV1):
@@ -47,6 +55,18 @@ def said(lie_tracker, message, name, speaker):
 def start(worker, node="n1"):
     spec = TaskSpec(name="gpt", command=["x"])
     return StartWorker(node=node, slot=0, worker=worker, task="gpt", spec=spec)
+
+
+def test_one_nobody_had_heard_of_needs_no_answer_where_its_node_joins_anew_without_it():
+    there = WorkerStatus(worker="gpt-1", task="gpt", slot=0)
+    ready = WorkerReady(node="n1", slot=0, task="gpt", worker="gpt-1", pid=1)
+    for heard, workers in (([], []), ([ready], []), ([], [there])):
+        found = Invariants()
+        found.messages += [start("gpt-1"), *heard]
+        found.struck("gpt-1", "n1", "gpt")
+        found.messages.append(NodeAdmitted(node="n1", incarnation="b", host="n1", slots=[], workers=workers))
+        found.all_answered()
+        assert bool(found.violation) == bool(heard or workers)
 
 
 def test_who_is_struck_needs_an_answer_and_one_from_before_counts_only_where_its_node_has_lied():

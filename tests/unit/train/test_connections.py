@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import textwrap
 
 import pytest
 
+from unicron.errors import GroupBrokenError, tells_lack
 from unicron.train.groups.connections import Connections
 from unicron.train.groups.sockets import PROBE_S, PROBES, QUIET_S, wait_for_end
 
@@ -45,6 +47,30 @@ def test_those_that_were_never_formed_are_not_cut_and_leave_nothing_to_wait_for(
         pass
     assert not connections.cut_below(1)
     assert connections.cut_below(2)
+
+
+def test_a_machine_without_descriptors_is_named_with_the_cure_and_ends_no_process():
+    connections = Connections()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(GroupBrokenError) as raised, connections.forming(0):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert tells_lack(str(raised.value))
+    assert "raise `ulimit -n`" in str(raised.value)
+
+
+@pytest.mark.parametrize("end", ["socket: Too many open files", "connect: Cannot assign requested address"])
+def test_what_gloo_says_of_a_lack_is_told_with_the_cure(end):
+    def connect():
+        raise RuntimeError(f"[enforce fail at gloo/transport/tcp/socket.cc:24] rv != -1. -1 vs -1. {end}")
+
+    with pytest.raises(GroupBrokenError) as raised:
+        Connections()._connect_interruptibly(connect)
+    assert end in str(raised.value)
+    assert tells_lack(str(raised.value))
 
 
 LOST = """

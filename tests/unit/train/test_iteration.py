@@ -1,6 +1,5 @@
 """The core of a worker: phases, states that can't be had, and messages to the agent."""
 
-import errno
 import functools
 import random
 from collections import defaultdict
@@ -8,6 +7,7 @@ from collections import defaultdict
 import msgspec
 import pytest
 from helpers.waiting import elapse
+from unicron_simulator.storms import resources
 from unicron_simulator.storms.collectives import SimulatedGroup
 from unicron_simulator.storms.training import INFINITE, Trainer
 
@@ -16,7 +16,7 @@ from unicron.contracts import worker as wire
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.states import ParkedSnapshot, StateLocation, StateRef
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, TaskSpec
-from unicron.errors import GroupBrokenError, StateTransferError, explain_lack
+from unicron.errors import GroupBrokenError, StateTransferError
 from unicron.train.worker.iteration import WorkerCore
 from unicron.train.worker.phases import MOVES, IterationPhase, Move
 from unicron.train.worker.shell import Shell, run
@@ -32,12 +32,6 @@ class Full(Trainer):
 
     async def export(self, place, iteration, *, taken=False, kept=False):
         raise StateTransferError(f"{self.why} on {self.host.name}")
-
-
-class Lacking(Full):
-    """Likewise, as its system says."""
-
-    why = explain_lack(OSError(errno.ENOSPC, "No space left on device"))
 
 
 class Asking(Trainer):
@@ -66,7 +60,10 @@ class Place:
 
     def __init__(self):
         self.groups, self.workers, self.said_by, self.lies, self.saved = {}, {}, defaultdict(list), {}, {}
-        self.name = ""
+        self.name, self.lacks = "", set()
+
+    def lacking(self, what):
+        return resources.explain(what) if (self.name, what) in self.lacks else ""
 
     def start(self, name, kind=Trainer, place=0, layout=WHOLE):
         host = Place()
@@ -173,7 +170,8 @@ def test_where_no_holder_can_lay_its_state_out_all_are_told_why_and_nobody_hangs
 
 def test_who_lacks_a_state_for_which_there_is_no_room_tells_that_and_the_others_go_on_without():
     async def script(place):
-        await meet(place, 0, "a", kinds={"a": Lacking})
+        await meet(place, 0, "a")
+        place.lacks.add(("node-of-a", resources.ROOM))
         await meet(place, 1, "ab")
         [told], [lacks] = (place.of(name, wire.Broken) for name in "ab")
         assert (told.broke, lacks.broke) == (Breakage.STATE, Breakage.LACK)
@@ -181,6 +179,18 @@ def test_who_lacks_a_state_for_which_there_is_no_room_tells_that_and_the_others_
         await meet(place, 2, "a")
 
     assert play(script).of("a", wire.Iterated)[-1].epoch == 2
+
+
+def test_who_lacks_what_a_connection_takes_tells_that_and_the_others_that_they_were_left():
+    async def script(place):
+        await meet(place, 0)
+        place.lacks.add(("node-of-b", resources.PORTS))
+        await meet(place, 1)
+        [left], [lacks] = (place.of(name, wire.Broken) for name in "ab")
+        assert (left.broke, lacks.broke) == (Breakage.GROUP, Breakage.LACK)
+        assert "the machine lacks ports; widen" in lacks.error
+
+    play(script)
 
 
 def test_a_group_that_breaks_is_told_unless_a_newer_membership_is_why():
@@ -227,6 +237,37 @@ def test_who_is_to_go_on_after_all_takes_back_what_it_left():
         assert place.lies == {}
         assert place.of("a", wire.Joined)[-1].iteration == shelf.iteration
         assert place.of("a", wire.Iterated)[-1].iteration > shelf.iteration
+
+    play(script)
+
+
+def test_who_finds_no_room_for_what_it_leaves_behind_says_so_and_tries_ever_more_rarely_until_there_is_some():
+    async def script(place):
+        await meet(place, 0)
+        place.lacks.add(("node-of-a", resources.ROOM))
+        await meet(place, 1, leaving=True)
+        await elapse(100.0)
+        assert len(place.of("b", wire.Kept)) == 1
+        assert not place.of("a", wire.Kept)
+        told = place.of("a", wire.Unprotected)
+        assert len(told) == 7, "after 1, 2, 4, 8, 16 and 32 s"
+        assert all("the machine lacks room; make room there" in each.reason for each in told)
+        place.lacks.clear()
+        await elapse(60.0)
+        assert [each.state.iteration for each in place.of("a", wire.Kept)] == [place.workers["a"].core.iteration]
+        assert not [each for name in "ab" for each in place.of(name, wire.Broken)], "nobody is to be blamed"
+
+    play(script)
+
+
+def test_who_waits_for_room_goes_on_in_a_newer_membership_at_once():
+    async def script(place):
+        await meet(place, 0)
+        place.lacks |= {("node-of-a", resources.ROOM), ("node-of-b", resources.ROOM)}
+        await meet(place, 1, leaving=True)
+        await elapse(40.0)
+        await meet(place, 2)
+        assert place.of("a", wire.Iterated)[-1].epoch == 2
 
     play(script)
 

@@ -1,11 +1,14 @@
 """Tasks that leave their state behind and take it later: in another layout, or when they get slots again."""
 
+import errno
+
 import pytest
 from helpers.transition import Cluster, of, slot, spec
 
 from unicron.contracts.commands import DropStates, FindStates, Regroup, StartWorker, StopWorker
-from unicron.contracts.events import NodeAdmitted, StateKept, TaskPaused, TaskRecovered, TaskRemoved
+from unicron.contracts.events import NodeAdmitted, StateKept, StateUnprotected, TaskPaused, TaskRecovered, TaskRemoved
 from unicron.contracts.tasks import ParallelLayout, Slot, TaskState
+from unicron.errors import explain_lack
 
 PAIRS, ALONE, TRIPLE = ParallelLayout(tensor=2), ParallelLayout(), ParallelLayout(shard=3)
 FOUR = [slot(text) for text in ("n1:0", "n1:1", "n2:0", "n2:1")]
@@ -207,6 +210,20 @@ def test_a_node_that_comes_back_without_a_state_is_not_counted_on_and_strays_are
     assert [order.names for order in of(DropStates, out)] == [["a-99.7.kept"]]
     assert {ref.location.node for ref in cluster.run("a").snapshots.parked.states} == {"n1"}
     cluster.rest()
+    assert cluster.anew == set()
+
+
+@pytest.mark.parametrize("state", [TaskState.RECOVERING, TaskState.WAITING])
+def test_a_task_says_what_it_waits_for_where_a_member_finds_no_room_for_its_state_and_nobody_is_stopped(cluster, state):
+    leaving(cluster, FOUR[:3] if state is TaskState.RECOVERING else [])
+    member = cluster.processes[cluster.group("a")[0]]
+    why = explain_lack(OSError(errno.ENOSPC, "No space left on device"))
+    assert not cluster.tell(StateUnprotected(**member.who, reason="a disk is full")), "this is of another concern"
+    [changed] = cluster.tell(StateUnprotected(**member.who, reason=why))
+    assert changed.state is state
+    assert why in changed.reason
+    cluster.rest()
+    assert not cluster.tell(StateUnprotected(**member.who, reason=why)), "it has left it behind meanwhile"
     assert cluster.anew == set()
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
 
-from unicron.errors import GroupBrokenError
+from unicron.errors import GroupBrokenError, explain_lack, explain_text
 from unicron.train.groups import nccl
 from unicron.train.groups.sockets import is_tcp, keep_alive, open_sockets, shut_down, wait_for_end
 
@@ -73,7 +73,18 @@ class Connections:
         """Form the connections of an epoch inside; older ones are dropped.
 
         Where that fails they are cut: ranks that are through already would wait for this one.
+
+        Raises:
+            GroupBrokenError: the machine lacks what a connection takes, say.
         """
+        try:
+            with self._forming(epoch):
+                yield
+        except OSError as error:
+            raise GroupBrokenError(f"no group can be formed: {explain_lack(error)}") from error
+
+    @contextlib.contextmanager
+    def _forming(self, epoch: int) -> Iterator[None]:
         with self._lock:
             self.epoch, self._formations = epoch, self._formations + 1
             self._older, self._own, self.cut_at, self.error = frozenset(open_sockets()), None, None, ""
@@ -246,7 +257,7 @@ class Connections:
             if self.cut_at is not None:
                 raise GroupBrokenError("interrupted while the group was being formed")
         if failed:
-            raise GroupBrokenError(str(failed[0])) from failed[0]
+            raise GroupBrokenError(explain_text(str(failed[0]))) from failed[0]
         return made[0]
 
     def cut_below(self, epoch: int, error: str = "") -> bool:

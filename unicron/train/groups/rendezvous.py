@@ -17,7 +17,7 @@ from unicron.addresses import Address
 from unicron.contracts.frames import LENGTH, frame, length_of
 from unicron.contracts.rendezvous import Enter, Put, Take, ToRendezvous, challenge, taken
 from unicron.contracts.worker import Membership
-from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.errors import GroupBrokenError, InvalidInputError, explain_lack
 
 CONNECT_S = 5.0
 ASKED_BYTES = 1024
@@ -72,7 +72,7 @@ class Rendezvous(Store):
         try:
             self._socket = socket.create_connection(Address.parse(self._address), CONNECT_S)
         except OSError as error:
-            raise GroupBrokenError(f"the rendezvous {self._address} can't be reached: {error}") from error
+            raise GroupBrokenError(f"the rendezvous {self._address} can't be reached: {explain_lack(error)}") from error
         if membership.secrets:
             self._enter(membership)
         self._socket.settimeout(None)

@@ -106,9 +106,9 @@ class WholeRanks(TorchRanks):
         self._fetcher = Fetcher(channel)
         self._takeover_refusal = ""
 
-    async def await_membership(self, above: int) -> Membership:
-        """Block until there is a membership newer than epoch `above`."""
-        membership = await super().await_membership(above)
+    async def await_membership(self, above: int, within_s: float | None = None) -> Membership:
+        """Block until there is a membership newer than epoch `above`, or so many seconds have passed."""
+        membership = await super().await_membership(above, within_s)
         return msgspec.structs.replace(membership, layout=ParallelLayout(replicas=membership.world_size))
 
     async def form(self, membership: Membership) -> None:

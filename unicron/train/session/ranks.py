@@ -119,13 +119,13 @@ class TorchRanks:
         """The newest membership that the agent has sent."""
         return self._channel.newest if self._channel is not None else NOWHERE
 
-    async def await_membership(self, above: int) -> Membership:
-        """Block until there is a membership newer than epoch `above`."""
+    async def await_membership(self, above: int, within_s: float | None = None) -> Membership:
+        """Block until there is a membership newer than epoch `above`, or so many seconds have passed."""
         self.recorder.drop()
         self._traffic.reset()
         if self._channel is None:
             raise RuntimeError("a collective failed outside a cluster")
-        return self._channel.await_membership(above)
+        return self._channel.await_membership(above, within_s)
 
     # --- groups ------------------------------------------------------------------------------------------------------
 

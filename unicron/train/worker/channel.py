@@ -99,10 +99,10 @@ class AgentChannel:
             if not isinstance(message, FORGOTTEN):
                 self._unsent.append(data)
 
-    def await_membership(self, above: int) -> Membership:
-        """Block until there is a membership with an epoch greater than `above`."""
+    def await_membership(self, above: int, within_s: float | None = None) -> Membership:
+        """Block until there is a membership with an epoch greater than `above`, or so many seconds have passed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._membership.epoch > above)
+            self._changed.wait_for(lambda: self._membership.epoch > above, within_s)
             return self._membership
 
     def await_state(self, name: str, epoch: int) -> StateFetched:

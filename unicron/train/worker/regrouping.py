@@ -7,8 +7,8 @@ import msgspec
 
 from unicron.contracts.states import COPIES, StateRef
 from unicron.contracts.tasks import Breakage, Seat, WorkerPhase
-from unicron.contracts.worker import NOWHERE, Broken, Joined, Kept, Progress
-from unicron.errors import GroupBrokenError, LackError, StateLostError, StateTransferError
+from unicron.contracts.worker import NOWHERE, Broken, Joined, Kept, Progress, Unprotected
+from unicron.errors import GroupBrokenError, LackError, StateLostError, StateTransferError, tells_lack
 from unicron.train.worker import redistribute
 from unicron.train.worker.duties import Duties
 from unicron.train.worker.exchange import Exchange
@@ -17,6 +17,9 @@ from unicron.train.worker.phases import MOVES, IterationPhase, Move
 from unicron.train.worker.redistribute import Resumption, Standing
 from unicron.train.worker.replica import Replica
 from unicron.train.worker.shell import Shell
+
+FIRST_S, LONGEST_S = 1.0, 60.0
+"""The first and the longest wait until a state is exported again for which a machine lacked room."""
 
 
 class RegroupingCore:
@@ -95,13 +98,13 @@ class RegroupingCore:
     def _report(self, error: GroupBrokenError | StateTransferError) -> None:
         """Report to the agent what broke, unless a newer membership, which has interrupted it, is the reason."""
         broke = Breakage.STATE if isinstance(error, StateTransferError) else Breakage.GROUP
-        broke = Breakage.LACK if isinstance(error, LackError) else broke
+        own = isinstance(error, LackError | GroupBrokenError)  # what others lack is theirs to report
+        broke = Breakage.LACK if own and tells_lack(str(error)) else broke
         again = broke is Breakage.GROUP and self._reported == self.epoch  # a peer that left breaks collectives, too
         if self._ranks.newest.epoch > self.epoch or again:
             return
         self._reported = self.epoch
-        text = str(error).partition("\n")[0][:300]
-        self._ranks.send(Broken(epoch=self.epoch, iteration=self.iteration, error=text, broke=broke))
+        self._ranks.send(Broken(epoch=self.epoch, iteration=self.iteration, error=_first_line(error), broke=broke))
 
     # --- a new membership --------------------------------------------------------------------------------------------
 
@@ -245,12 +248,27 @@ class RegroupingCore:
         raise StateTransferError("the only state here was given up")
 
     async def _export_for_relayout(self) -> None:
-        """Export the state for workers of another layout, and wait to be stopped or for another membership."""
-        try:
-            if self.seat.replica < COPIES:
-                self._progress(WorkerPhase.WAITING)
+        """Export the state for workers of another layout, and wait to be stopped or for another membership.
+
+        Where the machine lacks room for it, this is tried until there is some: nobody else has this state.
+        """
+        wait_s = FIRST_S
+        while self.seat.replica < COPIES and self._ranks.newest.epoch <= self.epoch:
+            self._progress(WorkerPhase.WAITING)
+            try:
                 self._kept = await self._states.export(self._ranks.place, self.iteration, kept=True)
+            except StateTransferError as error:
+                if not tells_lack(str(error)):
+                    self._report(error)
+                    break
+                self._ranks.send(Unprotected(reason=_first_line(error)))  # each time: a plan may have said other things
+                await self._ranks.await_membership(self.epoch, wait_s)
+                wait_s = min(2 * wait_s, LONGEST_S)
+            else:
                 self._ranks.send(Kept(epoch=self.epoch, state=self._kept))
-        except StateTransferError as error:
-            self._report(error)
+                break
         await self._regroup(self._ranks.now())
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]

@@ -43,8 +43,8 @@ class Ranks(Protocol):
     def send(self, message: ToAgent) -> None:
         """Send a message to the agent; while it is away, keep what is not `phases.FORGOTTEN`."""
 
-    async def await_membership(self, above: int) -> Membership:
-        """Wait for a membership with an epoch greater than `above`."""
+    async def await_membership(self, above: int, within_s: float | None = None) -> Membership:
+        """Wait for a membership with an epoch greater than `above`, or so many seconds; return the newest."""
 
     async def form(self, membership: Membership) -> None:
         """Leave the group there is, and meet the other ranks of `membership`."""
