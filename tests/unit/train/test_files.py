@@ -4,11 +4,13 @@ import io
 import os
 import shutil
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from unicron.train.carry.files import FILE, Files
+from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.carry.newer_files import FilesRead, born_at
 from unicron.train.carry.variables import NAME
 
@@ -156,14 +158,23 @@ found = {
 opened = {name: tries(lambda: open(folder / name).close() or True) for name in ("older", "newer", "latest", "mine")}
 tries(lambda: os.remove(folder / "newer"))
 (folder / "newer").write_text("another")
-os.makedirs(folder / "folder-newer", exist_ok=True)
+exec('os.makedirs(folder / "folder-newer", exist_ok=True)', {"os": os, "folder": folder, "__name__": "library"})
+assert os.path.isdir(folder / "folder-newer")
 """
 
 
 @pytest.fixture
 def _looks_are_put_back(monkeypatch):
-    for name in ("stat", "lstat", "access", "open", "readlink", "listdir", "scandir"):
+    for name in ("stat", "lstat", "access", "open", "readlink", "listdir", "scandir", "mkdir"):
         monkeypatch.setattr(os, name, getattr(os, name))
+
+
+def tick():
+    """Return a moment between what a file system has made before and what it makes then: its clock goes in steps."""
+    time.sleep(0.02)
+    now = time.time()
+    time.sleep(0.02)
+    return now
 
 
 @pytest.mark.usefixtures("_looks_are_put_back")
@@ -172,19 +183,17 @@ def test_what_was_made_since_the_loops_began_is_not_there_for_a_new_rank_and_sta
     (tmp_path / "folder-older").mkdir()
     if born_at(tmp_path / "older") is None:
         pytest.skip("this file system does not know when a file was made")
-    time.sleep(0.02)  # the clock of a file system goes in steps
-    began = time.time()
-    time.sleep(0.02)
+    began = tick()
     (tmp_path / "newer").write_text("y")
     (tmp_path / "folder-newer").mkdir()
     (tmp_path / "latest").symlink_to(tmp_path / "newer")
     (tmp_path / "older").write_text("written to later")
-    time.sleep(0.02)
+    tick()
     files = Files(first=False)
     files.install()
     files.set_joins_late(late=True)
     files.hide_made_since(began)
-    time.sleep(0.02)
+    tick()
     (tmp_path / "mine").write_text("z")
     variables = {"folder": tmp_path, NAME: None, "__name__": "__main__"}
     exec(LOOKS, variables)
@@ -195,9 +204,45 @@ def test_what_was_made_since_the_loops_began_is_not_there_for_a_new_rank_and_sta
     assert there == {name: any(found) for name, found in variables["found"].items()}, "whoever asks is told the same"
     assert [name for name in there if there[name]] == ["older", "folder-older", "mine"]
     assert variables["opened"] == {"older": True, "newer": None, "latest": None, "mine": True}
+    (tmp_path / "folder-newer" / "more").mkdir()  # what this process makes is there
+    files.check_begin()
     files.write_in_place()
     assert (tmp_path / "newer").read_text() == "y"
     assert (tmp_path / "folder-newer").is_dir()
+
+
+@pytest.mark.usefixtures("_looks_are_put_back")
+@pytest.mark.parametrize(
+    "ask",
+    [
+        *('os.path.exists(folder / "newer")', 'os.access(folder / "newer", os.R_OK)', 'open(folder / "newer").close()'),
+        *("os.listdir(folder)", "[*os.walk(folder)]", 'glob.glob(f"{folder}/n*")', '(folder / "newer").is_file()'),
+        *('os.path.exists(folder / "older")', 'os.listdir(folder / "other")'),
+    ],
+)
+def test_who_has_found_a_newer_file_before_that_was_known_finds_all_and_takes_no_place(tmp_path, ask):
+    (tmp_path / "older").write_text("x")
+    (tmp_path / "other").mkdir()
+    if born_at(tmp_path / "older") is None:
+        pytest.skip("this file system does not know when a file was made")
+    began = tick()
+    (tmp_path / "newer").write_text("y")
+    tick()
+    files = Files(first=False)
+    files.install()
+    files.begin()
+    exec(f"import glob, os\n{ask}", {"folder": tmp_path, NAME: None, "__name__": "__main__"})
+    files.set_joins_late(late=True)
+    files.hide_made_since(began)
+    found = {"is_there": os.path, "folder": tmp_path, "__name__": "__main__"}
+    exec("found = is_there.exists(folder / 'newer')", found)
+    files.write_in_place()
+    files.read.end()
+    with (
+        pytest.raises(NotCarriedError, match=f"looked for {tmp_path}/newer before") if found["found"] else nullcontext()
+    ):
+        files.check_begin()
+    assert found["found"] == ('"older"' not in ask and '"other"' not in ask)
 
 
 @pytest.mark.parametrize("change", ["write_text('other')", "unlink()", "rename(path.with_name('moved'))", ""])

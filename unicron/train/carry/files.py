@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from unicron.train.carry.callers import caller
 from unicron.train.carry.kinds import Kind, NotCarriedError, Parts
-from unicron.train.carry.newer_files import FilesRead, NewerFiles
+from unicron.train.carry.newer_files import FilesAsked, FilesRead, NewerFiles, found_early
 from unicron.train.carry.variables import NAME
 
 _open = io.open
@@ -41,6 +41,7 @@ class Files:
     Attributes:
         diverts_writes: what is opened for writing now is written to a hidden file.
         read: what the script has read before its loops.
+        begins_otherwise: why this process does not begin as the first ones did; empty where it does.
     """
 
     def __init__(self, *, first: bool) -> None:
@@ -48,6 +49,13 @@ class Files:
         self._opened: list[tuple[Any, int | None]] = []
         self._reported, self._made = set[str](), set[str]()
         self.read, self._newer, self._began_at = FilesRead(), NewerFiles(math.inf), time.time()
+        self._asked, self.begins_otherwise = FilesAsked(), ""
+
+    def begin(self) -> None:
+        """Note from now on what the script finds."""
+        self.read.begin()
+        if self.diverts_writes:
+            self._asked.begin()
 
     def install(self) -> None:
         """Have scripts open files, and make and remove folders, by way of this."""
@@ -99,14 +107,30 @@ class Files:
         return opened
 
     def hide_made_since(self, moment: float) -> None:
-        """Have the script not find what was made between then, when the loops began, and the start of this process."""
+        """Have the script not find what was made between then, when the loops began, and the start of this process.
+
+        Where it has found some of that already, it finds all: it would go on from what is there, and find it gone.
+        """
         self._newer.end()
         self._newer = NewerFiles(moment, self._began_at)
-        self._newer.begin()
+        if found := self._asked.first_of(self._newer):
+            self.begins_otherwise = found_early(found)
+        else:
+            self._newer.begin()
+
+    def check_begin(self) -> None:
+        """Check that this process has begun as the first ones did.
+
+        Raises:
+            NotCarriedError: it has not.
+        """
+        if self.begins_otherwise:
+            raise NotCarriedError(self.begins_otherwise)
 
     def set_joins_late(self, *, late: bool) -> None:
         """Set whether the others are in their loops; if not, what is in hidden files is written to the script's own."""
         self._joins_late = late
+        self._asked.end()
         self._newer.end()
         if not late:
             self.diverts_writes = False

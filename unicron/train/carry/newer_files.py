@@ -10,6 +10,7 @@ import errno
 import io
 import math
 import os
+import stat
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,6 +25,14 @@ _libc = ctypes.CDLL(None)
 _stat, _lstat = os.stat, os.lstat
 _NOT_FOLLOWED = frozenset({"lstat", "readlink"})
 _KERNELS = ("/proc/", "/sys/", "/dev/")
+
+
+def found_early(path: str) -> str:
+    """Return why a process can't take another's place that has found a newer file before it could know that."""
+    return (
+        f"the script has looked for {path} before init_process_group(), and its own loop has made that: a new process "
+        "would go on from there, and not where the others are: look for it behind that call"
+    )
 
 
 def born_at(path: Any, *, follows: bool = True) -> float | None:
@@ -51,6 +60,7 @@ class NewerFiles:
     def __init__(self, since: float, until: float = math.inf, own: str = "") -> None:
         self._since, self._until, self._own, self._pid = since, until, own, os.getpid()
         self._usual: list[tuple[Any, str, Any]] = []
+        self._made = set[str]()
 
     def begin(self) -> None:
         """Hide them."""
@@ -60,6 +70,7 @@ class NewerFiles:
             (builtins, "open"),
         ):
             self._exchange(module, name, partial(self._look_first, getattr(module, name), name))
+        self._exchange(os, "mkdir", partial(self._make_folder, os.mkdir))
         self._exchange(os, "listdir", partial(self._list, os.listdir))
         self._exchange(os, "scandir", partial(self._scan, os.scandir))
 
@@ -76,9 +87,12 @@ class NewerFiles:
     def _is_hidden(self, path: Any, *, follows: bool = True) -> bool:
         if not isinstance(path, str | bytes | os.PathLike) or not self._has_changed(path, follows=follows):
             return False
-        if os.getpid() != self._pid or _is_ours():
-            return False
-        if self._own and os.path.abspath(os.fsdecode(path)).startswith(self._own):  # noqa: PTH100 without a look at it
+        return os.getpid() == self._pid and not _is_ours() and self.holds(path, follows=follows)
+
+    def holds(self, path: Any, *, follows: bool = True) -> bool:
+        """Return whether a file was made in the span, and not by this process as well."""
+        there = _absolute(path)
+        if there in self._made or (self._own and there.startswith(self._own)):
             return False
         born = born_at(path, follows=follows)
         return born is not None and self._since < born < self._until
@@ -97,7 +111,14 @@ class NewerFiles:
                 return False
             if not _makes(name, arguments, named):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+            self._made.add(_absolute(path))
         return usual(path, *arguments, **named)
+
+    def _make_folder(self, usual: Callable[..., Any], path: Any, *arguments: Any, **named: Any) -> None:
+        if named.get("dir_fd") is None and self._is_hidden(path) and stat.S_ISDIR(_stat(path).st_mode):
+            self._made.add(_absolute(path))
+        else:
+            usual(path, *arguments, **named)
 
     def _list(self, usual: Callable[..., list[Any]], path: Any = None) -> list[Any]:
         found, path = usual(path), "." if path is None else path
@@ -112,12 +133,38 @@ class NewerFiles:
         return _Entries(found, self._is_hidden)
 
 
+class FilesAsked(NewerFiles):
+    """The files that a script asks for while nobody knows yet which of them are newer: it finds all of them."""
+
+    def __init__(self) -> None:
+        super().__init__(-math.inf)
+        self._asked = dict[tuple[str, bool], None]()
+
+    def first_of(self, newer: NewerFiles) -> str:
+        """Return the first of them that should not have been there; empty where all should."""
+        return next((path for path, follows in self._asked if newer.holds(path, follows=follows)), "")
+
+    def _has_changed(self, path: Any, *, follows: bool = True) -> bool:  # noqa: ARG002 any may turn out to be newer
+        return True
+
+    def _is_hidden(self, path: Any, *, follows: bool = True) -> bool:
+        if isinstance(path, str | bytes | os.PathLike):
+            asked = _absolute(path), follows
+            if asked not in self._asked and not asked[0].startswith(_KERNELS) and not _is_ours():
+                self._asked[asked] = None
+        return False
+
+
 def _makes(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
     """Return whether a call opens a file for writing, which is made where it is not there."""
     if name != "open":
         return False
     how = arguments[0] if arguments else named.get("mode", named.get("flags", "r"))
     return bool(how & os.O_CREAT) if isinstance(how, int) else bool({*how} & {*"wax"})
+
+
+def _absolute(path: Any) -> str:
+    return os.path.abspath(os.fsdecode(path))  # noqa: PTH100 without a look at it
 
 
 def _is_ours() -> bool:

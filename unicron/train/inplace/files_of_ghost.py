@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from unicron.train.carry.newer_files import FilesRead, NewerFiles
+from unicron.train.carry.newer_files import FilesAsked, FilesRead, NewerFiles, found_early
 from unicron.train.inplace.sandbox import confine_connections, confine_writes
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -33,6 +33,7 @@ class GhostFiles:
     Attributes:
         diverts_writes: always.
         read: nothing: nobody takes its place.
+        begins_otherwise: why it does not begin as the rank did; empty where it does.
     """
 
     diverts_writes = True
@@ -41,6 +42,7 @@ class GhostFiles:
         self._trial, self._folder, self._own = trial, folder, str(trial.absolute()) + os.sep
         self._copies: dict[str, str] = {}
         self._count, self.read, self._newer = 0, FilesRead(), NewerFiles(math.inf)
+        self._asked, self.begins_otherwise = FilesAsked(), ""
 
     def install(self) -> None:
         """Have scripts open, make and remove files by way of this, and the kernel refuse what does not."""
@@ -66,11 +68,16 @@ class GhostFiles:
         ):
             setattr(module, name, self._unless_own(getattr(module, name), instead))
         confine_writes([self._trial, *DEVICES])
+        self._asked.begin()
 
     def hide_made_since(self, moment: float) -> None:
         """Have the script not find what was made since then, when the loops of the rank began."""
+        self._asked.end()
         self._newer = NewerFiles(moment, own=self._own)
-        self._newer.begin()
+        if found := self._asked.first_of(self._newer):
+            self.begins_otherwise = found_early(found)
+        else:
+            self._newer.begin()
 
     def set_joins_late(self, *, late: bool) -> None:
         """Do nothing: no file is ever written in place."""

@@ -218,6 +218,8 @@ class Ghost(InPlace):
     def _join_membership(self, groups: ScriptGroups) -> None:
         groups.replay_setup(bytes(self._recorded.begin["setup"]))
         self._files.hide_made_since(groups.began_at)
+        if self._files.begins_otherwise:
+            finish_trial(problem=self._files.begins_otherwise)
         groups.trial = self._trial
 
     def _join_ranks(self) -> None:

@@ -97,7 +97,7 @@ def _rank(channel: AgentChannel | None, seed: Seed | None) -> InPlace:
     files = Files(first=not os.environ.get(CAUSE))
     if files.diverts_writes:
         files.install()
-    files.read.begin()
+    files.begin()
     return InPlace(channel, files, seed)
 
 

@@ -120,6 +120,7 @@ class Takeover:
         """
         try:
             record = self._records.take_over(self._member.core.membership, self._loops.candidate_chains)
+            self._files.check_begin()
             self._loops.take_over(record, self._files.write_in_place)
         except NotCarriedError as error:
             self._records.publish_refusal(str(error))
