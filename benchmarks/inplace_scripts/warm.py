@@ -15,7 +15,7 @@ from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout, TaskStat
 
 T = TypeVar("T")
 POLL_S = 0.03
-OWN_CARRIER = re.compile(r"(?:can't be carried to another process as it is:|all ranks begin again, as) (.+)")
+OWN_CARRIER = re.compile(r"(?:can't be carried to another process as it is:|all ranks begin again:) (.+)")
 REFUSAL = re.compile(r"InvalidInputError: .+|\b(?:can't be|is not) healed in place\b.*|.*\bheal: restart\b.*")
 
 

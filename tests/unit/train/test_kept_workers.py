@@ -10,9 +10,10 @@ from helpers.loops import Watched
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from unicron.train.carry.kept_workers import make_iterator
+from unicron.train.carry.kept_workers import KeptWorkers, make_iterator
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.carry.variables import NAME
+from unicron.train.loops.parts import parts_of
 
 SCRIPT = """
 import itertools, random, numpy
@@ -168,3 +169,7 @@ def test_an_iterator_that_goes_on_with_the_next_epoch_is_named():
     assert again == whole[2:]
     with pytest.raises(NotCarriedError, match="begun once for several epochs"):
         raise there[6][1]
+
+
+def test_an_iterator_that_is_yet_to_begin_has_no_parts():
+    assert parts_of(KeptWorkers.__new__(KeptWorkers)) == []

@@ -23,7 +23,10 @@ from unicron.train.loops.active_loops import SNAPSHOTS_KEPT, Chain, LoopSnapshot
 
 PART, MOST_BYTES = "-records", LIMIT - (1 << 20)
 REFUSED = "refused"
-NO_SNAPSHOT = "the rank that is lost has left no snapshot of the iteration that the others are in"
+NO_SNAPSHOT = (
+    "the lost rank left no snapshot of the iteration that the others are in, as one has not between backward and the "
+    "end of its update"
+)
 
 
 class Records:

@@ -157,9 +157,7 @@ class WholeRanks(TorchRanks):
             with contextlib.suppress(GroupBrokenError):
                 await self.gather(b"")  # all have the reason before the first of them ends
             self._takeover_refusal = in_vain  # which ranks that have not received it yet get with the next membership
-            raise ConnectionAbortedError(
-                f"all ranks begin again, as a new one could not take a lost one's place: {in_vain}"
-            )
+            raise ConnectionAbortedError(f"all ranks begin again: {in_vain}")
         if not ended.in_loops and membership.shelf is not None and not any(joined for _, joined in standings):
             self._records.distribute(membership, self._saved_records(membership, membership.shelf))
         counts = [count for count, joined in standings if joined]

@@ -69,7 +69,7 @@ def parts_of(over: Any) -> list[Part]:
     while todo and len(seen) < MOST_OWN:
         each = todo.popleft()
         if isinstance(each, _BaseDataLoaderIter):  # within a layer, that has called iter(): its items show where it is
-            todo.extend((each._dataset, each._index_sampler))  # noqa: SLF001
+            todo.extend(getattr(each, name, None) for name in ("_dataset", "_index_sampler"))  # one may not have begun
             continue
         kind = kind_of(each)
         if kind is None or id(each) in seen:
