@@ -317,13 +317,6 @@ def strict(wiring, bus, clock, lease_ttl_s, fresh_id, sizes):
     return Strict(wiring.name, clock, fresh_id)
 
 
-class Believing(Service):
-    """Believes that its predecessor's clock was right, and its own is."""
-
-    async def _restore_commit(self, commit, token):
-        await super()._restore_commit(replace_record(commit, at=0.0), token)
-
-
 class Accusing(WorkerCore):
     """A worker that reports what its machine lacks as it does what others have broken."""
 
@@ -424,7 +417,6 @@ def test_a_planted_bug_is_found_within_100_storms(parts, words, seed):
             1,
             id="stamps-believed",
         ),
-        pytest.param(StormParts(service=Believing), "was reported twice", 56, id="commits-not-moved"),
     ],
 )
 def test_a_planted_bug_is_found_within_100_storms_with_wrong_clocks(parts, words, seed):

@@ -75,9 +75,10 @@ class States(Node):
     async def keep(self, header, *pieces):
         async with Fabric("", "").channel(self.address, "", LIMITS) as channel:
             call = channel.stream_unary(KEEP)(metadata=header)
-            for piece in pieces:
-                await call.write(piece)
-            await call.done_writing()
+            with contextlib.suppress(grpc.aio.AioRpcError):  # it was refused meanwhile, as the call itself says
+                for piece in pieces:
+                    await call.write(piece)
+                await call.done_writing()
             await call
 
 
