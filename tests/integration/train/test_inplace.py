@@ -392,9 +392,24 @@ async def test_what_can_not_be_healed_in_place_is_refused_at_the_start(scene, tm
     assert told[1] in (await scene.fails(name)).reason
 
 
+LOOKS = "    def microbatches(step):\n"
+LOOKS_EARLY = (
+    "    import os\n    there = os.path.exists('mark')\n"
+    f"{LOOKS}        if step:\n            open('mark', 'a').close()\n"
+)
+
+
+async def test_who_has_found_what_the_loop_has_made_before_that_was_known_takes_no_place(scene):
+    async with disturbed(scene, LOOSE.replace(LOOKS, LOOKS_EARLY), (10,), calm=LOOSE) as run:
+        await run.at(10)
+        await run.strike(1)
+    assert run.begun.count(0) > 1, "all of them, once more where a state was saved, which they can't go on from either"
+
+
 @pytest.mark.parametrize(
     ("line", "instead", "told"),
     [
+        (LOOKS, LOOKS_EARLY, "mark before init_process_group(), and its own loop has made that"),
         ("    *first", "    DistributedDataParallel(model.module); *first", "made DistributedDataParallel after"),
         ("optimizer.step()", "optimizer.add_param_group({'params': [torch.nn.Parameter(last)]})", "SGD is given"),
         (

@@ -210,9 +210,27 @@ def is_bias(p):
     return p.ndim == 1
 
 
-@pytest.mark.parametrize("function", [is_bias, len, dict, torch.relu, with_(3), with_((1, with_("x")))])
+def marked(function, **marks):
+    vars(function).update(marks)
+    return function
+
+
+def unfinished():
+    def function():
+        return later
+
+    if not function:
+        later = 1
+    return function
+
+
+@pytest.mark.parametrize(
+    "function",
+    [is_bias, len, dict, torch.relu, with_(3), with_((1, with_("x"), ["set"])), marked(with_(1), rate=2), unfinished()],
+)
 def test_a_function_among_options_is_the_own_one_of_each_process(function):
-    kept = copy.copy(function) if function.__name__ != "<lambda>" else with_(function.__closure__[0].cell_contents)
+    is_made = function.__name__ == "<lambda>"
+    kept = marked(with_(function.__closure__[0].cell_contents), **vars(function)) if is_made else function
     theirs = holding(kept)
     gathering = Gathering(theirs)
     gathering.add(elsewhere(collect_state(3, holding(function))))
@@ -222,7 +240,11 @@ def test_a_function_among_options_is_the_own_one_of_each_process(function):
 
 
 @pytest.mark.parametrize(
-    ("there", "here"), [(is_bias, len), (with_(3), with_(4)), (lambda: 1, lambda: 2), (is_bias, None), (len, "len")]
+    ("there", "here"),
+    [
+        *((is_bias, len), (with_(3), with_(4)), (lambda: 1, lambda: 2), (is_bias, None), (len, "len")),
+        (marked(with_(1), rate=2), marked(with_(1), rate=3)),
+    ],
 )
 def test_another_function_than_this_process_has_is_refused(there, here):
     theirs = holding(here)
@@ -230,6 +252,14 @@ def test_another_function_than_this_process_has_is_refused(there, here):
     gathering.add(elsewhere(collect_state(3, holding(there))))
     with pytest.raises(StateTransferError, match=r"param_groups.0.\S+ is .*, and .* here"):
         load_state(gathering.result(3), theirs)
+
+
+def test_a_set_that_a_function_keeps_is_the_same_in_whatever_order():
+    theirs = holding(with_({8, 0}))
+    assert [*{8, 0}] != [*{0, 8}], "the order in which numbers that share a place were added"
+    gathering = Gathering(theirs)
+    gathering.add(elsewhere(collect_state(3, holding(with_({0, 8})))))
+    load_state(gathering.result(3), theirs)
 
 
 @pytest.mark.parametrize("function", [with_(torch.ones(1)), with_(torch), torch.ones(1).relu])

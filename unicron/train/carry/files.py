@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from unicron.train.carry.callers import caller
 from unicron.train.carry.kinds import Kind, NotCarriedError, Parts
-from unicron.train.carry.newer_files import FilesAsked, FilesRead, NewerFiles, found_early
+from unicron.train.carry.newer_files import FilesAsked, FilesRead, NewerFiles
 from unicron.train.carry.variables import NAME
 
 _open = io.open
@@ -107,16 +107,10 @@ class Files:
         return opened
 
     def hide_made_since(self, moment: float) -> None:
-        """Have the script not find what was made between then, when the loops began, and the start of this process.
-
-        Where it has found some of that already, it finds all: it would go on from what is there, and find it gone.
-        """
+        """Have the script not find what was made between then, when the loops began, and the start of this process."""
         self._newer.end()
         self._newer = NewerFiles(moment, self._began_at)
-        if found := self._asked.first_of(self._newer):
-            self.begins_otherwise = found_early(found)
-        else:
-            self._newer.begin()
+        self.begins_otherwise = self._asked.hide(self._newer)
 
     def check_begin(self) -> None:
         """Check that this process has begun as the first ones did.

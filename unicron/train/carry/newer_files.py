@@ -27,14 +27,6 @@ _NOT_FOLLOWED = frozenset({"lstat", "readlink"})
 _KERNELS = ("/proc/", "/sys/", "/dev/")
 
 
-def found_early(path: str) -> str:
-    """Return why a process can't take another's place that has found a newer file before it could know that."""
-    return (
-        f"the script has looked for {path} before init_process_group(), and its own loop has made that: a new process "
-        "would go on from there, and not where the others are: look for it behind that call"
-    )
-
-
 def born_at(path: Any, *, follows: bool = True) -> float | None:
     """Return when a file was made, in seconds of the epoch; None where its file system does not know."""
     found = ctypes.create_string_buffer(256)
@@ -97,6 +89,12 @@ class NewerFiles:
         born = born_at(path, follows=follows)
         return born is not None and self._since < born < self._until
 
+    def first_in(self, folder: str) -> str:
+        """Return the first file in a folder that was made in the span; empty where there is none."""
+        if not self._has_changed(folder):
+            return ""
+        return next((each for name in os.listdir(folder) if self.holds(each := os.path.join(folder, name))), "")  # noqa: PTH118, PTH208
+
     def _has_changed(self, path: Any, *, follows: bool = True) -> bool:
         """Return whether a file, or what is in a folder, may be another one; of most it is seen soon that it is not."""
         try:
@@ -138,21 +136,41 @@ class FilesAsked(NewerFiles):
 
     def __init__(self) -> None:
         super().__init__(-math.inf)
-        self._asked = dict[tuple[str, bool], None]()
+        self._asked, self._listed = dict[tuple[str, bool], None](), dict[str, None]()
 
-    def first_of(self, newer: NewerFiles) -> str:
-        """Return the first of them that should not have been there; empty where all should."""
-        return next((path for path, follows in self._asked if newer.holds(path, follows=follows)), "")
+    def hide(self, newer: NewerFiles) -> str:
+        """Have newer files not be there from now on, unless one was found already: then it would be found gone.
 
-    def _has_changed(self, path: Any, *, follows: bool = True) -> bool:  # noqa: ARG002 any may turn out to be newer
-        return True
+        Returns:
+            why this process can't take another's place; empty where it has found none.
+        """
+        self.end()
+        asked = (path for path, follows in self._asked if newer.holds(path, follows=follows))
+        found = next(asked, "") or next(filter(None, map(newer.first_in, self._listed)), "")
+        if not found:
+            newer.begin()
+            return ""
+        return (
+            f"the script has looked for {found} before init_process_group(), and its own loop has made that: a new "
+            "process would go on from there, and not where the others are: look for it behind that call"
+        )
 
     def _is_hidden(self, path: Any, *, follows: bool = True) -> bool:
         if isinstance(path, str | bytes | os.PathLike):
             asked = _absolute(path), follows
-            if asked not in self._asked and not asked[0].startswith(_KERNELS) and not _is_ours():
+            if asked not in self._asked and self._counts(asked[0]):
                 self._asked[asked] = None
         return False
+
+    def _list(self, usual: Callable[..., Any], path: Any = None) -> Any:
+        if not isinstance(path, int) and self._counts(folder := _absolute("." if path is None else path)):
+            self._listed[folder] = None
+        return usual(path)
+
+    _scan = _list
+
+    def _counts(self, path: str) -> bool:
+        return not path.startswith(_KERNELS) and not _is_ours()
 
 
 def _makes(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from unicron.train.carry.newer_files import FilesAsked, FilesRead, NewerFiles, found_early
+from unicron.train.carry.newer_files import FilesAsked, FilesRead, NewerFiles
 from unicron.train.inplace.sandbox import confine_connections, confine_writes
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -72,12 +72,8 @@ class GhostFiles:
 
     def hide_made_since(self, moment: float) -> None:
         """Have the script not find what was made since then, when the loops of the rank began."""
-        self._asked.end()
         self._newer = NewerFiles(moment, own=self._own)
-        if found := self._asked.first_of(self._newer):
-            self.begins_otherwise = found_early(found)
-        else:
-            self._newer.begin()
+        self.begins_otherwise = self._asked.hide(self._newer)
 
     def set_joins_late(self, *, late: bool) -> None:
         """Do nothing: no file is ever written in place."""

@@ -187,15 +187,36 @@ def _identity(function: Any, where: str) -> list[Any]:
     """
     if not isinstance(owner := getattr(function, "__self__", None), types.ModuleType | None):
         raise _refused(owner, f"{where}.__self__")
-    cells = [each.cell_contents for each in getattr(function, "__closure__", None) or ()]
-    kept = [cells, getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)]
+    kept = [getattr(function, name, None) for name in ("__defaults__", "__kwdefaults__")]
+    if isinstance(function, types.FunctionType):
+        kept += [vars(function), [_content(each) for each in function.__closure__ or ()]]
     values = to_plain(kept, f"{where}.__closure__", where)
     code = _code(function.__code__) if function.__name__ == "<lambda>" else None
     try:
-        digest = blake2b(msgspec.msgpack.encode([values, code]), digest_size=16).hexdigest()
+        digest = blake2b(_ordered([values, code]), digest_size=16).hexdigest()
     except TypeError:  # a tensor
         raise _refused(function, where) from None
     return [f"{function.__module__}.{function.__qualname__}", digest]
+
+
+def _content(cell: types.CellType) -> list[Any]:
+    try:
+        return [cell.cell_contents]
+    except ValueError:  # nothing yet
+        return []
+
+
+def _ordered(plain: Any) -> bytes:
+    """Return a text of plain values that is the same in all processes: sets are in another order in each."""
+    if isinstance(plain, Mapping):
+        kind, *rest = plain.get(MARK, [""])
+        is_set = kind in {"set", "frozenset"}
+        parts = sorted(map(_ordered, rest[0])) if is_set else [*map(_ordered, [*plain, *plain.values()])]
+    elif isinstance(plain, list | tuple):
+        parts = [*map(_ordered, plain)]
+    else:
+        return msgspec.msgpack.encode(plain)
+    return msgspec.msgpack.encode([type(plain).__name__, *parts])
 
 
 def _code(code: types.CodeType) -> list[Any]:
