@@ -9,14 +9,16 @@ import torch
 from helpers.loops import Watched
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
-from unicron.train.carry.kept_workers import KeptWorkers, make_iterator
+from unicron.train.carry.kept_workers import KeptWorkers, Loaded, make_iterator
 from unicron.train.carry.kinds import NotCarriedError
+from unicron.train.carry.randomness import generators
 from unicron.train.carry.variables import NAME
 from unicron.train.loops.parts import parts_of
 
 SCRIPT = """
-import itertools, random, numpy
+import itertools, random, numpy, counted
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 count, own = 0, numpy.random.default_rng(1)
 
@@ -29,7 +31,8 @@ def step(name):
     global count
     count += 1
     Worked.seen += 2
-    return count + Worked.seen + own.random()
+    counted.seen += 3
+    return count + Worked.seen + counted.seen + own.random()
 
 class Own(Dataset):
     def __init__(self):
@@ -70,6 +73,8 @@ if "peeked" in how:
     next(iter(loader))
 """
 FOR = """
+if is_other:  # the seed of its workers must be that of the other's all the same
+    torch.rand(9)
 for epoch in range(3):
     if "told" in how:
         data.epoch = epoch
@@ -99,11 +104,14 @@ CARRIED = ("draws", "counts", "caches", "module", "shuffled", "begun", "seeded",
 def _kept(monkeypatch):
     monkeypatch.setattr(torch.utils.data.DataLoader, "_get_iterator", make_iterator)
     monkeypatch.setitem(sys.modules, "worked", types.SimpleNamespace(**{NAME: True}))
+    counted = types.ModuleType("counted")
+    vars(counted).update({NAME: True, "seen": 0})
+    monkeypatch.setitem(sys.modules, "counted", counted)
 
 
 def run(text, how, ends=99, there=None):
     """Run a script; return what it notes, and where it was each time."""
-    watched = Watched(1, there).run(SCRIPT + text, how=how, ends=ends)
+    watched = Watched(1, there).run(SCRIPT + text, how=how, ends=ends, is_other=there is not None)
     gc.collect()  # its workers end
     return watched.passed, watched.there
 
@@ -169,6 +177,22 @@ def test_an_iterator_that_goes_on_with_the_next_epoch_is_named():
     assert again == whole[2:]
     with pytest.raises(NotCarriedError, match="begun once for several epochs"):
         raise there[6][1]
+
+
+def test_an_iterator_that_was_put_between_two_epochs_is_only_good_for_the_next():
+    loader = DataLoader(range(4), num_workers=1, persistent_workers=True)
+    made = KeptWorkers(loader, 5)
+    made.advance_to({"seed": 5, "epoch": 2, "now": [b""], "before": None})
+    with pytest.raises(NotCarriedError, match="was between two epochs"):
+        next(made)
+
+
+def test_a_worker_that_has_drawn_begins_anew_where_another_had_not():
+    loaded = Loaded(DataLoader(range(4)))
+    loaded.first_states = generators()
+    torch.rand(1)
+    loaded.set_state(b"")
+    assert generators() == loaded.first_states
 
 
 def test_an_iterator_that_is_yet_to_begin_has_no_parts():

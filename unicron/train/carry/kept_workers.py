@@ -75,7 +75,7 @@ class _Data(Heap):
         return next((name for _, name in self._unbound), "")
 
 
-class _Loaded:
+class Loaded:
     """What a loader's workers load from, as it was before they were forked.
 
     Args:
@@ -125,11 +125,11 @@ class _Loaded:
 
 # --- in a worker ------------------------------------------------------------------------------------------------------
 
-_LOADED: list[_Loaded] = []
+_LOADED: list[Loaded] = []
 """What this process loads from, if it is a worker."""
 
 
-def _begin_worker(loaded: _Loaded | None, begin: Callable[[int], None] | None, number: int) -> None:
+def _begin_worker(loaded: Loaded | None, begin: Callable[[int], None] | None, number: int) -> None:
     """Begin a worker, as the script has it, and note what it had then."""
     if begin is not None:
         begin(number)
@@ -199,7 +199,7 @@ class KeptWorkers(_MultiProcessingDataLoaderIter, Resumable):
         self._epoch, self._is_through, self._is_made, self._user = 0, False, False, None
         self._before = self._states = None
         try:
-            self._loaded, self._refusal = _Loaded(loader), ""
+            self._loaded, self._refusal = Loaded(loader), ""
         except NotCarriedError as error:
             self._loaded, self._refusal = None, str(error)
         super().__init__(loader)
@@ -207,7 +207,7 @@ class KeptWorkers(_MultiProcessingDataLoaderIter, Resumable):
     _user: "weakref.ref[Resumable] | None"
     _before: list[bytes] | None
     _states: list[bytes] | None
-    _loaded: _Loaded | None
+    _loaded: Loaded | None
 
     @property
     def _base_seed(self) -> int:
