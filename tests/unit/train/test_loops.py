@@ -420,3 +420,42 @@ def test_what_nobody_can_look_at_is_gone_over_all_the_same():
     assert [*shy] == [[1], [2]]
     with pytest.raises(NotCarriedError, match="what Shy hands out can't be looked at: ValueError"):
         shy.position()
+
+
+LOADS_AHEAD = """
+import threading, numpy
+from queue import Queue
+
+class Ahead:
+    def __iter__(self):
+        self.ready, self.seen = Queue(), threading.Event()
+        self.thread = threading.Thread(target=self.load, daemon=True)
+        self.thread.start()
+        return self
+
+    def load(self):
+        for number in range(4):
+            self.ready.put(number + (numpy.random.rand() if draws else 0))
+        self.ready.put(None)
+        self.seen.wait()
+
+    def __next__(self):
+        if (found := self.ready.get()) is None:
+            raise StopIteration
+        return found
+
+for items in (Ahead(), range(4)):
+    for number, item in enumerate(items):
+        if number == 1 and items != range(4):
+            items.seen.set()
+            items.thread.join()
+        note(number)
+        backward()
+"""
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_what_a_thread_has_drawn_for_the_items_of_a_loop_is_refused_until_that_loop_is_over(draws):
+    there = Watched(1).run(LOADS_AHEAD, draws=draws).there
+    beside = ["a thread that runs `load`" in str(record) for _, record, _ in there[2:]]
+    assert beside == [draws, draws, False, False, False, False]

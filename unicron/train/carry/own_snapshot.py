@@ -30,7 +30,7 @@ from unicron.train.carry.kinds import (
 )
 from unicron.train.carry.objects import INLINE, OPAQUE, POSITION, TENSOR, is_moving, kind_of
 from unicron.train.carry.pickling import LARGE_BYTES, LARGEST_BYTES, Key, Limited, Pickler, TooLargeError, Unpickler
-from unicron.train.carry.randomness import generators, set_generators, thread_that_may_draw
+from unicron.train.carry.randomness import drawn_beside, generators, set_generators, thread_that_may_draw
 from unicron.train.carry.tensors import Given
 from unicron.train.carry.unchanged import Changes, Numbered, describe, number_object
 from unicron.train.carry.values import is_same
@@ -256,10 +256,7 @@ class Heap:
             self._drawn_beside = True
         self._last_states = states
         if self._drawn_beside:
-            raise NotCarriedError(
-                f"{thread} runs beside the loop while random numbers are drawn, and which of them it draws depends on "
-                "time: draw in the loop, or have a DataLoader's workers do so"
-            )
+            raise NotCarriedError(drawn_beside(thread))
         return states
 
     def _state_of(self, key: Key) -> Any:

@@ -82,5 +82,13 @@ def thread_that_may_draw() -> str:
     return ""
 
 
+def drawn_beside(thread: str) -> str:
+    """Return why no other process would draw the same numbers, where a thread runs that may draw some."""
+    return (
+        f"{thread} runs beside the loop while random numbers are drawn, and which of them it draws depends on time: "
+        "draw in the loop, or have a DataLoader's workers do so"
+    )
+
+
 def _package_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]

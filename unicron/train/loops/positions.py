@@ -23,7 +23,7 @@ from unicron.train.carry.by_value import Opaque
 from unicron.train.carry.kept_workers import KeptWorkers, used_by
 from unicron.train.carry.kinds import FUNCTION, NotCarriedError
 from unicron.train.carry.objects import BARE_ITERATORS, KEPT_WORKERS, Resumable, kind_of
-from unicron.train.carry.randomness import generators, set_generators
+from unicron.train.carry.randomness import drawn_beside, generators, set_generators, thread_that_may_draw
 from unicron.train.carry.variables import Variables
 from unicron.train.loops.collective_results import KnownResults
 from unicron.train.loops.parts import Part, changed, fingerprint, parts_of, restore_parts
@@ -80,6 +80,8 @@ class Counted(Resumable, Iterator[Any]):
             self.iterable, self._iterator, self._running = over, iter(over), running
         self.count, self.exhausted, self.results, self.is_replaying = 0, False, KnownResults(), False
         self._item_seen, self._generator_states = 0, dict[int, bytes]()
+        self._begun_with, self._beside = before, ""
+        self._look_beside()
         self._record_draw(before)
 
     entering: dict[str, Any] | None
@@ -115,7 +117,12 @@ class Counted(Resumable, Iterator[Any]):
             if self._generator_states is not None and self.count > 2 and _skips(self._iterator):
                 self._generator_states.pop(self.count - 1, None)  # a later rank loads the last item alone
             if draws:
+                self._look_beside()
                 self._record_draw(before)
+
+    def _look_beside(self) -> None:
+        """Note a thread that may find items beside the loop: it may be through here, and not in another process."""
+        self._beside = self._beside or thread_that_may_draw()
 
     def __getattr__(self, name: str) -> Any:
         """Return what else a generator has, such as `close` and `throw`; what it then hands out is seen by `_seen`."""
@@ -242,6 +249,8 @@ class Counted(Resumable, Iterator[Any]):
         """
         if self._unseen:
             raise NotCarriedError(f"what {type(self.iterable).__name__} hands out can't be looked at: {self._unseen}")
+        if self._beside and generators() != self._begun_with:
+            raise NotCarriedError(drawn_beside(self._beside))
         inside = self._iterator if isinstance(self._iterator, Counted) else None
         if inside is not None and inside.count - self._began_at != self.count:
             raise NotCarriedError("an iterator that the body of its loop asks for items, too")
