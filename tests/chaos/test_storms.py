@@ -1,5 +1,6 @@
 """The real services in virtual time, under seeded faults; and planted bugs, which the storms must find."""
 
+import ast
 import contextlib
 import os
 import subprocess
@@ -70,18 +71,23 @@ def test_a_storm_with_liars_is_what_it_is_without_and_their_lies():
         assert len(lying.faults) > len(honest.faults)
 
 
-TELL = "import sys; from unicron_simulator.storms import storm; print([storm.run(int(s)).digest for s in sys.argv[1:]])"
+TELL = """
+import sys
+from unicron_simulator.storms import storm
+print([storm.run(int(seed), clocks=True, lacks=True).digest for seed in sys.argv[1:]])
+"""
 
 
 @pytest.mark.slow
-def test_a_seed_has_one_history_byte_for_byte():
-    def histories(hashing):
-        command, environment = [sys.executable, "-c", TELL, "3", "8", "22"], {**os.environ, "PYTHONHASHSEED": hashing}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+def test_a_seed_has_one_history_byte_for_byte_whatever_ran_before():
+    def histories(hashing, *seeds):
+        command, environment = [sys.executable, "-c", TELL, *seeds], {**os.environ, "PYTHONHASHSEED": hashing}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return ast.literal_eval(done.stdout)
 
-    first = histories("1")
-    assert first == histories("2")
-    assert len(set(first.split(","))) == 3
+    first = histories("1", "21", "32", "8")
+    assert len(set(first)) == 3
+    assert histories("2", "8", "32", "21", "32") == [first[2], first[1], first[0], first[1]]
 
 
 # --- planted bugs ----------------------------------------------------------------------------------------------------

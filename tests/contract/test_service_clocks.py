@@ -90,9 +90,12 @@ async def test_what_a_predecessor_with_another_clock_remembers_is_as_long_ago_an
         began = world.clock.now()
         assert (await newest(bus)).timers
     await let_go(bus)
+    await feed(bus, exited(), 3)  # what is yet to be read is no older
     other, clock = await by_clock(world, by_s)
     async with running(other):
         await elapse(15.0)
+        [fact] = [each for each in heard(other) if each.id == "fact-3"]
+        assert 0.0 <= clock.now() - fact.at <= 45.0
         assert 0.0 <= clock.now() - other._core.state.left_at <= 45.0
         assert not current_outcomes(world, FAILED)
         await until(lambda: current_outcomes(world, FAILED))

@@ -22,6 +22,7 @@ from helpers.compose import (
 )
 
 from unicron.bus import topology
+from unicron.contracts.answers import Status
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.taskfile import load
 
@@ -144,7 +145,12 @@ async def test_a_server_of_three_dies_and_then_a_node_in_containers(tmp_path):
             cluster.docker("kill", journal.leader if journal.leader != "nats" else "nats-2")
             cluster.docker("kill", "node-3")
             lost_at = task_of(await status_when(client, "somebody answers", lambda _: True), spec.name).iteration
-            shrunk = lambda status: trains(status, spec.name, full - 2, lost_at + 1)  # noqa: E731
-            status = await status_when(client, "training goes on without server and node", shrunk)
-            assert node_of(status, "node-3").state is NodeState.LOST
+
+            def shrunk(status: Status) -> bool:
+                # with its server a node may lose its place for a moment: it is back, and then dies
+                return node_of(status, "node-3").state is NodeState.LOST and trains(
+                    status, spec.name, full - 2, lost_at + 1
+                )
+
+            await status_when(client, "training goes on without server and node", shrunk)
             await content(cluster)

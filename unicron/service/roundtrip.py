@@ -93,7 +93,7 @@ class RoundTrips:
 
     def __init__(self, name: str, send: Callable[[], Awaitable[object]], waiting: Callable[[], int]) -> None:
         self._name, self._send, self._waiting = name, send, waiting
-        self._awaited: set[asyncio.Future[None]] = set()
+        self._awaited: dict[asyncio.Future[None], None] = {}
         self._sending: asyncio.Future[object] | None = None
 
     def came_back(self) -> None:
@@ -111,11 +111,11 @@ class RoundTrips:
         """
         loop = asyncio.get_running_loop()
         began, back = loop.time(), loop.create_future()
-        self._awaited.add(back)
+        self._awaited[back] = None
         try:
             problem = await self._wait(back)
         finally:
-            self._awaited.discard(back)
+            self._awaited.pop(back, None)
         return Health(seconds=loop.time() - began, problem=problem, at=now)
 
     async def _wait(self, back: "asyncio.Future[None]") -> str:

@@ -140,7 +140,7 @@ class Service:
         self._lease = Lease(bus.bucket("lease"), wiring.name, f"{os.getpid()}-{instance}", lease_ttl_s)
         self._inputs: asyncio.Queue[Input] = asyncio.Queue(WAITING)
         self._left: list[Input] = []
-        self._asked: set[asyncio.Future[Reply]] = set()
+        self._asked: dict[asyncio.Future[Reply], None] = {}  # not a set, whose order is another in each process
         self._active = False
         self._intake = Intake(wiring.name, clock, fresh_id)
         self._disbelieved = 0
@@ -259,7 +259,7 @@ class Service:
         # nobody waited meanwhile, and what others said is yet to be read: what was left of a wait begins now
         self._committed = move(commit, passed_s - self._moved)
         self._restore()
-        self._intake.begin(min(commit.at, now), now, tail)
+        self._intake.begin(min(commit.at + self._moved, now), now, tail)
 
     def _restore(self) -> None:
         """Go back to the last commit."""
@@ -360,8 +360,8 @@ class Service:
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         cause = Message(id=self._fresh_id(), at=self._clock.now(), source=name)
         self._inputs.put_nowait(Input(cause, query=query, reply=reply))
-        self._asked.add(reply)
-        reply.add_done_callback(self._asked.discard)
+        self._asked[reply] = None
+        reply.add_done_callback(self._asked.pop)
         return codec.encode(await reply)
 
     # --- the loop ----------------------------------------------------------------------------------------------------

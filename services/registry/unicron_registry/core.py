@@ -131,6 +131,8 @@ class RegistryCore(Core):
 
     def _remove(self, query: RemoveTask) -> tuple[Reply, list[Message]]:
         task, view = query.task, orders.known_task(self.state, query.task)
+        if view.state == TaskState.REMOVED:  # its name is free once its end is published: that end would be another's
+            return Reply(text=f"task {task} is just being removed; nothing changed"), []
         if view.state.ended:
             del self.state.tasks[task]
         else:  # shown until the transition service says that its workers are gone

@@ -107,8 +107,9 @@ class MemoryBus:
         self._world = world
         self._closed = False
         self._stops: list[Callable[[], Awaitable[None]]] = []
-        self._followers: set[asyncio.Event] = set()
-        self._inboxes: set[Inbox] = set()
+        # in the order in which they came: that of a set is by addresses, another in each process
+        self._followers: dict[asyncio.Event, None] = {}
+        self._inboxes: dict[Inbox, None] = {}
 
     async def append(self, subject: str, data: bytes, message_id: str) -> int:
         """Put a message into the journal."""
@@ -128,7 +129,7 @@ class MemoryBus:
         """Read the journal in order."""
         grown, position, wanted = asyncio.Event(), after, subjects.matcher(filters)
         self._world.followers[grown] = None
-        self._followers.add(grown)
+        self._followers[grown] = None
         try:
             while not self._closed:
                 grown.clear()
@@ -142,7 +143,7 @@ class MemoryBus:
                     await grown.wait()
         finally:
             self._world.followers.pop(grown, None)
-            self._followers.discard(grown)
+            self._followers.pop(grown, None)
 
     async def silent_servers(self) -> list[str]:
         """Return that there is none."""
@@ -171,13 +172,13 @@ class MemoryBus:
         inbox: Inbox = asyncio.Queue()
         subscription = (subjects.matcher(filters), inbox)
         self._world.subscriptions.append(subscription)
-        self._inboxes.add(inbox)
+        self._inboxes[inbox] = None
         try:
             while (entry := await inbox.get()) is not None:
                 yield entry
         finally:
             self._world.subscriptions.remove(subscription)
-            self._inboxes.discard(inbox)
+            self._inboxes.pop(inbox, None)
 
     async def serve(self, subject: str, name: str, handler: Handler) -> Callable[[], Awaitable[None]]:  # noqa: ARG002
         """Answer queries; several who serve the same subject share them."""
@@ -228,7 +229,7 @@ class MemoryBus:
     async def reconnected(self) -> AsyncIterator[float]:
         """Yield nothing: memory is never out of reach."""
         inbox: Inbox = asyncio.Queue()
-        self._inboxes.add(inbox)
+        self._inboxes[inbox] = None
         while await inbox.get() is not None:
             yield 0.0
 

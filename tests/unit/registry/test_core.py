@@ -420,6 +420,9 @@ def test_a_removed_task_is_forgotten_when_its_end_is_told(running, end):
 
 def test_the_name_of_a_removed_task_is_free_when_its_end_is_told(running):
     running.answer(RemoveTask(task="gpt"))
+    # once more: the end that is yet to be told would be taken for the new task's
+    again, facts = running.answer(RemoveTask(task="gpt"))
+    assert (again.text, facts) == ("task gpt is just being removed; nothing changed", [])
     refused(running, SubmitTask(spec=SPEC), "just being removed")
     running.handle(changed(TaskState.REMOVED))
     running.answer(SubmitTask(spec=SPEC))
