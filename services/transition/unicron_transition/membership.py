@@ -22,13 +22,18 @@ class WorkerStage(StrEnum):
 
 
 class WorkerRun(msgspec.Struct, kw_only=True, array_like=True):
-    """A worker process from its StartWorker to its end; it holds one place of a layout as long as it lives."""
+    """A worker process from its StartWorker to its end; it holds one place of a layout as long as it lives.
+
+    Attributes:
+        called: it was ordered into a membership. Even if that never met, it may have got a state there, unreported.
+    """
 
     worker: str
     slot: SlotRef
     stage: WorkerStage = WorkerStage.STARTING
     place: Number = 0
     layout: ParallelLayout = ParallelLayout(replicas=0)
+    called: bool = False
 
 
 class HeldState(msgspec.Struct, kw_only=True, array_like=True):

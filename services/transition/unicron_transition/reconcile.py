@@ -98,11 +98,11 @@ def _lost_places(run: TaskRun) -> set[int]:
 
 
 def _discard_partial_state(state: TransitionState, run: TaskRun, lost: set[int]) -> list[Message]:
-    """Stop the workers that hold the rest of a state of which some places are lost; the task begins anew."""
+    """Stop the workers that may hold the rest of a state of which some places are lost; the task begins anew."""
     if run.membership.through:
         return []  # who is through had it, and the rest of that replica is about to say the same: then it is over
     reason = f"nobody has place {min(lost)} of the state any more: the task begins anew"
-    holders = [run.workers[name] for name in run.holders if name in run.workers]
+    holders = [worker for name, worker in run.workers.items() if name in run.holders or worker.called]
     return _stop_all(state, run, holders, reason) + _regroup(state, run)  # those without a state may be enough
 
 
@@ -134,6 +134,8 @@ def _order_membership(state: TransitionState, run: TaskRun, membership: TaskMemb
     in_vain = run.snapshots.drop_exported(state, run, membership.group)
     run.snapshots.search = None
     run.membership = membership
+    for name in membership.group:
+        run.workers[name].called = True
     return in_vain + _regroup_orders(state, run)
 
 

@@ -156,6 +156,15 @@ def test_where_no_iteration_is_there_as_a_whole_nothing_is_made_up():
         resume([standing(), standing(iteration=6)], 4, **TWO)
 
 
+def test_where_no_update_was_made_yet_all_begin_with_what_they_have_built():
+    begun = standing(iteration=0, done=[1], buckets=(True,))
+    found = resume([new(), begun, new(), new()], 4, **TWO)
+    assert (found.iteration, found.sources, found.lacking) == (0, ((), (), (0,), (1,)), ())
+    assert (found.todo, found.stale[1]) == (((0, 2), (1, 3)), True), "what one place did alone counts for nothing"
+    with pytest.raises(StateTransferError, match="place 0 of none"):
+        resume([replace(new(), doubted=True), begun], 4, **TWO)
+
+
 def test_the_newest_iteration_that_is_there_as_a_whole_is_the_one_to_go_on_with():
     found = resume([standing(iteration=6), standing(), standing(), standing()], 4, **TWO)
     assert found.iteration == 5

@@ -60,6 +60,18 @@ def test_a_place_of_a_state_that_is_lost_is_taken_from_memory_or_the_task_begins
     assert set(cluster.group("a")) == ({"a-1", "a-3"} if saving else {"a-3", "a-4"}), "what a-1 has is no use alone"
 
 
+def test_who_may_have_taken_a_part_of_a_lost_state_unreported_does_not_begin_anew_with_it():
+    cluster = pairs(SLOTS[:2], saving=False)
+    cluster.plan(a=list(SLOTS))
+    while len(cluster.group("a")) < 4:
+        cluster.step()
+    cluster.kill("a-4", "a-2")  # a-3 may have got its state from a-1 by then, and nobody has met
+    cluster.rest()
+    assert cluster.anew == {"a"}
+    assert len(cluster.group("a")) == 4
+    assert not {"a-1", "a-3"} & set(cluster.group("a"))
+
+
 def test_who_is_started_again_with_another_place_gets_one_that_is_lacking_though_the_plan_meant_another():
     order = ("n1:0", "n1:1", "n3:0", "n2:1", "n3:1", "n2:0")
     cluster = pairs([slot(text) for text in order], max_workers=6)

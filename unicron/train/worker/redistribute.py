@@ -148,6 +148,11 @@ def _holders(
         if standing.has_state:
             held[standing.place].add(standing.iteration)
     common = set.intersection(*held) | ({shelf.iteration} if shelf else set())
+    if not common and all(each <= {0} for each in held) and not any(standing.doubted for standing in standings):
+        # no update was made yet: in the other places all begin with the model as they have built it
+        return 0, [
+            rank for rank, each in enumerate(standings) if each.has_state or (rank == each.place and not held[rank])
+        ]
     if not common:
         there = ", ".join(f"place {place} of {sorted(each) or 'none'}" for place, each in enumerate(held))
         raise StateTransferError(f"no iteration has the states of all places; there are, by iteration: {there}")
