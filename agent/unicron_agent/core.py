@@ -230,6 +230,7 @@ class AgentCore:
                 reason=str(error),
                 task=getattr(command, "task", "") if given else "",
                 worker=getattr(command, "worker", "") if given else "",
+                token=command.token if given else -1,
                 correlation=command.correlation,
             )
             out = [refused]

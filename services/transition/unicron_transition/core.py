@@ -45,7 +45,7 @@ from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.moves import MoveCause, move_task
 from unicron_transition.nodes import admit_node, lose_worker, release_nodes, remove_node, remove_strays, stop_if_stray
 from unicron_transition.orders import drop_order
-from unicron_transition.reconcile import move_snapshots, reconcile, rewind, stop_worker
+from unicron_transition.reconcile import move_snapshots, order_again, reconcile, rewind, stop_worker
 from unicron_transition.snapshots.snapshots import SnapshotFact
 from unicron_transition.state import TaskRun, TransitionState
 from unicron_transition.validation import inconsistencies
@@ -405,8 +405,10 @@ class TransitionCore(Core):
     def _command_refused(self, refused: CommandRefused) -> list[Message]:
         run = self.state.tasks.get(refused.task)
         worker = run.workers.get(refused.worker) if run else None
-        if worker is None or worker.stage is not WorkerStage.STARTING:
+        if run is None or worker is None or worker.stage is not WorkerStage.STARTING:
             return []
+        if 0 <= refused.token < self.state.token:  # an earlier instance gave it, and it came late: nothing was tried
+            return order_again(self.state, run, worker)
         return [_attempt_failed(refused.task, Cure.RESTART, worker, refused.reason)]
 
     def _timer_fired(self, fired: TimerFired) -> list[Message]:

@@ -223,11 +223,20 @@ def _start_missing(state: TransitionState, run: TaskRun) -> list[Message]:
     out = _stop_all(state, run, spare, reason)
     for worker in started:
         state.add_worker(run, worker)
-    slots = run.slots_by_place() if started and way_of(run.spec).seats_ranks else []
+    slots = _script_slots(run) if started else []
     for worker in started:
         out.append(_start_order(state, run, worker, slots))
         out += run.request_timer(WaitKind.START, worker.worker)
     return out
+
+
+def order_again(state: TransitionState, run: TaskRun, worker: WorkerRun) -> list[Message]:
+    """Order the start of a worker once more; the time that it has for that goes on."""
+    return [_start_order(state, run, worker, _script_slots(run))]
+
+
+def _script_slots(run: TaskRun) -> list[SlotRef]:
+    return run.slots_by_place() if way_of(run.spec).seats_ranks else []
 
 
 def _start_order(state: TransitionState, run: TaskRun, worker: WorkerRun, slots: list[SlotRef]) -> StartWorker:

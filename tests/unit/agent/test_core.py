@@ -176,7 +176,9 @@ def test_a_command_of_a_sender_that_was_replaced_since_is_obeyed_as_it_came_firs
 
 
 def test_a_token_that_an_earlier_agent_stored_counts_if_it_was_given_out():
-    assert "token 3; 4" in refusal(AgentHarness(token=4).read(start(token=3)))
+    out = AgentHarness(token=4).read(start(token=3))
+    assert "token 3; 4" in refusal(out)
+    assert out[-1].token == 3, "so that its sender's successor knows it for another's"
     scene = AgentHarness(token=2**62)  # as its file says, and nobody was given it
     assert scene.hear(start(token=7)) == [ReadToken()]
     stored, started = scene.feed(TokenRead(7))

@@ -565,6 +565,16 @@ def test_a_refused_start_is_an_attempt_that_failed():
     assert (failed.action, failed.node, failed.reason) == ("restart", "n1", "slot 0 is taken")
 
 
+def test_a_start_that_came_late_from_an_earlier_instance_is_ordered_again_and_held_against_nobody():
+    scene = TransitionHarness(a={})
+    scene.feed(Started(token=11))
+    [first] = of(StartWorker, scene.plan(a=["n1:0"]))
+    scene.feed(Started(token=12))
+    refused = {"command": "c", "reason": "12 has been seen", "task": "a", "worker": "a-1", "token": first.token}
+    [again] = scene.feed(events.CommandRefused(node="n1", **refused))
+    assert again == msgspec.structs.replace(first, token=12)
+
+
 def test_an_older_plan_changes_nothing():
     scene = TransitionHarness(a={}).running(a=["n1:0"])
     old = Plan(number=1, trigger="late", workers=6, shares=[TaskShare(task="a", slots=[slot("n3:1")])])

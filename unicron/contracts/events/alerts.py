@@ -10,12 +10,17 @@ from unicron.contracts.watchdogs import AlertKind
 
 
 class CommandRefused(AgentMessage, kw_only=True, frozen=True):
-    """An agent did not carry out a command, and why."""
+    """An agent did not carry out a command, and why.
+
+    Attributes:
+        token: that the command carried; -1: an older agent does not say.
+    """
 
     command: Label
     reason: Text
     task: Name = ""
     worker: Name = ""
+    token: Number = -1
 
     def __str__(self) -> str:
         return f"{self.node} refused {self.command}{after(' of ', self.worker)}: {self.reason}"
