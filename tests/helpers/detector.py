@@ -127,12 +127,12 @@ class DetectorHarness:
     def submit(self, task="gpt"):
         return self.feed(TaskSubmitted(task=task, spec=TaskSpec(name=task, command=["x"])))
 
-    def start(self, worker, node, task="gpt", slot=0):
+    def start(self, worker, node, task="gpt", slot=0, token=0):
         """Order a worker, once."""
         self.places[worker] = {"node": node, "slot": slot, "task": task, "worker": worker}
         if worker in self.detector.state.workers:
             return []
-        return self.feed(StartWorker(**self.places[worker], spec=TaskSpec(name=task, command=["x"])))
+        return self.feed(StartWorker(**self.places[worker], token=token, spec=TaskSpec(name=task, command=["x"])))
 
     def silence(self, node):
         """Kill the machine: no more heartbeats."""

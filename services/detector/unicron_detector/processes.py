@@ -73,8 +73,9 @@ class Processes:
         if task.started is not None:
             task.started = max(task.started, worker_number(order.worker, order.task))
         if node is None or order.incarnation in {"", node.incarnation}:
-            starting = OrderedWorker(worker=order.worker, task=order.task)
-            self._state.starting.setdefault(order.node, {})[order.slot] = starting
+            there = self._state.starting.setdefault(order.node, {})
+            if order.slot not in there or order.token >= there[order.slot].token:
+                there[order.slot] = OrderedWorker(worker=order.worker, task=order.task, token=order.token)
         return []
 
     def record_ready(self, _: WorkerReady) -> list[Message]:

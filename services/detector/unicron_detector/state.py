@@ -6,7 +6,7 @@ import msgspec
 
 from unicron.contracts import time_limits
 from unicron.contracts.events import FailureDetected
-from unicron.contracts.ranges import Count, Few, Label, Moment, Number, Seconds, Text
+from unicron.contracts.ranges import Count, Few, Label, Moment, Number, Seconds, Size, Text
 from unicron_detector.ladder import Ladder, Outage, Standstill
 
 EXPLAINS_S = 10.0
@@ -77,10 +77,15 @@ class LostNode(msgspec.Struct, kw_only=True):
 
 
 class OrderedWorker(msgspec.Struct, kw_only=True, array_like=True):
-    """A worker process that was ordered and has not reported yet."""
+    """A worker process that was ordered and has not reported yet.
+
+    Attributes:
+        token: of the order; one of an earlier instance may come late, and no agent obeys it then.
+    """
 
     worker: str
     task: str
+    token: Size = 0
 
 
 class LoggedLine(msgspec.Struct, kw_only=True, array_like=True):
@@ -237,8 +242,9 @@ class DetectorState(msgspec.Struct, kw_only=True):
     def may_exist(self, worker: str, task: str, node: str, slot: int) -> bool:
         """Return whether an unreported worker was ordered for this slot, or may have been."""
         known = self.tasks.get(task)
-        ordered = self.starting.get(node, {}).get(slot) == OrderedWorker(worker=worker, task=task)
-        return known is not None and (ordered or known.started is None)
+        ordered = self.starting.get(node, {}).get(slot)
+        meant = ordered is not None and (ordered.worker, ordered.task) == (worker, task)
+        return known is not None and (meant or known.started is None)
 
     def awaits_start(self, task: str) -> bool:
         """Return whether an ordered worker of a task has not reported yet."""

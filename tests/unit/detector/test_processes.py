@@ -25,6 +25,13 @@ def scene():
 # --- exits -----------------------------------------------------------------------------------------------------------
 
 
+def test_an_order_of_an_earlier_instance_that_comes_late_hides_no_worker(scene):
+    scene.start("w5", "n3", token=8)
+    scene.start("w4", "n3", token=7)  # no agent obeys it
+    [failure] = scene.exit("w5", exit_code=1)
+    assert (failure.severity, failure.worker) == (Severity.SEV2, "w5")
+
+
 def test_a_killed_worker_is_severity_2(scene):
     told = {"method": "process_supervision", "status": "exited_abnormally", **W1}
     reason = 'w1 was ended by SIGKILL; its last line was "step 3"'
