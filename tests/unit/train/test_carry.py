@@ -17,6 +17,7 @@ import re
 import threading
 import uuid
 import zoneinfo
+from types import MethodType
 from typing import NamedTuple
 
 import numpy as np
@@ -582,6 +583,24 @@ def test_a_bound_method_is_what_it_was_whatever_its_object_has_by_that_name():
     assert [each() for each in theirs["kept"]] == ["halves", "scales", Halves, Halves]
     assert theirs["kept"][0].__self__ is theirs["x"]
     assert theirs["x"].scale is len
+
+
+def test_a_method_that_a_script_binds_by_itself_is_bound_to_the_object_that_is_there():
+    def made():
+        def fused(own):
+            return own
+
+        thing = Halves()
+        thing.scale = MethodType(fused, thing)
+        return {"x": thing}
+
+    ours, theirs = made(), made()
+    (heap, spaces), (other, its_spaces) = numbered(ours), numbered(theirs)
+    own = theirs["x"].scale.__func__
+    ours["x"].forward = MethodType(ours["x"].scale.__func__, ours["x"])  # as where a model is unwrapped
+    other.restore(its_spaces, heap.snapshot(spaces, {}))
+    assert theirs["x"].forward() is theirs["x"]
+    assert theirs["x"].forward.__func__ is own
 
 
 def test_an_optimizer_whose_options_hold_a_function_is_carried_with_the_values_that_this_keeps():

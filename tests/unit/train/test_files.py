@@ -163,6 +163,10 @@ assert os.path.isdir(folder / "folder-newer")
 """
 
 
+PACKAGES = "from importlib.metadata import distributions; [*distributions"
+"""Looks for installed packages, which libraries do as they are imported: beside the script, too."""
+
+
 @pytest.fixture
 def _looks_are_put_back(monkeypatch):
     for name in ("stat", "lstat", "access", "open", "readlink", "listdir", "scandir", "mkdir"):
@@ -217,7 +221,7 @@ def test_what_was_made_since_the_loops_began_is_not_there_for_a_new_rank_and_sta
     [
         *('os.path.exists(folder / "newer")', 'os.access(folder / "newer", os.R_OK)', 'open(folder / "newer").close()'),
         *("os.listdir(folder)", "[*os.walk(folder)]", 'glob.glob(f"{folder}/n*")', '(folder / "newer").is_file()'),
-        *('os.path.exists(folder / "older")', 'os.listdir(folder / "other")'),
+        *('os.path.exists(folder / "older")', 'os.listdir(folder / "other")', f"{PACKAGES}(path=[str(folder)])]"),
     ],
 )
 def test_who_has_found_a_newer_file_before_that_was_known_finds_all_and_takes_no_place(tmp_path, ask):
@@ -242,7 +246,7 @@ def test_who_has_found_a_newer_file_before_that_was_known_finds_all_and_takes_no
         pytest.raises(NotCarriedError, match=f"looked for {tmp_path}/newer before") if found["found"] else nullcontext()
     ):
         files.check_begin()
-    assert found["found"] == ('"older"' not in ask and '"other"' not in ask)
+    assert found["found"] == all(each not in ask for each in ('"older"', '"other"', PACKAGES))
 
 
 @pytest.mark.parametrize("change", ["write_text('other')", "unlink()", "rename(path.with_name('moved'))", ""])

@@ -25,6 +25,8 @@ _libc = ctypes.CDLL(None)
 _stat, _lstat = os.stat, os.lstat
 _NOT_FOLLOWED = frozenset({"lstat", "readlink"})
 _KERNELS = ("/proc/", "/sys/", "/dev/")
+_FOR_CODE = ("unicron", "importlib", "linecache", "pkgutil", "zipimport")
+"""Beginnings of the names of modules that look for no script's files: among others for packages beside the script."""
 
 
 def born_at(path: Any, *, follows: bool = True) -> float | None:
@@ -79,7 +81,7 @@ class NewerFiles:
     def _is_hidden(self, path: Any, *, follows: bool = True) -> bool:
         if not isinstance(path, str | bytes | os.PathLike) or not self._has_changed(path, follows=follows):
             return False
-        return os.getpid() == self._pid and not _is_ours() and self.holds(path, follows=follows)
+        return os.getpid() == self._pid and not _is_for_code() and self.holds(path, follows=follows)
 
     def holds(self, path: Any, *, follows: bool = True) -> bool:
         """Return whether a file was made in the span, and not by this process as well."""
@@ -170,7 +172,7 @@ class FilesAsked(NewerFiles):
     _scan = _list
 
     def _counts(self, path: str) -> bool:
-        return not path.startswith(_KERNELS) and not _is_ours()
+        return not path.startswith(_KERNELS) and not _is_for_code()
 
 
 def _makes(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
@@ -185,15 +187,15 @@ def _absolute(path: Any) -> str:
     return os.path.abspath(os.fsdecode(path))  # noqa: PTH100 without a look at it
 
 
-def _is_ours() -> bool:
-    return str(caller(__name__).get("__name__", "")).startswith("unicron")
+def _is_for_code() -> bool:
+    return str(caller(__name__).get("__name__", "")).startswith(_FOR_CODE)
 
 
 class _Entries:
     """What `os.scandir` returns, without what is hidden."""
 
     def __init__(self, entries: Any, is_hidden: Callable[[Any], bool]) -> None:
-        self._entries, self._is_hidden, self._ours = entries, is_hidden, _is_ours()
+        self._entries, self._is_hidden, self._for_code = entries, is_hidden, _is_for_code()
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -201,7 +203,7 @@ class _Entries:
     def __next__(self) -> Any:
         """Return the next entry."""
         found = next(self._entries)
-        while not self._ours and self._is_hidden(found.path):
+        while not self._for_code and self._is_hidden(found.path):
             found = next(self._entries)
         return found
 
@@ -236,7 +238,7 @@ class FilesRead:
 
     def _open(self, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
         opened = self._usual(file, mode, *arguments, **named)
-        if self._notes and isinstance(file, str | bytes | os.PathLike) and {*mode} & {*"r+"} and not _is_ours():
+        if self._notes and isinstance(file, str | bytes | os.PathLike) and {*mode} & {*"r+"} and not _is_for_code():
             path = os.path.realpath(os.fsdecode(file))
             if not path.startswith((*_KERNELS, os.path.realpath(tempfile.gettempdir()) + os.sep)):
                 self._found.setdefault(path, _look(os.fstat(opened.fileno())))

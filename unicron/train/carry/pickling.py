@@ -56,7 +56,11 @@ def _reduce_method(thing: MethodType) -> Any:
         found = vars(cls).get(name)
         if found is function or getattr(found, "__func__", None) is function:
             return _method, (owner, place, name)
-    return MethodType, (function, owner)
+    return _bound, (function, owner)
+
+
+def _bound(function: Any, owner: Any) -> MethodType:
+    return MethodType(function, owner)  # which pickle can't name
 
 
 def _method(owner: Any, place: int, name: str) -> Any:
