@@ -137,6 +137,23 @@ def test_moments_that_differ_become_each_ranks_own_and_go_with_its_snapshot():
     assert torch.equal(new.optimizer.state[new.head]["exp_avg"], those[1].optimizer.state[those[1].head]["exp_avg"])
 
 
+def test_moments_that_a_rank_does_not_have_become_its_own_and_a_new_rank_has_none_either():
+    those = ranks()
+    for number, rank in enumerate(those):
+        rank.update()
+        if number:  # the update of this one is another rank's work
+            del rank.optimizer.state[rank.model.weight]
+    before = [rank.moments.look() for rank in those]
+    assert compared(those) == ["", "", ""]
+    assert [rank.moments.own for rank in those] == [{(0, 0), (0, 2)}] * 3
+    assert all(one != rank.moments.look() for one, rank in zip(before, those, strict=True)), "it goes along"
+    new = Rank({}, 2, 3)
+    new.update()  # it has begun with the first rank's
+    new.moments.set_state(those[2].moments.state())
+    assert new.model.weight not in new.optimizer.state
+    assert new.model.bias in new.optimizer.state
+
+
 def test_they_are_compared_again_when_four_times_as_many_iterations_are_done():
     those = ranks()
     for rank in those:
@@ -166,6 +183,7 @@ def test_digests_differ_where_a_tensor_does_and_nowhere_else(kinds, data):
     ]
     before = digests(named)
     assert before == digests([(name, each.clone()) for name, each in named])
+    assert before == digests(named[:1]) | digests(named[1:]), "whatever another rank has before it"
     full = [number for number, (_, each) in enumerate(named) if each.numel()]
     if not full:
         return

@@ -45,23 +45,33 @@ class Moments(Stateful):
             places = (each for group in optimizer.param_groups for each in group["params"])
             yield from (((number, index), each) for index, each in enumerate(places))
 
-    def shared(self, names: Mapping[int, str]) -> Iterator[tuple[str, tuple[int, int], torch.Tensor]]:
-        """Yield the moments that other ranks should have, too: by name, with their parameter's place.
+    def shared(self, names: Mapping[int, str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the moments that other ranks should have, too, by name.
 
         Args:
             names: of parameters, by identity.
         """
         for place, parameter in self._parameters():
-            if place not in self.own:
-                state = self._optimizers[place[0]].state.get(parameter, {})
-                name = names.get(id(parameter), f"{place[1]} of {type(self._optimizers[place[0]]).__name__}")
-                for key, each in state.items():
-                    if isinstance(each, torch.Tensor):
-                        yield f"{MOMENT} {name}: {key}", place, each
+            for key, each in self._optimizers[place[0]].state.get(parameter, {}).items():
+                if place not in self.own and isinstance(each, torch.Tensor):
+                    yield f"{self._name(place, parameter, names)}{key}", each
+
+    def keep_own(self, different: Iterable[str], names: Mapping[int, str]) -> None:
+        """Have all moments of a parameter be this rank's own where some rank has others, or has none."""
+        found = tuple(different)
+        for place, parameter in self._parameters():
+            name = self._name(place, parameter, names)
+            if any(each.startswith(name) for each in found):
+                self.own.add(place)
+
+    def _name(self, place: tuple[int, int], parameter: torch.Tensor, names: Mapping[int, str]) -> str:
+        """Return how the names of a parameter's moments begin, on all ranks alike."""
+        usual = f"{place[1]} of {type(self._optimizers[place[0]]).__name__}"
+        return f"{MOMENT} {names.get(id(parameter), usual)}: "
 
     def look(self) -> Any:
         """Return what shows a change."""
-        return [
+        return sorted(self.own), [
             (place, key, each._version if isinstance(each, torch.Tensor) else each)  # noqa: SLF001 as tensors are watched
             for place, state in self._states()
             for key, each in state.items()
@@ -74,10 +84,12 @@ class Moments(Stateful):
     def set_state(self, state: Any) -> None:
         """Have them be as another process had them."""
         own, found = state
-        self.own = {*map(tuple, own)}
-        parameters = dict(self._parameters())
-        for place, each in found:
-            self._optimizers[place[0]].state[parameters[tuple(place)]] = each
+        self.own, there = {*map(tuple, own)}, {tuple(place): each for place, each in found}
+        for place, parameter in self._parameters():
+            if place in there:
+                self._optimizers[place[0]].state[parameter] = there[place]
+            elif place in self.own:  # that process had none, as the share of the update was another's
+                self._optimizers[place[0]].state.pop(parameter, None)
 
     def _states(self) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
         for place, parameter in self._parameters():
@@ -146,7 +158,7 @@ class Alike:
             return
         self._at, self._due = iteration, AGAIN * iteration
         names = {id(each): name for name, each in self._models.named_parameters()}
-        self._mine = self.digest_parameters() | digests((name, one) for name, _, one in self._moments.shared(names))
+        self._mine = self.digest_parameters() | digests(self._moments.shared(names))
         self._mine |= {f"{BESIDE} {name}": each for name, each in self._beside.digests().items()}
         notices.leave(ALL, msgspec.msgpack.encode((iteration, self._mine)))
         notices.leave(TOTAL, msgspec.msgpack.encode((iteration, total_of(self._mine))))
@@ -193,9 +205,7 @@ class Alike:
         beside = [name for name in different if name.startswith(BESIDE)]
         self._beside.own |= {name.removeprefix(f"{BESIDE} ") for name in beside}
         self._beside.alike |= {name.removeprefix(f"{BESIDE} ") for name in self._mine if name.startswith(BESIDE)}
-        names = {id(each): name for name, each in self._models.named_parameters()}
-        places = {name: place for name, place, _ in self._moments.shared(names)}
-        self._moments.own |= {places[name] for name in different if name in places}
+        self._moments.keep_own(different, {id(each): name for name, each in self._models.named_parameters()})
         return next((name for name in different if name.startswith(PARAMETER)), "")
 
 

@@ -103,9 +103,12 @@ def digests(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
             small.setdefault((mine.device, flat.element_size()), []).append((name, flat.view(torch.uint8)))
     for (device, size), those in small.items():
         words = torch.cat([each for _, each in those]).view(INTEGERS[size]).to(torch.int64)
-        mixed = words * ((torch.arange(len(words), device=device) * 2 + 1) * _signed(ODD))
+        counts = torch.tensor([len(each) // size for _, each in those], device=device)
+        ends = counts.cumsum(0) - 1
+        # from each tensor's own first word on: another rank may have others before it
+        places = torch.arange(len(words), device=device) - (ends - counts + 1).repeat_interleave(counts)
+        mixed = words * ((places * 2 + 1) * _signed(ODD))
         sums = (mixed ^ (mixed >> SHIFT)).cumsum(0)
-        ends = torch.tensor([len(each) // size for _, each in those], device=device).cumsum(0) - 1
         until = sums[ends]
         until[1:] -= sums[ends[:-1]]
         found |= zip((name for name, _ in those), until.tolist(), strict=True)
