@@ -67,7 +67,7 @@ def test_ranks_that_are_alike_confirm_that_and_keep_only_what_is_their_own():
     assert not any(rank.alike.is_confirmed for rank in those)
     assert compared(those) == ["", "", ""]
     assert all(rank.alike.is_confirmed for rank in those)
-    assert all(rank.moments.own == {(0, 2)} for rank in those), "moments of what is not reduced"
+    assert all(rank.moments.own == {2} for rank in those), "moments of what is not reduced"
 
 
 def test_no_rank_confirms_before_all_have_come_so_far():
@@ -128,7 +128,7 @@ def test_moments_that_differ_become_each_ranks_own_and_go_with_its_snapshot():
         rank.update()
         rank.optimizer.state[rank.model.bias]["exp_avg"].fill_(number)
     assert compared(those) == ["", "", ""]
-    assert all(rank.moments.own == {(0, 1), (0, 2)} for rank in those)
+    assert all(rank.moments.own == {1, 2} for rank in those)
     new = Rank({}, 1, 3)
     new.update(scale=3.0, head=5.0)
     new.moments.set_state(those[1].moments.state())
@@ -145,13 +145,70 @@ def test_moments_that_a_rank_does_not_have_become_its_own_and_a_new_rank_has_non
             del rank.optimizer.state[rank.model.weight]
     before = [rank.moments.look() for rank in those]
     assert compared(those) == ["", "", ""]
-    assert [rank.moments.own for rank in those] == [{(0, 0), (0, 2)}] * 3
+    assert [rank.moments.own for rank in those] == [{0, 2}] * 3
     assert all(one != rank.moments.look() for one, rank in zip(before, those, strict=True)), "it goes along"
     new = Rank({}, 2, 3)
     new.update()  # it has begun with the first rank's
     new.moments.set_state(those[2].moments.state())
     assert new.model.weight not in new.optimizer.state
     assert new.model.bias in new.optimizer.state
+
+
+def rank_without(number=2):
+    """Return ranks that have compared when none of them had moments of the weight."""
+    those = ranks()
+    for rank in those:
+        rank.update()
+        del rank.optimizer.state[rank.model.weight]
+    compared(those)
+    assert those[number].moments.alike == {1}
+    return those
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_moments_that_were_never_compared_go_along_with_whoever_has_them_and_with_nobody_else(has):
+    those = rank_without()
+    before = those[2].moments.look()
+    if has:
+        those[2].update()
+    assert (before != those[2].moments.look()) == has
+    new = Rank({}, 2, 3)
+    new.update()
+    new.moments.set_state(those[2].moments.state())
+    assert (new.model.weight in new.optimizer.state) == has
+    assert new.model.bias in new.optimizer.state
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["all", "one"])
+def test_new_moments_are_compared_at_once_where_all_ranks_have_them_and_else_when_that_is_due(late):
+    those = rank_without()
+    for iteration in range(2, 16):
+        if iteration == 6:
+            for rank in those if late else those[1:2]:
+                rank.update()
+                if not late:
+                    rank.optimizer.state.pop(rank.head)  # that of the others is as old
+        assert compared(those, iteration) == [""] * 3
+        assert [0 in rank.moments.alike for rank in those] == [late and iteration >= 6] * 3
+    if not late:
+        with torch.no_grad():  # the others come to the same parameters
+            for rank in (those[0], those[2]):
+                rank.model.load_state_dict(those[1].model.state_dict())
+        assert compared(those, 16) == [""] * 3
+        assert all(0 in rank.moments.own for rank in those)
+
+
+def test_a_new_rank_is_compared_when_the_others_are():
+    those = ranks()
+    for rank in those:
+        rank.update()
+    compared(those)
+    new = those[2] = Rank(those[0].notices._left, 2, 3)
+    new.update()
+    new.alike.confirm(3)
+    new.update(scale=7.0)
+    assert compared(those, 3) == [""] * 3
+    assert compared(those, 4) == ["parameter weight"] * 3
 
 
 def test_they_are_compared_again_when_four_times_as_many_iterations_are_done():

@@ -1,8 +1,8 @@
 """What is alike on all ranks of a script, and what is a rank's own: found before anything counts on it.
 
 A new rank gets parameters and moments from another one. So each rank digests its own at the same few iterations and
-compares them with the others'. Moments that differ are carried in the rank's own snapshot; parameters that do are what
-the script is trained to, and nobody else has them.
+compares them with the others'. Moments that differ, or were compared by nobody yet, are carried in the rank's own
+snapshot; parameters that do are what the script is trained to, and nobody else has them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +19,9 @@ from unicron.train.snapshots.digest import digests
 FIRST, AGAIN = 1, 4
 """Iterations at whose beginning ranks are compared: the first, and each with so many times as many as the last."""
 
+APART = 4
+"""Iterations that a comparison for new moments stays away from the next one that is due anyway."""
+
 PARAMETER, MOMENT, BESIDE = "parameter", "optimizer's state of", "beside the model:"
 
 TOTAL, ALL, CAME = "total", "digests", "compared"
@@ -26,24 +29,31 @@ TOTAL, ALL, CAME = "total", "digests", "compared"
 
 
 class Moments(Stateful):
-    """The parts of optimizers' states that are this rank's own.
+    """The parts of optimizers' states that are this rank's own, or may be.
 
     Args:
         optimizers: of the script.
         shared: parameters whose gradients are reduced over the ranks, by identity: their moments are alike, as a rule.
-
-    Attributes:
-        own: the parameters whose moments are this rank's, by the numbers of the optimizer and of the parameter in it.
     """
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], shared: set[int]) -> None:
         self._optimizers = list(optimizers)
-        self.own = {place for place, each in self._parameters() if id(each) not in shared}
+        self._own, self._alike = 0, 0  # a bit for each parameter, so that it costs nothing to carry them
+        self._own = _bits(number for number, _, each in self._parameters() if id(each) not in shared)
 
-    def _parameters(self) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:
-        for number, optimizer in enumerate(self._optimizers):
-            places = (each for group in optimizer.param_groups for each in group["params"])
-            yield from (((number, index), each) for index, each in enumerate(places))
+    @property
+    def own(self) -> set[int]:
+        """The parameters whose moments are this rank's, by their numbers in the optimizers, one after the other."""
+        return {number for number, *_ in self._parameters() if self._own >> number & 1}
+
+    @property
+    def alike(self) -> set[int]:
+        """Those whose moments were compared and are the same on all ranks; of all others they go along."""
+        return {number for number, *_ in self._parameters() if self._alike >> number & 1}
+
+    def _parameters(self) -> Iterator[tuple[int, torch.optim.Optimizer, torch.Tensor]]:
+        places = ((one, each) for one in self._optimizers for group in one.param_groups for each in group["params"])
+        return ((number, *place) for number, place in enumerate(places))
 
     def shared(self, names: Mapping[int, str]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the moments that other ranks should have, too, by name.
@@ -51,50 +61,67 @@ class Moments(Stateful):
         Args:
             names: of parameters, by identity.
         """
-        for place, parameter in self._parameters():
-            for key, each in self._optimizers[place[0]].state.get(parameter, {}).items():
-                if place not in self.own and isinstance(each, torch.Tensor):
-                    yield f"{self._name(place, parameter, names)}{key}", each
+        for number, optimizer, parameter in self._parameters():
+            for key, each in optimizer.state.get(parameter, {}).items():
+                if not self._own >> number & 1 and isinstance(each, torch.Tensor):
+                    yield f"{_beginning(number, parameter, names)}{key}", each
 
-    def keep_own(self, different: Iterable[str], names: Mapping[int, str]) -> None:
-        """Have all moments of a parameter be this rank's own where some rank has others, or has none."""
+    def new(self) -> set[int]:
+        """Return the parameters that have moments of which nobody knows yet whether they are alike."""
+        return {number for number, *_ in self._states() if not self._own >> number & 1}
+
+    def keep_own(self, different: Iterable[str], compared: Iterable[int], names: Mapping[int, str]) -> None:
+        """Have all moments of a parameter be this rank's own where some rank has others, or has none.
+
+        Args:
+            different: names of moments.
+            compared: the parameters that had any when they were compared.
+            names: of parameters, by identity.
+        """
         found = tuple(different)
-        for place, parameter in self._parameters():
-            name = self._name(place, parameter, names)
-            if any(each.startswith(name) for each in found):
-                self.own.add(place)
-
-    def _name(self, place: tuple[int, int], parameter: torch.Tensor, names: Mapping[int, str]) -> str:
-        """Return how the names of a parameter's moments begin, on all ranks alike."""
-        usual = f"{place[1]} of {type(self._optimizers[place[0]]).__name__}"
-        return f"{MOMENT} {names.get(id(parameter), usual)}: "
+        for number, _, parameter in self._parameters() if found else ():
+            name = _beginning(number, parameter, names)
+            self._own |= any(each.startswith(name) for each in found) << number
+        self._alike = (self._alike | _bits(compared)) & ~self._own
 
     def look(self) -> Any:
         """Return what shows a change."""
-        return sorted(self.own), [
-            (place, key, each._version if isinstance(each, torch.Tensor) else each)  # noqa: SLF001 as tensors are watched
-            for place, state in self._states()
-            for key, each in state.items()
-        ]
+        return (
+            self._own,
+            self._alike,
+            [
+                (number, key, each._version if isinstance(each, torch.Tensor) else each)  # noqa: SLF001 as tensors are watched
+                for number, _, _, state in self._states()
+                for key, each in state.items()
+            ],
+        )
 
     def state(self) -> Any:
         """Return them."""
-        return sorted(self.own), [(place, dict(state)) for place, state in self._states()]
+        return self._own, self._alike, {number: dict(state) for number, *_, state in self._states()}
 
     def set_state(self, state: Any) -> None:
         """Have them be as another process had them."""
-        own, found = state
-        self.own, there = {*map(tuple, own)}, {tuple(place): each for place, each in found}
-        for place, parameter in self._parameters():
-            if place in there:
-                self._optimizers[place[0]].state[parameter] = there[place]
-            elif place in self.own:  # that process had none, as the share of the update was another's
-                self._optimizers[place[0]].state.pop(parameter, None)
+        self._own, self._alike, found = state
+        for number, optimizer, parameter in self._parameters():
+            if number in found:
+                optimizer.state[parameter] = found[number]
+            elif not self._alike >> number & 1:  # that process had none, as the share of the update was another's
+                optimizer.state.pop(parameter, None)
 
-    def _states(self) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
-        for place, parameter in self._parameters():
-            if place in self.own and (state := self._optimizers[place[0]].state.get(parameter)):
-                yield place, state
+    def _states(self) -> Iterator[tuple[int, torch.optim.Optimizer, torch.Tensor, dict[str, Any]]]:
+        for number, optimizer, parameter in self._parameters():
+            if not self._alike >> number & 1 and (state := optimizer.state.get(parameter)):
+                yield number, optimizer, parameter, state
+
+
+def _bits(numbers: Iterable[int]) -> int:
+    return sum(1 << number for number in numbers)
+
+
+def _beginning(number: int, parameter: torch.Tensor, names: Mapping[int, str]) -> str:
+    """Return how the names of a parameter's moments begin, on all ranks alike."""
+    return f"{MOMENT} {names.get(id(parameter), f'parameter {number}')}: "
 
 
 def total_of(found: Mapping[str, int]) -> bytes:
@@ -139,8 +166,12 @@ class Alike:
         self._rank, self._size, self._models, self._trained, self._moments = rank, size, models, trained, moments
         self._beside = beside
         self._due, self._at = FIRST, -1
-        self._mine = dict[str, int]()
+        self._mine, self._new = dict[str, int](), set[int]()
         self.is_confirmed = size == 1
+
+    def confirm(self, iteration: int) -> None:
+        """Have this rank be as the one whose place it takes: it is compared when the others are."""
+        self._due, self.is_confirmed = _due_after(iteration - 1), True
 
     def digest_parameters(self) -> dict[str, int]:
         """Return digests of the parameters that all ranks should have alike."""
@@ -150,13 +181,18 @@ class Alike:
     def begin(self, iteration: int, notices: Notices) -> None:
         """Leave this rank's digests for the others, where a comparison is due and none is under way.
 
+        It is as well where there are moments of other parameters than the last time, which all ranks begin to have in
+        the same iteration, as a rule.
+
         Args:
             iteration: that comes next.
             notices: by which ranks tell one another.
         """
-        if self._at >= 0 or iteration < self._due:
+        new = self._moments.new()
+        early = self._at < 0 and self.is_confirmed and new - self._new and iteration + APART <= self._due
+        if not early and iteration < self._due:
             return
-        self._at, self._due = iteration, AGAIN * iteration
+        self._at, self._new, self._due = iteration, new, _due_after(iteration) if iteration >= self._due else self._due
         names = {id(each): name for name, each in self._models.named_parameters()}
         self._mine = self.digest_parameters() | digests(self._moments.shared(names))
         self._mine |= {f"{BESIDE} {name}": each for name, each in self._beside.digests().items()}
@@ -169,21 +205,25 @@ class Alike:
         Returns:
             a parameter that is not the same on all ranks; empty where none is known.
         """
-        if self._at < 0 or (found := self._compare(notices) if self._rank == 0 else self._read(notices)) is None:
+        at = self._at
+        if at < 0 or (found := self._compare(notices) if self._rank == 0 else self._read(notices)) is None:
             return ""
         self._at, self.is_confirmed = -1, True
-        return self._keep_own(found)
+        return self._keep_own(found.different, self._new if found.iteration == at else ())
 
-    def _read(self, notices: Notices) -> list[str] | None:
+    def _read(self, notices: Notices) -> Comparison | None:
         [left] = notices.read_left([CAME], [0])
         found = msgspec.msgpack.decode(left, type=Comparison) if left else Comparison(-1, [])
-        return found.different if found.iteration >= self._at else None
+        return found if found.iteration >= self._at else None
 
-    def _compare(self, notices: Notices) -> list[str] | None:
+    def _compare(self, notices: Notices) -> Comparison | None:
         others = range(1, self._size)
         [own, *left] = notices.read_left([TOTAL], range(self._size))
         totals = [msgspec.msgpack.decode(each, type=tuple[int, bytes]) if each else (-1, b"") for each in left]
         if not own or any(iteration < self._at for iteration, _ in totals):
+            return None
+        if any(iteration > self._at for iteration, _ in totals):  # only this rank had something new to compare
+            self._at = -1
             return None
         mine = msgspec.msgpack.decode(own, type=tuple[int, bytes])
         different = dict[str, None]()
@@ -197,16 +237,25 @@ class Alike:
                 names = self._mine | theirs
                 compared = (name for name in names if _is_known(name, self._mine, theirs))
                 different |= dict.fromkeys(name for name in compared if self._mine.get(name) != theirs.get(name))
-        notices.leave(CAME, msgspec.msgpack.encode(Comparison(self._at, list(different))))
-        return list(different)
+        came = Comparison(self._at, list(different))
+        notices.leave(CAME, msgspec.msgpack.encode(came))
+        return came
 
-    def _keep_own(self, different: list[str]) -> str:
+    def _keep_own(self, different: list[str], compared: Iterable[int]) -> str:
         """Have moments, and what is beside models, be this rank's own where it differs; return what can't be."""
         beside = [name for name in different if name.startswith(BESIDE)]
         self._beside.own |= {name.removeprefix(f"{BESIDE} ") for name in beside}
         self._beside.alike |= {name.removeprefix(f"{BESIDE} ") for name in self._mine if name.startswith(BESIDE)}
-        self._moments.keep_own(different, {id(each): name for name, each in self._models.named_parameters()})
+        self._moments.keep_own(different, compared, {id(each): name for name, each in self._models.named_parameters()})
         return next((name for name in different if name.startswith(PARAMETER)), "")
+
+
+def _due_after(iteration: int) -> int:
+    """Return the iteration after this one at which all ranks compare next, whatever each of them has seen."""
+    due = FIRST
+    while due <= iteration:
+        due *= AGAIN
+    return due
 
 
 def _is_known(name: str, ours: Mapping[str, int], theirs: Mapping[str, int]) -> bool:

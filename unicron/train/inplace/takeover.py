@@ -126,7 +126,7 @@ class Takeover:
             self._records.publish_refusal(str(error))
             self._report_unusable(error)
             raise
-        self._alike.is_confirmed = True
+        self._alike.confirm(self._member.core.iteration)
 
     def begin_again(self, why: str) -> NoReturn:
         """Restart all ranks, as this process would not continue as the rank which it replaces."""

@@ -74,8 +74,8 @@ class Trained:
         carried += [each for each in models.buffers() if each.nbytes > LARGE_BYTES]
         first = {id(each) for model in self.models for each in model.given_tensors()} - trained
         tensors = [Given(each) if id(each) in first else each for each in (*models.parameters(), *models.buffers())]
-        digests = [Given(model.given_digest) for model in self.models]
-        changed = [*self.models, *models.modules(), *tensors, *digests]
+        given = [Given(self.moments), *(Given(model.given_digest) for model in self.models)]
+        changed = [*self.models, *models.modules(), *tensors, *given]
         return [*carried, *self.optimizers], changed, {"moments": self.moments}
 
     @property
