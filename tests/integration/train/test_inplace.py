@@ -399,6 +399,20 @@ LOOKS_EARLY = (
 )
 
 
+LOCKS = LOOSE.replace("seen = step = 0", "lock = None; import threading; seen = step = 0").replace(
+    "        optimizer.step()\n",
+    "        if lock is not None:\n            lock.release()\n"
+    "        lock = threading.Lock(); lock.acquire()\n        optimizer.step()\n",
+)
+
+
+async def test_who_lacks_a_variable_that_can_not_go_along_and_reads_it_takes_no_place(scene):
+    async with disturbed(scene, LOCKS, (10,), calm=LOOSE) as run:
+        await run.at(10)
+        await run.strike(1)
+    assert run.begun.count(0) > 1
+
+
 async def test_who_has_found_what_the_loop_has_made_before_that_was_known_takes_no_place(scene):
     async with disturbed(scene, LOOSE.replace(LOOKS, LOOKS_EARLY), (10,), calm=LOOSE) as run:
         await run.at(10)
@@ -418,6 +432,7 @@ async def test_who_has_found_what_the_loop_has_made_before_that_was_known_takes_
             "more than 1 MiB",
         ),
         ("(model(last)", "(model.module(last)", "from a gradient that is not reduced over the ranks"),
+        ("(model(", "(model.module(", "from a gradient that is not reduced over the ranks"),
     ],
 )
 async def test_what_no_replacement_would_have_is_trained_and_said(scene, tmp_path, line, instead, told):

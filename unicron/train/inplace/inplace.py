@@ -170,6 +170,11 @@ class InPlace:
             if ending.code is None or ending.code == 0:
                 self._finish(f"by sys.exit() at {script_line(traceback.extract_tb(ending.__traceback__))}")
             raise
+        except NameError as error:
+            if self._takeover.has_taken:
+                where = script_line(traceback.extract_tb(error.__traceback__))
+                self._takeover.begin_again(f"{error} at {where}, as it can't go along to a new rank")
+            raise
         self._finish(f"at the end of {Path(sys.argv[0]).name}")
 
     def _finish(self, where: str) -> None:
