@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from unicron.contracts.frames import LIMIT
 from unicron.contracts.worker import NOWHERE
 from unicron.train.carry.kinds import NotCarriedError
+from unicron.train.inplace.inplace import InPlace
 from unicron.train.inplace.records import Records, untrusted_reason
 from unicron.train.inplace.takeover import Takeover
 from unicron.train.loops.active_loops import LoopPlace, LoopSnapshot
@@ -59,3 +60,16 @@ def test_what_can_not_be_carried_is_tried_with_no_older_copy():
     for groups.restored in (True, False):  # else only this process was in vain
         takeover._report_unusable(NotCarriedError("`x` has changed here on the way to the loop"))
     assert [(each.epoch, each.iteration) for each in told] == [(3, 0)]
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_variable_that_is_missing_is_no_fault_of_the_script_in_a_process_that_has_taken_a_ranks_place(taken):
+    def begin_again(why):
+        raise NotCarriedError(why)
+
+    rank = SimpleNamespace(_takeover=SimpleNamespace(has_taken=taken, begin_again=begin_again))
+    with (
+        pytest.raises(NotCarriedError if taken else NameError, match="'saving' is not defined"),
+        InPlace.run_to_end(rank),
+    ):
+        exec("saving.result()", {})

@@ -86,6 +86,7 @@ def install(channel: AgentChannel | None, seed: Seed | None = None) -> InPlace:
         ),
     ):
         setattr(place, name, mended)
+    mine.trained.watch_data()
     register_optimizer_step_pre_hook(lambda optimizer, *_: mine.iteration.before_update(optimizer))
     register_optimizer_step_post_hook(lambda optimizer, *_: mine.iteration.after_update(optimizer))
     return mine

@@ -1,7 +1,7 @@
 """The models and optimizers that a script has made: which of them are carried apart, and which gradients reduced."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -28,6 +28,24 @@ class Trained:
         self.sharded: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self._known = list[int]()
+        self._watched, self._touched = set[int](), 0
+
+    def watch_data(self) -> None:
+        """Count the uses of trained parameters' `data` by anybody: what is changed by way of it raises no version."""
+        plain: Any = torch.Tensor.data
+
+        def touch(parameter: torch.Tensor) -> None:
+            self._touched += id(parameter) in self._watched
+
+        def read(parameter: torch.Tensor) -> torch.Tensor:
+            touch(parameter)
+            return cast("torch.Tensor", plain.__get__(parameter))
+
+        def write(parameter: torch.Tensor, value: torch.Tensor) -> None:
+            touch(parameter)
+            plain.__set__(parameter, value)
+
+        setattr(torch.nn.Parameter, "data", property(read, write))  # noqa: B010 a name of a type, to the type checker
 
     def add_sharded(self, module: torch.nn.Module) -> None:
         """Add a module that was sharded over the ranks; those inside of it come before it."""
@@ -66,7 +84,7 @@ class Trained:
             name.
         """
         models, trained = self.modules(), self.reduced
-        self.moments = Moments(() if self.sharded else self.optimizers, trained)
+        self.moments, self._watched = Moments(() if self.sharded else self.optimizers, trained), trained
         self._known = self._identities()
         carried: list[torch.Tensor] = [
             each for each in models.parameters() if self.sharded or id(each) in trained or each.nbytes > LARGE_BYTES
@@ -93,8 +111,9 @@ class Trained:
         return torch.nn.ModuleList([each.module for each in self.models] or self.sharded)
 
     def versions(self) -> int:
-        """Return the sum of the versions of trained parameters, which grows as they are changed."""
-        return sum(each._version for model in self.models for each in model.reduced)  # noqa: SLF001 there is no other way to it
+        """Return a sum over trained parameters, which grows as they are changed, or may be."""
+        versions = (each._version for model in self.models for each in model.reduced)  # noqa: SLF001 there is no other way to it
+        return sum(versions) + self._touched
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Return the parameters of all models."""

@@ -352,6 +352,8 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _as_dense(gradient: torch.Tensor) -> torch.Tensor:
+    if gradient.layout == torch.sparse_coo:
+        gradient = gradient.coalesce()  # adds up in the order of gloo, which does the same
     return gradient if gradient.layout == torch.strided else gradient.to_dense()
 
 
