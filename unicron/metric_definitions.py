@@ -81,7 +81,7 @@ FAMILIES = {
             COUNTER,
             ("source", "kind"),
             "all",
-            "What a person should look at; `kind` is the watchdog (watchdogs.md), or `other`.",
+            "What a person should look at; `kind` is the watchdog (docs/reference/watchdogs.md), or `other`.",
         ),
         Family(
             "unicron_lease_changes_total", COUNTER, ("source",), "services", "How often this instance took the lease."

@@ -28,7 +28,7 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
             topology file or Slurm says.
         domain: of NVLink that the node is in: tensor-parallel groups stay inside of one; empty: as the topology file,
             Slurm or the driver of the GPUs says.
-        topology: file that says in which racks and NVLink domains nodes are (docs/operations.md); empty for none.
+        topology: file that says in which racks and NVLink domains nodes are (docs/howto/racks.md); empty for none.
         machine: id of this machine at the provisioner, which has asked for it; empty where a person has started it.
         pool: that this node belongs to; empty for none.
         heartbeat_s: seconds between signs of life.
@@ -38,7 +38,7 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
         hang_s: seconds without progress after which any worker that still answers counts as hung.
         between_s: seconds that a script may be busy between two iterations, with an evaluation, say.
         kernel_log: the kernel's log of this machine, /dev/kmsg or a file that a log daemon writes; empty: not watched.
-        rules: folder of TOML files with rules of your own, tried before ours (docs/operations.md); empty for none.
+        rules: folder of TOML files with rules of your own, tried before ours (docs/howto/machines.md); empty for none.
         leave_s: seconds that it takes at most to hand over its states, once its node is announced to go.
         disk_free: share of a file system, or of its inodes, below which an alert says that it is nearly full; 50 GiB
             are enough of any.

@@ -34,7 +34,7 @@ class DetectorSettings(Settings, kw_only=True, frozen=True):
         no_progress: memberships that fail in one iteration, one after the other, before the task is held to be broken.
         count_all: whether those count that no program has ended itself (signals, machines, networks); else such a task
             waits for longer and longer, and is not ended.
-        rules: folder of TOML files with rules of your own, tried before ours (docs/operations.md); empty for none.
+        rules: folder of TOML files with rules of your own, tried before ours (docs/howto/machines.md); empty for none.
     """
 
     process: ClassVar[str] = "detector"

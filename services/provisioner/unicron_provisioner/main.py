@@ -20,7 +20,7 @@ class ProvisionerSettings(Settings, kw_only=True, frozen=True):
     """The provisioner: which machines come and go.
 
     Attributes:
-        pools: path of a TOML file of pools, see [pools.md](pools.md); empty: there are none.
+        pools: path of a TOML file of pools, see [pools](../howto/pools.md); empty: there are none.
         pool_dir: folder of a cluster of this machine, such as .unicron, whose keys `local` pools use and in which they
             keep their machines; empty: that of the file.
         observe_only: whether all pools only say what would be done, as by their own `observe`.

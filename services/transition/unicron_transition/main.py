@@ -22,7 +22,7 @@ class TransitionSettings(Settings, kw_only=True, frozen=True):
         idle_s: how long a task without slots keeps its state in the memory of nodes, where it has a storage; then it is
             written there and removed from memory.
         observe_only: whether the cluster only says what it would do by itself, see
-            [production.md](production.md#observe-only); users are obeyed.
+            [observe only](../howto/observe-only.md); users are obeyed.
     """
 
     process: ClassVar[str] = "transition"

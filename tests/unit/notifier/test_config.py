@@ -151,7 +151,7 @@ def test_a_file_that_is_none_is_refused(tmp_path):
 
 
 def test_the_file_in_the_docs_is_in_order(tmp_path):
-    page = (ROOT / "docs" / "operations.md").read_text()
+    page = (ROOT / "docs" / "howto" / "notify.md").read_text()
     [text] = re.findall(r"^```toml\n(.*?)```", page, re.DOTALL | re.MULTILINE)
     file = tmp_path / "notify.toml"
     file.write_text(text)
