@@ -263,6 +263,24 @@ def test_readme_is_two_screens_long_and_the_architecture_250_lines():
     assert len(ARCHITECTURE.read_text().splitlines()) <= 250
 
 
+SHORT = [page for page in PAGES if page.parent.name in {"start", "howto"}]
+
+
+@pytest.mark.parametrize("page", SHORT, ids=name_of)
+def test_a_page_for_one_question_says_first_for_whom_it_is_and_is_short(page):
+    text = page.read_text()
+    title, purpose, *_ = text.split("\n\n")
+    assert re.fullmatch(r"# .+", title)
+    assert purpose.startswith("For "), "begin with who reads it, and what for"
+    assert len(text.split()) < 1500, "what is left belongs into docs/reference"
+
+
+def test_the_list_of_pages_has_each_page():
+    listed = set(re.findall(r"\]\(([^)\s]+)\)", (ROOT / "docs" / "README.md").read_text()))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert pages - listed == {"README.md"}
+
+
 def test_the_page_of_the_demo_explains_the_columns_of_its_report():
     text = (REFERENCE / "demo.md").read_text()
     screen = Console(width=160, file=io.StringIO())

@@ -161,5 +161,6 @@ def test_the_file_in_the_docs_is_in_order(tmp_path):
     config = load(str(file))
     assert {each.given.__struct_config__.tag for each in config.channels.values()} == {*KINDS} - {"teams"}
     assert config.heartbeat
+    page = (ROOT / "docs" / "reference" / "notifications.md").read_text()
     table = page[page.index("| kind | severity | reported when |") :]
     assert set(re.findall(r"^\| `(\w+)` \|", table[: table.index("\n\n")], re.MULTILINE)) == set(map(str, rules.KINDS))
