@@ -21,7 +21,7 @@ def meanings(kind: type[Settings]) -> dict[str, str]:
     found: dict[str, str] = {}
     names: list[str] = []
     for line in attributes.splitlines():
-        entry = re.match(r" {8}([a-z_, ]+): (.*)", line)
+        entry = re.match(r" {8}([a-z_][a-z_, ]*): (.*)", line)
         if entry:
             names = entry[1].split(", ")
             found |= dict.fromkeys(names, entry[2])
