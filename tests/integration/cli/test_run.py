@@ -16,7 +16,7 @@ from unicron.checks import task_problems
 from unicron.contracts.tasks import UNCOUNTED, Healing
 from unicron.errors import InvalidInputError
 
-PAGE = ROOT / "docs" / "start" / "script.md"
+DOCS = ROOT / "docs"
 
 SCRIPT = """
 import os, sys
@@ -115,11 +115,24 @@ print("ends", step, flush=True)
 
 
 @pytest.mark.exhaustive("healing in place is shown without the command, and the command by restarts")
-def test_the_first_page_word_for_word(tmp_path):
-    [script] = [match[3] for match in FENCED.finditer(PAGE.read_text()) if match[2] == "python"]
+def test_the_first_page_and_that_on_healing_in_place_word_for_word(tmp_path):
+    [script] = [
+        match[3] for match in FENCED.finditer((DOCS / "start" / "script.md").read_text()) if match[2] == "python"
+    ]
     (tmp_path / "train.py").write_text(script)
-    [words] = [words for line in typed(PAGE) if "types it" in line.why_not for words in line.commands()]
-    ended = run(tmp_path, *words[2:])
+    first, again, drill = [
+        words
+        for page in ("start/script.md", "howto/in-place.md")
+        for line in typed(DOCS / page)
+        if "types it" in line.why_not
+        for words in line.commands()
+    ]
+    assert first == again
+    tried = run(tmp_path, *drill[2:])
+    assert tried.returncode == 0, tried.stderr
+    assert "could take the place of rank 1: on trial" in tried.stderr
+    assert not (tmp_path / "struck").exists(), "it ends with the drill"
+    ended = run(tmp_path, *first[2:])
     assert ended.returncode == 0, ended.stderr
     assert "the cluster is at" in ended.stderr
     assert "in place: another process could take the place of rank 1" in ended.stderr
