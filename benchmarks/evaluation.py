@@ -1,6 +1,6 @@
 """The paper's evaluation made anew in virtual time: figures 3b, 9, 10 and 11.
 
-With --write, the pictures and the tables of docs/evaluation.md are made anew. Each ratio is the median over seeds,
+With --write, the pictures and the tables of docs/reference are made anew. Each ratio is the median over seeds,
 which differ in when and where failures strike.
 
 Figures ending in `_as_planned` begin with the plan that the objective of the paper gives; the others with one in which
@@ -23,7 +23,7 @@ from benchmarks.figures import Spread, Table, spread
 from benchmarks.harness.command import ROOT, Figures, Options, Result, main, option
 from unicron.contracts.tasks import TaskSpec
 
-DOCS = ROOT / "docs"
+DOCS = ROOT / "docs" / "reference"
 PAGE = DOCS / "evaluation.md"
 
 OTHERS = ("megatron", "oobleck", "varuna", "bamboo")
@@ -215,5 +215,7 @@ if __name__ == "__main__":
     main(
         measure,
         option("--seeds", default=SEEDS, help="traces of each kind; few skip figure 9's large ones"),
-        option("--write", action="store_true", help="make the pictures and tables of docs/evaluation.md anew"),
+        option(
+            "--write", action="store_true", help="make the pictures and tables of docs/reference/evaluation.md anew"
+        ),
     )

@@ -2,7 +2,7 @@
 
     python -m benchmarks.provision --repeat 10 --json
 
-A task of two workers, which can also train with one, trains on a cluster whose nodes come by a pool (docs/pools.md).
+A task of two workers, which can also train with one, trains on a cluster whose nodes come by a pool.
 A node with one of its workers is killed, again and again, each time the task is whole:
 
 - `PROVIDER_healed_s`: from the kill to the first iteration since, here with one worker (median),

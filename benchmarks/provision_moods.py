@@ -2,8 +2,8 @@
 
     python -m benchmarks.provision_moods FOLDER VERB
 
-It speaks as docs/pools.md has it. FOLDER/mood says how it behaves, empty for well; FOLDER/calls.jsonl gets each call.
-Agents are those of the provider `local`, whose methods do the work.
+It speaks as docs/howto/pools.md says. FOLDER/mood says how it behaves, empty for well; each call goes to
+FOLDER/calls.jsonl. Agents are those of the provider `local`, whose methods do the work.
 
 - refuses, out_of_quota: it exits with 77 or 75 and has done nothing.
 - away: it exits with 1, whatever it is asked.

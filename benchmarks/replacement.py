@@ -1,6 +1,6 @@
 """The worth of replacing lost nodes, and of spare ones: eight weeks of trace-a in virtual time.
 
-Six tasks on 16 nodes of eight GPUs, as in docs/evaluation.md; each figure is the median over seeds of the goodput, the
+Six tasks on 16 nodes of eight GPUs, as in the evaluation; each figure is the median over seeds of the goodput, the
 part of the WAF of a cluster without failures that was earned. Without a pool a lost node is back after its repair, in 1
 to 7 days. With one, the provisioner's core asks for another machine at once, and that has joined after 10 minutes, an
 hour or a day. `spare`: there is one node more than tasks need, which does not fail by itself.

@@ -1,4 +1,4 @@
-"""Write the tables of settings, faults and metrics in docs/operations.md from the code: `python docs/settings.py`."""
+"""Write the tables of settings, faults and metrics in docs/reference from the code: `python docs/settings.py`."""
 
 import importlib
 import re
@@ -11,12 +11,8 @@ from unicron.metric_definitions import FAMILIES
 from unicron.services import CONSOLE, NAMED
 from unicron.settings import PREFIX, Settings
 
-PAGE = Path(__file__).with_name("operations.md")
+REFERENCE = Path(__file__).with_name("reference")
 ROOMS = ("agent.settings", *(f"{name}.main" for name in sorted((*NAMED, CONSOLE))))
-BEGIN, END = "<!-- settings: made by docs/settings.py -->", "<!-- end of settings -->"
-FAULTS_BEGIN, FAULTS_END = "<!-- faults: made by docs/settings.py -->", "<!-- end of faults -->"
-
-METRICS_BEGIN, METRICS_END = "<!-- metrics: made by docs/settings.py -->", "<!-- end of metrics -->"
 
 
 def meanings(kind: type[Settings]) -> dict[str, str]:
@@ -25,7 +21,7 @@ def meanings(kind: type[Settings]) -> dict[str, str]:
     found: dict[str, str] = {}
     names: list[str] = []
     for line in attributes.splitlines():
-        entry = re.match(r" {8}([a-z_, ]+): (.*)", line)
+        entry = re.match(r" {8}([a-z_][a-z_, ]*): (.*)", line)
         if entry:
             names = entry[1].split(", ")
             found |= dict.fromkeys(names, entry[2])
@@ -81,19 +77,21 @@ def metrics() -> str:
     return "\n".join(rows)
 
 
-def page() -> str:
-    """Return docs/operations.md with its tables made anew."""
-    text = PAGE.read_text(encoding="utf-8")
-    made = (
-        (BEGIN, tables(), END),
-        (FAULTS_BEGIN, faults(), FAULTS_END),
-        (METRICS_BEGIN, metrics(), METRICS_END),
-    )
-    for begin, table, end in made:
-        before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n\n{table}\n\n{end}{rest.partition(end)[2]}"
-    return text
+PAGES = {"settings": tables, "faults": faults, "metrics": metrics}
+"""Pages of docs/reference, and what makes the table of each."""
+
+
+def page(name: str) -> str:
+    """Return a page with its table made anew."""
+    begin, end = f"<!-- {name}: made by docs/settings.py -->", f"<!-- end of {name} -->"
+    before, _, rest = _path(name).read_text(encoding="utf-8").partition(begin)
+    return f"{before}{begin}\n\n{PAGES[name]()}\n\n{end}{rest.partition(end)[2]}"
+
+
+def _path(name: str) -> Path:
+    return REFERENCE / f"{name}.md"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for each in PAGES:
+        _path(each).write_text(page(each), encoding="utf-8")

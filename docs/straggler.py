@@ -1,4 +1,4 @@
-"""Draws the pictures of straggler.md: `python docs/straggler.py` writes docs/straggler-*.svg."""
+"""Draws the pictures of straggler.md: `python docs/straggler.py` writes docs/reference/straggler-*.svg."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from unicron_simulator.planting import GarbageCollection, Plant, SequenceLengths
 from unicron_straggler.analysis import pictures
 from unicron_straggler.analysis.measures import analyze
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "reference"
 JOB = Shape(dp=16, pp=4, microbatches=8, steps=6)
 PATTERNS: dict[str, list[Plant]] = {
     "a slow worker": [SlowedWorker(5, 2, 1.5)],

@@ -42,7 +42,7 @@ FAMILIES = {
             "Failures, by severity (1 costs the node, 2 the process, 3 a new attempt) and `FailureStatus`.",
         ),
         Family("unicron_commands_total", COUNTER, ("command",), "transition", "Commands to agents, by type."),
-        Family("unicron_commands_refused_total", COUNTER, ("node",), "agents", "Commands that it did not carry out."),
+        Family("unicron_commands_refused_total", COUNTER, ("node",), "agents", "Commands that an agent refused."),
         Family("unicron_plans_total", COUNTER, ("cause",), "planner", "Plans, by what they answer."),
         Family("unicron_regroups_total", COUNTER, ("task",), "transition", "Workers that joined a new membership."),
         Family(
@@ -58,15 +58,15 @@ FAMILIES = {
             GAUGE,
             ("source",),
             "console",
-            "Seconds that a fact takes into the journal and through the service; infinite where it gets not so far.",
+            "Seconds that a fact takes into the journal and through the service; infinite if it does not arrive.",
         ),
-        Family("unicron_console_pages", GAUGE, (), "console", "Pages that somebody looks at, live."),
+        Family("unicron_console_pages", GAUGE, (), "console", "Pages that are open in a browser."),
         Family(
             "unicron_task_gpu_seconds_total",
             COUNTER,
             ("task", "phase"),
             "console",
-            "What slots' time went into since the journal begins; `training` over all is goodput. No task: free slots.",
+            "GPU time by phase since the journal begins; `training` over all is goodput. No task: free slots.",
         ),
         Family("unicron_dead_letters_total", COUNTER, ("source",), "all", "Messages put aside, reported by `source`."),
         Family(
@@ -81,7 +81,7 @@ FAMILIES = {
             COUNTER,
             ("source", "kind"),
             "all",
-            "What a person should look at; `kind` is the watchdog (watchdogs.md), or `other`.",
+            "What a person should look at; `kind` is the watchdog (docs/reference/watchdogs.md), or `other`.",
         ),
         Family(
             "unicron_lease_changes_total", COUNTER, ("source",), "services", "How often this instance took the lease."
@@ -103,15 +103,13 @@ FAMILIES = {
             "`regroup` from a worker's interruption to its new group, `fetch` of a state by an agent, and `resume` "
             "from the failure to full membership.",
         ),
-        Family(
-            "unicron_task_iterations_total", COUNTER, ("task",), "registry", "Iterations that rank 0 said were done."
-        ),
+        Family("unicron_task_iterations_total", COUNTER, ("task",), "registry", "Iterations that were done."),
         Family(
             "unicron_task_training_seconds_total",
             COUNTER,
             ("task",),
             "registry",
-            "Seconds that these took: its rate is the share of time in which the task gets on, its goodput.",
+            "Seconds of iterations that were done; its rate is the goodput of the task.",
         ),
         Family("unicron_active", GAUGE, ("source",), "services", "1 while this instance holds the service's lease."),
         Family(
@@ -122,7 +120,7 @@ FAMILIES = {
             GAUGE,
             ("source",),
             "services",
-            "Position of the last entry of the journal that it has taken in.",
+            "Position of the last journal entry that the service has read.",
         ),
         Family(
             "unicron_journal_lag_seconds",
@@ -136,14 +134,14 @@ FAMILIES = {
             COUNTER,
             ("source",),
             "services",
-            "Pieces of telemetry that it did not look at, since too much waited.",
+            "Telemetry that was dropped since too much waited.",
         ),
         Family(
             "unicron_telemetry_disbelieved_total",
             COUNTER,
             ("source",),
             "services",
-            "Pieces of telemetry of workers that it knows elsewhere, or not at all.",
+            "Telemetry of workers that are elsewhere, or unknown.",
         ),
         Family("unicron_nodes", GAUGE, ("state",), "registry", "Nodes, by state."),
         Family("unicron_tasks", GAUGE, ("state",), "registry", "Tasks, by state."),
@@ -151,30 +149,50 @@ FAMILIES = {
             "unicron_waf", GAUGE, (), "registry", "Weighted FLOP/s that all tasks achieved in their last iterations."
         ),
         Family("unicron_planned_waf", GAUGE, (), "registry", "Weighted FLOP/s that the plan in force expects."),
-        Family("unicron_task_waf", GAUGE, ("task",), "registry", "Weighted FLOP/s of its last iteration; 0 at rest."),
-        Family("unicron_task_planned_waf", GAUGE, ("task",), "registry", "Weighted FLOP/s that the plan expects."),
-        Family("unicron_task_workers", GAUGE, ("task",), "registry", "Workers that compute for it."),
-        Family("unicron_task_iteration", GAUGE, ("task",), "registry", "Its last iteration that was done."),
-        Family("unicron_task_iteration_seconds", GAUGE, ("task",), "registry", "Seconds that this took."),
-        Family("unicron_task_loss", GAUGE, ("task",), "registry", "Mean loss of it."),
-        Family("unicron_agent_workers", GAUGE, ("node", "task"), "agents", "Workers that live on this node."),
         Family(
-            "unicron_agent_iteration", GAUGE, ("node", "task"), "agents", "The highest iteration that they compute."
+            "unicron_task_waf",
+            GAUGE,
+            ("task",),
+            "registry",
+            "Weighted FLOP/s of the last iteration; 0 at rest.",
         ),
+        Family("unicron_task_planned_waf", GAUGE, ("task",), "registry", "Weighted FLOP/s that the plan expects."),
+        Family("unicron_task_workers", GAUGE, ("task",), "registry", "Workers that compute for the task."),
+        Family("unicron_task_iteration", GAUGE, ("task",), "registry", "Last iteration that was done."),
+        Family("unicron_task_iteration_seconds", GAUGE, ("task",), "registry", "Seconds of the last iteration."),
+        Family("unicron_task_loss", GAUGE, ("task",), "registry", "Mean loss of the last iteration."),
+        Family("unicron_agent_workers", GAUGE, ("node", "task"), "agents", "Workers that live on this node."),
+        Family("unicron_agent_iteration", GAUGE, ("node", "task"), "agents", "The highest iteration of its workers."),
         Family(
             "unicron_agent_heartbeat_timestamp_seconds", GAUGE, ("node",), "agents", "Unix time of its last heartbeat."
         ),
-        Family("unicron_gpu_temperature_celsius", GAUGE, ("node", "slot"), "agents", "Of each GPU."),
-        Family("unicron_gpu_power_watts", GAUGE, ("node", "slot"), "agents", "Power that it draws."),
-        Family("unicron_gpu_memory_used_bytes", GAUGE, ("node", "slot"), "agents", "Of its memory."),
+        Family("unicron_gpu_temperature_celsius", GAUGE, ("node", "slot"), "agents", "Temperature of the GPU."),
+        Family("unicron_gpu_power_watts", GAUGE, ("node", "slot"), "agents", "Power that the GPU draws."),
+        Family("unicron_gpu_memory_used_bytes", GAUGE, ("node", "slot"), "agents", "GPU memory in use."),
         Family(
-            "unicron_gpu_throttled", GAUGE, ("node", "slot"), "agents", "Why its clock is low, as the bits of NVML."
+            "unicron_gpu_throttled",
+            GAUGE,
+            ("node", "slot"),
+            "agents",
+            "Why the clock is low, as the bits of NVML.",
         ),
-        Family("unicron_gpu_ecc_corrected_total", COUNTER, ("node", "slot"), "agents", "Errors of memory, corrected."),
-        Family("unicron_gpu_ecc_uncorrected_total", COUNTER, ("node", "slot"), "agents", "Those that could not be."),
-        Family("unicron_gpu_rows_remapped_total", COUNTER, ("node", "slot"), "agents", "Rows of memory replaced."),
-        Family("unicron_gpu_pcie_replays_total", COUNTER, ("node", "slot"), "agents", "Packets sent again."),
-        Family("unicron_gpu_nvlink_errors_total", COUNTER, ("node", "slot"), "agents", "Replays, recoveries and CRCs."),
+        Family("unicron_gpu_ecc_corrected_total", COUNTER, ("node", "slot"), "agents", "Memory errors, corrected."),
+        Family(
+            "unicron_gpu_ecc_uncorrected_total",
+            COUNTER,
+            ("node", "slot"),
+            "agents",
+            "Memory errors, uncorrected.",
+        ),
+        Family("unicron_gpu_rows_remapped_total", COUNTER, ("node", "slot"), "agents", "Memory rows replaced."),
+        Family("unicron_gpu_pcie_replays_total", COUNTER, ("node", "slot"), "agents", "PCIe packets sent again."),
+        Family(
+            "unicron_gpu_nvlink_errors_total",
+            COUNTER,
+            ("node", "slot"),
+            "agents",
+            "NVLink replays and errors.",
+        ),
     )
 }
 """All metrics of Unicron, by name. Those of the process itself, such as its CPU, are prometheus-client's own."""

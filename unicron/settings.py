@@ -25,18 +25,16 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     """The settings that every process has; services add fields of their own by subclassing.
 
     Attributes:
-        nats_url: where the message bus is; where several servers make it up, all of them, with commas between.
-        nats_nkey: path of the file with the seed of our key, which only we may read; empty for none.
-        nats_creds: path of a NATS credentials file (user JWT and key), empty for none.
-        nats_ca: path of the CA certificate that signs the server's; empty for the `ca.pem` beside our key's file, if
-            there is one, else no TLS.
-        nats_cert: path of the client certificate, where the server asks for one.
-        nats_key: path of the private key of `nats_cert`.
-        connect_timeout_s: how long a process waits for the bus before it gives up.
-        lease_ttl_s: how long the lease of an active service outlives its last renewal.
+        nats_url: address of the message bus; of several servers all, with commas between.
+        nats_nkey: file with the seed of the process's key (mode 600).
+        nats_creds: NATS credentials file (user JWT and key), instead of a key.
+        nats_ca: CA certificate of the servers. Empty: the `ca.pem` beside the key's file, if there is one, else no TLS.
+        nats_cert: client certificate, where the server asks for one.
+        nats_key: private key of `nats_cert`.
+        connect_timeout_s: seconds that a process waits for the bus before it gives up.
+        lease_ttl_s: seconds after which another instance takes over from a service that is gone.
         log_level: debug, info, warning or error.
-        metrics: where a service or an agent answers Prometheus at /metrics: a port of 127.0.0.1, or HOST:PORT; empty:
-            nowhere.
+        metrics: a port of 127.0.0.1, or HOST:PORT, at which Prometheus is answered. Empty: none.
     """
 
     process: ClassVar[str] = "unicron"

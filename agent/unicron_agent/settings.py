@@ -15,38 +15,36 @@ class AgentSettings(Settings, kw_only=True, frozen=True):
     """The agent of one node.
 
     Attributes:
-        node: name of this node, one token of letters, digits, '-' and '_'; where it comes with a join token, empty
-            for the scheduler's (SLURMD_NODENAME), else its host name.
+        node: name of this node: letters, digits, '-' and '_'. With a join token it may be empty: then it is the
+            scheduler's (SLURMD_NODENAME), else the host name.
         slots: CPU slots to offer where neither NVML nor amd-smi finds a GPU.
         run_dir: where logs and the records of running workers are kept.
         host: address at which other nodes reach this one; empty: the one from which it reaches the bus.
-        fabric_key: path of the file with the key that opens nodes to one another, which only we may read; empty for
-            none: then they are open to everybody.
-        join_token_file: path of the file with a join token, which only we may read: with it a node that no one has
-            named gets its keys, once; they lie in its run folder from then on, and the token is not needed any more.
-        rack: that the node is in, or the switch it is behind: copies of its states are kept elsewhere; empty: as the
-            topology file or Slurm says.
-        domain: of NVLink that the node is in: tensor-parallel groups stay inside of one; empty: as the topology file,
-            Slurm or the driver of the GPUs says.
-        topology: file that says in which racks and NVLink domains nodes are (docs/operations.md); empty for none.
-        machine: id of this machine at the provisioner, which has asked for it; empty where a person has started it.
-        pool: that this node belongs to; empty for none.
-        heartbeat_s: seconds between signs of life.
+        fabric_key: file with the key that opens nodes to one another (mode 600). Empty: this node is open to everybody.
+        join_token_file: file with a join token (mode 600). A node without keys gets them by it, once, and keeps them in
+            its run folder.
+        rack: rack or switch of this node. Copies of its states are kept in another one. Empty: as the topology file or
+            Slurm says.
+        domain: NVLink domain of this node. Tensor-parallel groups stay within one. Empty: as the topology file, Slurm
+            or the GPUs' driver says.
+        topology: file that names the racks and NVLink domains of nodes (docs/howto/racks.md).
+        machine: id of this machine at the provisioner that asked for it. Empty: a person has started it.
+        pool: pool of this node. Empty: none.
+        heartbeat_s: seconds from one heartbeat to the next.
         state_limit: bytes that saved states may take in this node's memory; 0: half of the file system they lie in.
-        asleep_s: seconds without progress after which a worker counts as hung whose processes all sleep meanwhile,
-            where no other of its task here does so.
+        asleep_s: seconds without progress after which a worker counts as hung if all its processes sleep, and no other
+            worker of its task on this node does.
         hang_s: seconds without progress after which any worker that still answers counts as hung.
-        between_s: seconds that a script may be busy between two iterations, with an evaluation, say.
-        kernel_log: the kernel's log of this machine, /dev/kmsg or a file that a log daemon writes; empty: not watched.
-        rules: folder of TOML files with rules of your own, tried before ours (docs/operations.md); empty for none.
-        leave_s: seconds that it takes at most to hand over its states, once its node is announced to go.
-        disk_free: share of a file system, or of its inodes, below which an alert says that it is nearly full; 50 GiB
-            are enough of any.
-        ahead_s: seconds ahead of which an alert says that a file system or the memory of a GPU will be full.
-        gpu_free: share of a GPU's memory below which an alert says that it is nearly full; 0: never.
-        memory_ahead_s: seconds ahead of which an alert says that workers whose memory grows without end will fill it.
-        replace_s: seconds ahead of which one of them is replaced, at the end of an iteration; 0: never.
-        chaos: whether the agent breaks things of its own when asked to.
+        between_s: seconds that a script may take between two iterations, for example for an evaluation.
+        kernel_log: the kernel's log of this machine: /dev/kmsg, or a file of a log daemon. Empty: not watched.
+        rules: folder of TOML files with rules of your own, tried before Unicron's (docs/howto/machines.md).
+        leave_s: most seconds in which an agent that is to end hands its states over.
+        disk_free: free share of a file system, or of its inodes, below which there is an alert. 50 GiB always do.
+        ahead_s: an alert comes this many seconds before a file system or a GPU's memory will be full.
+        gpu_free: free share of a GPU's memory below which there is an alert. 0: never.
+        memory_ahead_s: an alert comes this many seconds before growing workers will fill the machine's memory.
+        replace_s: this many seconds before, one of them is replaced, at the end of an iteration. 0: never.
+        chaos: whether the agent breaks things of its own when `unicron chaos` asks.
     """
 
     process: ClassVar[str] = "unicron-agent"

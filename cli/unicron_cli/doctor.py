@@ -136,7 +136,7 @@ def _gpus() -> Check:
         cure = "none needed for CPU slots; for GPUs install NVIDIA's driver, and nvidia-ml-py"
         return Check(name="GPUs", state="warning", found=f"NVML finds none: {error}", cure=cure)
     if others := _overridden():
-        cure = "leave them out of the environment of agents, unless you know better: docs/gpu.md says what they are for"
+        cure = "leave them out of the environment of agents, unless you know better (docs/reference/gpu.md)"
         return Check(name="GPUs", state="warning", found=f"{count} seen by NVML; {others}", cure=cure)
     return Check(name="GPUs", state="ok", found=f"{count} seen by NVML")
 

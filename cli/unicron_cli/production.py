@@ -52,7 +52,7 @@ def servers(seen: Observed) -> Check:
         return Check(name=name, state="warning", found=found, cure="bring all of them to the newest version")
     found = f"{len(there)} of version {', '.join(versions)}"
     if len(there) < SERVERS:
-        cure = "run three, and name all of them in UNICRON_NATS_URL: docs/operations.md, Three servers"
+        cure = "run three, and name all of them in UNICRON_NATS_URL: docs/howto/three-servers.md"
         return Check(name=name, state="warning", found=f"{found}: none may be lost", cure=cure)
     return Check(name=name, state="ok", found=found)
 
@@ -118,7 +118,7 @@ def notifier(seen: Observed) -> Check:
     if told is None:
         return Check(name=name, state="fail", found="the notifier does not answer", cure="see its log")
     if not told.channels:
-        cure = "give it a file of channels (UNICRON_NOTIFY): docs/operations.md, Telling people"
+        cure = "give it a file of channels (UNICRON_NOTIFY): docs/howto/notify.md"
         return Check(name=name, state="warning", found="the notifier has no channel: nobody is told", cure=cure)
     broken = [f"{each.name}: {each.broken}" for each in told.channels if each.broken]
     if broken:
@@ -143,7 +143,7 @@ def key_files(seen: Observed) -> Iterator[Check]:
     if dated:
         days, path = dated[0]
         state: State = "fail" if days < LATE_DAYS else "warning" if days < SOON_DAYS else "ok"
-        cure = "" if state == "ok" else "make it anew (docs/operations.md, Keys and rights), and give it to its process"
+        cure = "" if state == "ok" else "make it anew (docs/howto/keys.md), and give it to its process"
         yield Check(name="certificates", state=state, found=f"the first ends in {days:.0f} days: {path}", cure=cure)
 
 
@@ -188,7 +188,7 @@ def nodes(seen: Observed, status: Status) -> Iterator[Check]:
     else:
         yield Check(name="nodes", state="ok", found=f"{len(up)} up")
     others = [f"{each.node} has {each.version or 'an older one'}" for each in up if each.version != seen.version]
-    cure = "bring agents and services to one version: docs/operations.md, Upgrading" if others else ""
+    cure = "bring agents and services to one version: docs/howto/upgrade.md" if others else ""
     state: State = "warning" if others else "ok"
     found = listed(others) if others else f"all agents have {seen.version}"
     yield Check(name="version", state=state, found=f"this is {seen.version}; {found}" if others else found, cure=cure)
@@ -232,7 +232,7 @@ def spares(seen: Observed, status: Status) -> Check:
     if free or pools:
         more = f"; pools that may grow: {listed([each.pool.name for each in pools])}" if pools else ""
         return Check(name="spares", state="ok", found=f"{free} slots are free{more}")
-    cure = "add a node, or a pool with spares (docs/pools.md); until then a lost node leaves tasks smaller"
+    cure = "add a node, or a pool with spares (docs/howto/pools.md); until then a lost node leaves tasks smaller"
     return Check(name="spares", state="warning", found="no slot is free, and no pool may grow", cure=cure)
 
 

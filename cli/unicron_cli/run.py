@@ -73,7 +73,8 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="Where the program finds UNICRON_CHECKPOINT_DIR.")
     ] = None,
     in_place: Annotated[
-        bool, typer.Option("--in-place", help="Ranks that live stay where they are: docs/training.md says of what.")
+        bool,
+        typer.Option("--in-place", help="Ranks that live stay where they are (docs/howto/in-place.md)."),
     ] = False,
     drill: Annotated[
         bool,
@@ -117,7 +118,7 @@ def run(
 ) -> None:
     """Run a distributed program on this machine as torchrun would, and again where it fails.
 
-    Its checkpoints are its own; docs/training.md lists its variables, and what `unicron.train.watch` adds.
+    Its checkpoints are its own; docs/howto/restart.md lists its variables, and what `unicron.train.watch` adds.
     """
     if folder is not None and (folder / "cluster.json").exists():
         raise InvalidInputError(f"--dir {folder}: a cluster has run there; give a folder that is new")

@@ -52,7 +52,11 @@ wait_s = 0
 
 def page():
     """Return what the page has typed, with this machine's addresses for its hosts."""
-    lines = [line.text for line in typed(ROOT / "docs" / "production.md") if "test_production.py types" in line.why_not]
+    lines = [
+        line.text
+        for line in typed(ROOT / "docs" / "howto" / "production.md")
+        if "test_production.py types" in line.why_not
+    ]
     for name, address in zip("abc", SERVERS, strict=True):
         lines = [re.sub(rf"(?<=[ ,/]){name}(?=[ ,:])", address, line) for line in lines]
     return lines

@@ -21,7 +21,10 @@ pytestmark = [
 
 def lines(profile):
     """Return what the page has typed for a profile."""
-    blocks, found = [], [line for line in typed(ROOT / "docs" / "operations.md") if "test_profiles.py" in line.why_not]
+    blocks, found = (
+        [],
+        [line for line in typed(ROOT / "docs" / "start" / "containers.md") if "test_profiles.py" in line.why_not],
+    )
     for line in found:
         if line.text.startswith(("export", "docker-compose --profile enrol")):
             blocks.append([])

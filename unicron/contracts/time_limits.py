@@ -1,7 +1,7 @@
 """The time limits of a cluster, in seconds, shortest first: all that waits for a sign of life is made from these.
 
 They are one table since they depend on one another: who is waited for at one place must not be given up sooner at
-another. docs/operations.md explains each; a test holds that page against this.
+another. docs/reference/time-limits.md explains each; a test holds that page against this.
 """
 
 COLLECTIVE_HOLD_S = 0.3

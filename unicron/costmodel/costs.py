@@ -145,7 +145,7 @@ def iteration_s(model: ModelSpec, gpu: Accelerator, on: LayoutArrays, constants:
     it, or a chunk of each where the schedule is interleaved. Those have no output layer.
 
     Sending activations between stages and overlap of the gradients' sum with the backward pass are left out: the
-    measured rows show neither (docs/planning.md).
+    measured rows show neither (docs/reference/planning.md).
     """
     own = microbatches(model, on)
     slots = own + (on.pipeline - 1) / on.chunks

@@ -52,7 +52,7 @@ WAITING = 5000
 """Inputs that may wait; then the journal is read no further, telemetry is dropped and queries are refused."""
 
 CURE = (
-    "run the version that wrote it, or begin with a backup on empty servers (docs/operations.md, 'A state that can't "
+    "run the version that wrote it, or begin with a backup on empty servers (docs/howto/backup.md, 'A state that can't "
     "be read')"
 )
 """The cure where a service can use none of its commits."""

@@ -23,7 +23,7 @@ from unicron.slurm.nodelist import expand
 Where = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
 """Name of a rack or a domain."""
 
-CURE = 'name nodes as in names = "gpu-[01-18],gpu-30"; docs/operations.md describes the file'
+CURE = 'name nodes as in names = "gpu-[01-18],gpu-30"; docs/howto/racks.md describes the file'
 
 
 class Location(NamedTuple):

@@ -54,15 +54,13 @@ class ConsoleSettings(Settings, kw_only=True, frozen=True):
     """The console: the cluster on a page.
 
     Attributes:
-        console_host: address at which it answers browsers; beyond this machine only behind a proxy that says who may
-            read, and with TLS.
-        console_port: likewise, the port.
-        console_hosts: names under which browsers reach it, with commas between; `*` for any.
+        console_host: address at which browsers are answered. For other machines put a proxy with TLS before it.
+        console_port: port at which browsers are answered.
+        console_hosts: host names that browsers may use, with commas between; `*` for any.
         console_tokens: file with a line for each person who may give orders: a name, a blank, a token of at least 20
-            characters; empty: nobody may.
-        console_chaos: whether they may inject faults too.
-        traces: URL of an OpenTelemetry collector (OTLP over HTTP) that gets each recovery as a trace; empty:
-            none.
+            characters. Empty: nobody may.
+        console_chaos: whether these people may inject faults too.
+        traces: URL of an OpenTelemetry collector (OTLP over HTTP) that gets each recovery as a trace.
     """
 
     process: ClassVar[str] = "console"

@@ -26,15 +26,15 @@ class DetectorSettings(Settings, kw_only=True, frozen=True):
     """The detector: what has failed, and how badly.
 
     Attributes:
-        grace_s: from a node's lost connection to the verdict; an agent that restarts needs to be back by then.
-        heartbeat_timeout_s: silence after which a node is lost though nobody saw its connection end.
-        collective_hold_s: how long a broken collective waits for the failure that caused it to come to light.
-        window_s: how far back attempts are counted.
-        attempts: failures of one kind within the window that are met at their own severity; one more climbs.
-        no_progress: memberships that fail in one iteration, one after the other, before the task is held to be broken.
-        count_all: whether those count that no program has ended itself (signals, machines, networks); else such a task
-            waits for longer and longer, and is not ended.
-        rules: folder of TOML files with rules of your own, tried before ours (docs/operations.md); empty for none.
+        grace_s: seconds from a node's lost connection to its loss. An agent that restarts must be back by then.
+        heartbeat_timeout_s: seconds of silence after which a node is lost.
+        collective_hold_s: seconds that a broken collective waits for the failure that explains it.
+        window_s: seconds back in which failures are counted.
+        attempts: failures of one kind within the window that keep their severity. One more gets a higher severity.
+        no_progress: memberships that fail in the same iteration, one after the other, before the task fails.
+        count_all: whether failures that no program caused (signals, machines, networks) count for that too. If not,
+            such a task is tried again after longer and longer waits, and does not fail.
+        rules: folder of TOML files with rules of your own, tried before Unicron's (docs/howto/machines.md).
     """
 
     process: ClassVar[str] = "detector"

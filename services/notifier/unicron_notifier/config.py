@@ -13,7 +13,7 @@ from unicron_notifier.rules import Routing, Rule
 
 K = TypeVar("K")
 
-CURE = "give the path of a TOML file of rules and channels (docs/operations.md, 'Telling people')"
+CURE = "give the path of a TOML file of rules and channels (docs/howto/notify.md)"
 KNOWN = ("channel", "rule", "heartbeat", "link")
 
 

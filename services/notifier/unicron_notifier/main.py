@@ -18,7 +18,7 @@ class NotifierSettings(Settings, kw_only=True, frozen=True):
     """The notifier: which channels get which notices, and when.
 
     Attributes:
-        notify: path of a TOML file of rules and channels, see [below](#telling-people); empty: nobody is notified.
+        notify: TOML file of rules and channels ([how](../howto/notify.md)). Empty: nobody is told.
     """
 
     process: ClassVar[str] = "notifier"

@@ -22,12 +22,11 @@ class PlannerSettings(Settings, kw_only=True, frozen=True):
     """The planner: which task gets how many workers, and which.
 
     Attributes:
-        transition_s: D_transition of equation 3, seconds in which a task that is reconfigured earns nothing, before
-            any was observed.
-        prior_failures: node failures seen before this cluster, from which the failure rate starts.
+        transition_s: seconds in which a reconfigured task earns nothing, until some were measured (D_transition).
+        prior_failures: node failures seen before, from which the failure rate starts.
         prior_worker_hours: worker-hours in which they were seen.
-        use_measured: whether measured iteration times outrank users' tables; false where workers share cores.
-        spare_nodes: nodes that are kept free to take the place of lost ones.
+        use_measured: whether measured iteration times go before users' tables. Set false where workers share cores.
+        spare_nodes: nodes that are kept free to replace lost ones.
     """
 
     process: ClassVar[str] = "planner"

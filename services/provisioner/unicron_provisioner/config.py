@@ -11,7 +11,7 @@ from unicron.errors import InvalidInputError
 from unicron.files import convert, read_toml
 from unicron_provisioner.providers.protocol import Provider, Surroundings
 
-CURE = "give the path of a TOML file of pools (docs/pools.md)"
+CURE = "give the path of a TOML file of pools (docs/howto/pools.md)"
 
 KINDS = ("local", "docker", "command", "slurm")
 """Providers: modules of `unicron_provisioner.providers`, each with its `Options`, and `make` to make one."""

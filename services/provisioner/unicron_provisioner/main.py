@@ -20,10 +20,10 @@ class ProvisionerSettings(Settings, kw_only=True, frozen=True):
     """The provisioner: which machines come and go.
 
     Attributes:
-        pools: path of a TOML file of pools, see [pools.md](pools.md); empty: there are none.
-        pool_dir: folder of a cluster of this machine, such as .unicron, whose keys `local` pools use and in which they
-            keep their machines; empty: that of the file.
-        observe_only: whether all pools only say what would be done, as by their own `observe`.
+        pools: TOML file of pools ([how](../howto/pools.md)). Empty: there are none.
+        pool_dir: folder of a cluster of this machine, such as .unicron, with the keys and machines of `local` pools.
+            Empty: the folder of the file of pools.
+        observe_only: whether all pools only say what they would do, as by their own `observe`.
     """
 
     process: ClassVar[str] = "provisioner"

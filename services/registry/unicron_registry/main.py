@@ -20,9 +20,9 @@ class RegistrySettings(Settings, kw_only=True, frozen=True):
     """The registry: which nodes and tasks there are.
 
     Attributes:
-        switches: folder in which files are orders to tasks, see [checkpoints.md](checkpoints.md#switches); empty: none.
-            Anybody who may write there may give them.
-        task_idle_s: seconds after which an alert says that nothing runs of a task that should.
+        switches: folder in which files are orders to tasks ([how](../howto/checkpoints.md#switches)). Anybody who may
+            write there may give them.
+        task_idle_s: seconds after which there is an alert for a task of which nothing runs.
     """
 
     process: ClassVar[str] = "registry"

@@ -17,11 +17,11 @@ class StragglerSettings(Settings, kw_only=True, frozen=True):
     """The straggler service: finds workers that slow a task down.
 
     Attributes:
-        straggler_window: recorded iterations that are looked at together.
-        straggler_windows: slow windows in a row, with the same cause, that make an alert, and others that end it.
+        straggler_window: recorded iterations that are analysed together, a window.
+        straggler_windows: slow windows in a row, with the same cause, that make an alert; as many others end it.
         straggler_threshold: slowdown above which an iteration and a window are slow.
-        straggler_drain: whether the node of a slow worker is taken out of use, as `unicron drain` does, where the other
-            nodes have workers enough for the task; never a second one before the task got well.
+        straggler_drain: whether the node of a slow worker is drained, where the other nodes have enough workers for the
+            task. Never a second one before the task got well.
     """
 
     process: ClassVar[str] = "straggler"

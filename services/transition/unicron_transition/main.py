@@ -19,10 +19,10 @@ class TransitionSettings(Settings, kw_only=True, frozen=True):
     """The transition service: failures and plans become commands, in order.
 
     Attributes:
-        idle_s: how long a task without slots keeps its state in the memory of nodes, where it has a storage; then it is
-            written there and removed from memory.
-        observe_only: whether the cluster only says what it would do by itself, see
-            [production.md](production.md#observe-only); users are obeyed.
+        idle_s: seconds that a task without slots keeps its state in the nodes' memory. Then it is written to its
+            storage, if it has one.
+        observe_only: whether the cluster only says what it would do by itself ([how](../howto/observe-only.md)). Users'
+            orders are obeyed.
     """
 
     process: ClassVar[str] = "transition"

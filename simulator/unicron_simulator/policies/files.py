@@ -19,7 +19,7 @@ FIELDS = ("nodes", "gpus_per_node", "days", "failures", "tasks", "detect_minutes
 REQUIRED = ("nodes", "days", "failures", "tasks")
 MOST_NODES = 100_000
 
-EXAMPLE = "see docs/evaluation.md for an example"
+EXAMPLE = "see docs/howto/simulate.md for an example"
 
 
 class MyCluster(NamedTuple):

@@ -1,4 +1,4 @@
-"""A machine that nobody has named joins a cluster of `unicron up` by the commands of docs/operations.md."""
+"""A machine that nobody has named joins a cluster of `unicron up` by the commands of docs/howto/join.md."""
 
 import re
 import subprocess
@@ -15,13 +15,12 @@ pytestmark = [
     pytest.mark.exhaustive("a cluster's worth of processes; tests/contract/test_enrolment.py has each of its steps"),
 ]
 
-PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
-TITLE = "### Nodes that nobody has named"
+PAGE = Path(__file__).parents[3] / "docs" / "howto" / "join.md"
 
 
 def commands(port):
     """Return the page's commands as words, on this machine."""
-    section = PAGE.read_text().partition(TITLE)[2].partition("\n## ")[0]
+    section = PAGE.read_text()
     lines = [line.partition("  #")[0].split() for line in re.findall(r"^    (.*)$", section, re.MULTILINE)]
     text = [[word.replace("10.0.0.5:4222", f"127.0.0.1:{port}") for word in words] for words in lines]
     return [[word.replace("10.0.0.5", "127.0.0.1") for word in words] for words in text]

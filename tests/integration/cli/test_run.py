@@ -4,7 +4,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 from helpers.cli import CLEAN, UNICRON, call
+from helpers.pages import FENCED, typed
 from helpers.waiting import block_until
 from typer.testing import CliRunner
 from unicron_cli.main import app
@@ -13,6 +15,8 @@ from unicron_cli.run import spec_of, worded
 from unicron.checks import task_problems
 from unicron.contracts.tasks import UNCOUNTED, Healing
 from unicron.errors import InvalidInputError
+
+DOCS = ROOT / "docs"
 
 SCRIPT = """
 import os, sys
@@ -111,14 +115,31 @@ print("ends", step, flush=True)
 
 
 @pytest.mark.exhaustive("healing in place is shown without the command, and the command by restarts")
-def test_in_place_only_the_rank_that_was_lost_begins_again(tmp_path):
-    (tmp_path / "train.py").write_text(IN_PLACE)
-    ended = run(tmp_path, "--in-place", "--nodes", "2", "--slots", "1", "-m", "train")
+def test_the_first_page_and_that_on_healing_in_place_word_for_word(tmp_path):
+    [script] = [
+        match[3] for match in FENCED.finditer((DOCS / "start" / "script.md").read_text()) if match[2] == "python"
+    ]
+    (tmp_path / "train.py").write_text(script)
+    first, again, drill = [
+        words
+        for page in ("start/script.md", "howto/in-place.md")
+        for line in typed(DOCS / page)
+        if "types it" in line.why_not
+        for words in line.commands()
+    ]
+    assert first == again
+    tried = run(tmp_path, *drill[2:])
+    assert tried.returncode == 0, tried.stderr
+    assert "could take the place of rank 1: on trial" in tried.stderr
+    assert not (tmp_path / "struck").exists(), "it ends with the drill"
+    ended = run(tmp_path, *first[2:])
     assert ended.returncode == 0, ended.stderr
-    begun = sorted(line.partition(": ")[2] for line in ended.stdout.splitlines() if "begins" in line)
-    assert begun == ["begins 0 of 2", *["begins 1 of 2"] * 2]
-    assert ended.stdout.count("ends 8") == 2
-    assert "train is back at 2 workers" in ended.stderr
+    assert "the cluster is at" in ended.stderr
+    assert "in place: another process could take the place of rank 1" in ended.stderr
+    assert "train-2 was ended by SIGKILL" in ended.stderr
+    assert "train is back at 2 workers after" in ended.stderr
+    assert ended.stdout.count("train-1: iteration 0 loss") == 1, "the other rank did not begin again"
+    assert "train-1: iteration 140 loss" in ended.stdout
 
 
 def test_a_script_without_a_loop_trains_and_the_last_line_says_that_nobody_is_replaced(tmp_path):

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.exhaustive("a program is run as a job in each run; the page takes minutes"),
 ]
 
-PAGE = ROOT / "docs" / "slurm.md"
+PAGE = ROOT / "docs" / "start" / "slurm.md"
 
 PROGRAM = """
 import sys

@@ -14,7 +14,7 @@ from helpers.training import TRAIN, plain_run, task, write_script
 
 pytestmark = pytest.mark.slow
 
-PAGE = Path(__file__).parents[3] / "docs" / "training.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "session.md"
 ITERATIONS = 6
 
 SCRIPT = TRAIN.replace("    gradients.BUCKET", "    import random, numpy\n    gradients.BUCKET").replace(

@@ -32,7 +32,7 @@ def test_the_choice_is_close_to_the_best_measured_configuration(report):
     slowdowns = {name: one["slowdown_percent"] for name, one in report["groups"].items()}
     assert slowdowns["3.6"] <= 2
     assert slowdowns["175"] <= 2
-    assert slowdowns["18.4"] <= 5  # a miss that docs/planning.md explains
+    assert slowdowns["18.4"] <= 5  # a miss that docs/reference/planning.md explains
 
 
 def test_the_constants_are_those_fitted_on_the_one_group(report):

@@ -23,9 +23,11 @@ from unicron import taskfile
 
 pytestmark = pytest.mark.slow
 
-README, ARCHITECTURE, TRAINING = ROOT / "README.md", ROOT / "docs" / "architecture.md", ROOT / "docs" / "training.md"
-NAMING = [README, ARCHITECTURE, TRAINING, ROOT / "docs" / "limits.md", ROOT / "docs" / "security.md"]
-OWN = [*NAMING, ROOT / "docs" / "operations.md", ROOT / "docs" / "straggler.md"]
+README, ARCHITECTURE, REFERENCE = ROOT / "README.md", ROOT / "docs" / "architecture.md", ROOT / "docs" / "reference"
+SESSION = ROOT / "docs" / "howto" / "session.md"
+NAMING = [README, ARCHITECTURE, SESSION, *(REFERENCE / f"{name}.md" for name in ("limits", "security", "session"))]
+
+TOPS = [path for path in ROOT.iterdir() if not path.name.startswith(".") and path.suffix != ".egg-info"]
 
 SPAN = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(py|md|toml|yaml|yml|conf|json))")
@@ -237,6 +239,16 @@ def test_relative_links_lead_somewhere(page):
     assert broken == []
 
 
+def test_each_page_that_a_file_names_exists():
+    named = {}
+    for path in (path for top in TOPS for path in ([top] if top.is_file() else top.rglob("*")) if path.is_file()):
+        if path.suffix in {".py", ".md", ".yml", ".yaml", ".toml", ".env", ".conf", ".html", ".js", ""}:
+            found = re.findall(r"(?<![\w/])docs/[\w/-]+\.md", path.read_text(errors="replace"))
+            named |= {name: name_of(path) for name in found}
+    assert len(named) > 10
+    assert {name: where for name, where in named.items() if not (ROOT / name).exists()} == {}
+
+
 # --- what the pages explain ------------------------------------------------------------------------------------------
 
 
@@ -251,22 +263,45 @@ def test_readme_is_two_screens_long_and_the_architecture_250_lines():
     assert len(ARCHITECTURE.read_text().splitlines()) <= 250
 
 
+SHORT = [page for page in PAGES if page.parent.name in {"start", "howto"}]
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=name_of)
+def test_a_page_says_first_what_it_is_for(page):
+    title, purpose, *_ = page.read_text().split("\n\n")
+    assert re.fullmatch(r"# .+", title)
+    assert re.match(r"[A-Z][\w`']+ ", purpose), "begin with a sentence or two: what for, and who reads it"
+    assert page not in SHORT or purpose.startswith("For ")
+
+
+@pytest.mark.parametrize("page", SHORT, ids=name_of)
+def test_a_page_for_one_question_is_short(page):
+    assert len(page.read_text().split()) < 1500, "what is left belongs into docs/reference"
+
+
+def test_the_list_of_pages_has_each_page():
+    listed = set(re.findall(r"\]\(([^)\s]+)\)", (ROOT / "docs" / "README.md").read_text()))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert pages - listed == {"README.md"}
+
+
 def test_the_page_of_the_demo_explains_the_columns_of_its_report():
-    text = (ROOT / "docs" / "demo.md").read_text()
+    text = (REFERENCE / "demo.md").read_text()
     screen = Console(width=160, file=io.StringIO())
     fault = FaultReport(kind="raise", target="gpt:1")
     losses = {"first_loss": 1, "final_loss": 1, "max_rel_diff": 0.0}
     task = TaskReport(name="gpt", weight=1, state="finished", iterations=1, **losses)
     screen.print(report_view(DemoReport(ok=True, faults=[fault], tasks=[task], seconds=1.0, machine="one")))
     columns = header(screen.file.getvalue())
-    assert header(text) == columns, "the report in docs/demo.md is one of this version"
+    assert header(text) == columns, "the report in docs/reference/demo.md is one of this version"
     explained = re.findall(r"^\| ([^|]+?) \|", text, re.MULTILINE)
     assert set(columns) - {"fault", "target"} <= set(explained)
 
 
-def test_the_page_on_training_names_each_field_and_each_call():
-    text = TRAINING.read_text()
+def test_the_pages_on_task_files_and_sessions_name_each_field_and_each_call():
+    text = (REFERENCE / "task-file.md").read_text()
     assert [field for field in taskfile.FIELDS if f"| `{field}` |" not in text] == []
+    text = (REFERENCE / "session.md").read_text()
     module = ast.parse((ROOT / "unicron" / "train" / "session" / "session.py").read_text())
     [session] = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Session"]
     methods = [node for node in session.body if isinstance(node, ast.FunctionDef)]
@@ -276,14 +311,14 @@ def test_the_page_on_training_names_each_field_and_each_call():
     assert (public | arguments) - named == set()
 
 
-def test_the_task_files_of_the_page_can_be_submitted():
-    texts = blocks(TRAINING, "yaml")
-    assert len(texts) == 3
+def test_the_task_files_of_the_pages_can_be_submitted():
+    texts = [text for page in PAGES for text in blocks(page, "yaml") if text.startswith("name:")]
+    assert len(texts) >= 3
     for text in texts:
         assert taskfile.parse(text, Path("task.yaml")).warnings == []
 
 
-@pytest.mark.parametrize("page", OWN, ids=name_of)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_python_on_the_pages_is_python(page):
     for text in blocks(page, "python"):
         compile(text, name_of(page), "exec")
@@ -291,8 +326,8 @@ def test_python_on_the_pages_is_python(page):
 
 def changes():
     """Return each script of the page before and after it got a session: two blocks first, then one with both each."""
-    yield [text for text in blocks(TRAINING, "python") if text.startswith("import torch\n")]
-    for text in blocks(TRAINING, "diff"):
+    yield [text for text in blocks(SESSION, "python") if text.startswith("import torch\n")]
+    for text in blocks(SESSION, "diff"):
         lines = text.splitlines(keepends=True)
         yield ["".join(line[1:] or line for line in lines if line[0] in f"{side} \n") for side in "-+"]
 
@@ -318,9 +353,9 @@ def test_the_tables_of_settings_are_what_the_classes_say():
     spec = importlib.util.spec_from_file_location("docs_settings", ROOT / "docs" / "settings.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    page = (ROOT / "docs" / "operations.md").read_text()
-    assert page == module.page(), "run: .venv/bin/python docs/settings.py"
-    assert "| `UNICRON_SLOTS` | `--slots` | `0` |" in page
+    for name in module.PAGES:
+        assert (REFERENCE / f"{name}.md").read_text() == module.page(name), "run: .venv/bin/python docs/settings.py"
+    assert "| `UNICRON_SLOTS` | `--slots` | `0` |" in module.page("settings")
 
 
 def test_nobody_is_told_to_install_what_somebody_else_may_publish():

@@ -220,7 +220,7 @@ def test_how_many_series_16384_nodes_give():
 AGENT_SERIES = 10
 """Of an agent with workers of one task on which nothing has happened yet: with the six of its process."""
 
-PAGE = (ROOT / "docs" / "operations.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "metrics.md").read_text()
 LOAD = Load(waiting=3, position=70, dropped=2, disbelieved=1)
 
 

@@ -79,7 +79,7 @@ class CommandProvider(ByRelease):
             text = (
                 f"`list` has not answered with machines: {error}, in {one_line(answer[:80].decode(errors='replace'))!r}"
             )
-            raise ProviderError(f"{self._name} {text}; see docs/pools.md for what it is to answer") from error
+            raise ProviderError(f"{self._name} {text}; see docs/howto/pools.md for what it is to answer") from error
 
     async def ask(self, request: MachineRequest) -> None:
         """Have it start a machine."""

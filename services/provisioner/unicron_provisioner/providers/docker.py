@@ -117,7 +117,7 @@ class DockerProvider(ByRelease):
         try:
             return await asyncio.to_thread(job)
         except docker.errors.ImageNotFound as error:
-            cure = f"docker pull {self._options.image}, or build it (docs/operations.md)"
+            cure = f"docker pull {self._options.image}, or build it (docs/start/containers.md)"
             raise RefusedError(f"the engine has no image {self._options.image}: {cure}") from error
         except docker.errors.APIError as error:
             status = error.response.status_code if error.response is not None else 0
