@@ -1,6 +1,7 @@
 """Commands about this machine: up, down, demo, doctor."""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated
 
 import typer
 from unicron_deploy.embedded import Cluster
+from unicron_deploy.ends_with import MARK
 from unicron_deploy.options import PORT, Options, Value
 from unicron_deploy.production.layout import TARGETS
 from unicron_provisioner.config import load
@@ -135,7 +137,8 @@ def _mended(folder: Path, given: Mapping[str, Value | None], as_json: bool) -> b
 
 
 def _started(cluster: Cluster, backup: Path | None) -> None:
-    """Start a cluster, and wait until it works; stop it where that fails."""
+    """Start a cluster, and wait until it works; stop it where that fails. It is to stay, whoever calls us."""
+    os.environ.pop(MARK, None)
     with _progress("starting the cluster") as on_step:
         cluster.start(on_step, backup)
         try:
@@ -166,6 +169,8 @@ def _summary(cluster: Cluster, kept: list[str], folder: Path) -> str:
     key = cluster.settings().nats_nkey
     if key and folder != FOLDER:
         text += f"\nexport UNICRON_NATS_NKEY={key}   # likewise: the operator's key"
+    where = "" if folder == FOLDER else f" --dir {folder}"
+    text += f"\nit stays until `unicron down{where}`, also when this terminal closes"
     return text + "\nnext: `unicron submit TASK.yaml` (examples/gpt/task.yaml is one), then `unicron top`"
 
 

@@ -123,7 +123,9 @@ def _root(nats: Nats = None, version: Version = False) -> None:  # noqa: ARG001 
 def main() -> None:
     """Run the command line; errors that a person can mend are one line each, without a traceback."""
     logging.getLogger().addHandler(logging.NullHandler())  # what the bus logs, the errors say too
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: what a command began to run, it ends
+    for number in (signal.SIGTERM, signal.SIGHUP):  # like Ctrl-C: what a command began to run, it ends
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.default_int_handler)
     try:
         app(prog_name="unicron")
     except UnicronError as error:
