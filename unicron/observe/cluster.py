@@ -333,7 +333,7 @@ class ClusterPicture:
             self._ended(message.task, message.state, message.at)
         task.state, task.reason, task.traceback = message.state, message.reason, message.traceback
         if message.members or message.state.ended or message.state is TaskState.WAITING:
-            task.members = message.members
+            task.members = message.computing
         if message.state is not TaskState.RUNNING:
             task.waf = 0.0
         self.changed.add(("task", message.task))

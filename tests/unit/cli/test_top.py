@@ -9,11 +9,13 @@ from rich.cells import cell_len
 from rich.console import Console
 from unicron_cli.glance import EVENTS, FAILURES, glance
 from unicron_cli.topview import top_view
+from unicron_registry.core import RegistryCore
 
 from unicron.contracts.answers import NodeView, Status, TaskView
-from unicron.contracts.events import FailureDetected, TaskRecovered, TaskStateChanged
+from unicron.contracts.events import FailureDetected, TaskRecovered, TaskStateChanged, TaskSubmitted
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
+from unicron.contracts.queries import SubmitTask
 from unicron.contracts.tasks import UNCOUNTED, Member, NodeState, Slot, SlotRef, TaskSpec, TaskState
 from unicron.observe.cluster import ClusterPicture
 
@@ -144,6 +146,21 @@ def test_a_glance_has_the_newest_and_how_they_stand():
     assert (found.failures[0].chain, found.failures[0].open, found.failures[0].outcome) == ("c499", True, "")
     [line] = glance(small(), {}, NOW).failures
     assert (line.open, line.outcome) == (False, "back at 6 workers after 0.59 s")
+
+
+@pytest.mark.parametrize("state", TaskState)
+def test_neither_status_nor_top_shows_workers_that_a_task_does_not_have(state):
+    members = [Member(worker=f"gpt-{each}", node=f"node-{each}", slot=0) for each in (1, 2)]
+    known, seen = RegistryCore(), ClusterPicture()
+    known.answer(SubmitTask(spec=spec("gpt")))
+    moves = [TaskStateChanged(task="gpt", state=each, members=members) for each in (TaskState.RUNNING, state)]
+    for position, message in enumerate((TaskSubmitted(task="gpt", spec=spec("gpt")), *moves), 1):
+        seen.handle(position, message)
+        known.handle(message)
+    has = 0 if state in {TaskState.WAITING, TaskState.FINISHED, TaskState.FAILED, TaskState.REMOVED} else 2
+    assert [len(each.members) for each in known.state.tasks.values()] == [has]
+    assert [each.workers for each in glance(seen, {}, NOW).tasks] == [has] * (state is not TaskState.REMOVED)
+    assert ("on 2 workers" in str(moves[-1])) == bool(has)
 
 
 def test_without_an_answer_it_says_so_and_keeps_what_it_knew():
