@@ -296,12 +296,13 @@ class Program:
         failed = False
         async for _, message in client.follow():
             self._ending.observe(message)
+            self._ranks.names.observe(message)
             if isinstance(message, FailureDetected):
                 failed = True
-                self._log(f"unicron: {describe(message)}")
+                self._log(f"unicron: {self._ranks.names.explain(describe(message))}")
             elif isinstance(message, ScriptDrilled):
                 if self.drilled is None or message.problem != self.drilled.problem or message.unproven:
                     self._log(f"unicron: in place: {message.outcome}")
                 self._take_outcome(message)
             elif isinstance(message, TaskRecovered) and failed:
-                self._log(f"unicron: {describe(message)}")
+                self._log(f"unicron: {self._ranks.names.explain(describe(message))}")

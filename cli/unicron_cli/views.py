@@ -10,6 +10,7 @@ from rich.text import Text
 
 from unicron.contracts.answers import NodeView, SaverView, Status, TaskView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, Slot, TaskState
+from unicron.observe.words.ranks import RankNames
 from unicron.observe.words.units import KNOWN_FLOPS, ago, expected, si, span
 
 NODE_STYLES = {NodeState.UP: "green", NodeState.DRAINING: "yellow", NodeState.LOST: "red", NodeState.LEFT: "dim"}
@@ -31,7 +32,8 @@ def nodes_table(status: Status, now: float | None = None) -> Table:
     for view in status.tasks:
         layout = view.spec.shape(len(view.members))
         for rank, member in enumerate(view.members):
-            used[member.node][member.slot] = f"{view.spec.name}:{layout.seat_name(rank)}"
+            place = layout.place_name(rank)
+            used[member.node][member.slot] = f"{view.spec.name}:{rank}" + (f"({place})" if place else "")
     known = [field for field in ("rack", "domain") if any(getattr(node, field) for node in status.nodes)]
     table = plain_table("NODE", "STATE", "FOR", "HOST", *map(str.upper, known), "SLOTS")
     for node in sorted(status.nodes, key=lambda node: _natural(node.node)):
@@ -50,6 +52,7 @@ def tasks_table(status: Status) -> Table:
     """Return the tasks with their progress."""
     figures = ("WEIGHT", "WORKERS", "ITERATION", "LOSS", "SECONDS", "LEFT", "WAF")
     table = plain_table("TASK", "STATE", *figures, "SAVED", "REASON")
+    names = RankNames.of(status.tasks)
     for view in status.tasks:
         spec = view.spec
         table.add_row(
@@ -63,7 +66,7 @@ def tasks_table(status: Status) -> Table:
             left(view),
             si(view.waf, "FLOP/s") if view.waf >= KNOWN_FLOPS else "",
             _saved(view, status),
-            Text(_reason(view)),
+            Text(names.explain(_reason(view))),
         )
     return table
 
@@ -99,7 +102,10 @@ def status_view(status: Status, now: float | None = None) -> Group:
     waf = sum(view.waf for view in status.tasks)
     if waf >= KNOWN_FLOPS:
         lines.insert(0, f"WAF {si(waf, 'FLOP/s')} achieved by all tasks together")
-    slow = [Text(f"{view.spec.name} is slow: {view.slow}", "yellow") for view in status.tasks if view.slow]
+    names = RankNames.of(status.tasks)
+    slow = [
+        Text(f"{view.spec.name} is slow: {names.explain(view.slow)}", "yellow") for view in status.tasks if view.slow
+    ]
     slow += [Text(node.problem, "yellow") for node in status.nodes if node.problem and _in_use(node)]
     lost = [node.node for node in status.nodes if node.state is NodeState.LOST]
     verb = "wait" if len(lost) > 1 else "waits"
@@ -109,7 +115,9 @@ def status_view(status: Status, now: float | None = None) -> Group:
     slow += [Text(f"{view.spec.name} in its drill: {view.drill}") for view in status.tasks if view.drill]
     if status.observe_only:
         slow.insert(0, Text(OBSERVING, "bold yellow"))
-    slow += [Text(f"{view.spec.name}: {view.withheld}", "yellow") for view in status.tasks if view.withheld]
+    slow += [
+        Text(f"{view.spec.name}: {names.explain(view.withheld)}", "yellow") for view in status.tasks if view.withheld
+    ]
     notes = [*slow, *traces, Text(), Text("; ".join(lines), "dim")]
     return Group(nodes_table(status, now), Text(), tasks_table(status), *notes)
 

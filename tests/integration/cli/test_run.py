@@ -42,7 +42,7 @@ def test_a_script_with_the_options_of_torchrun_is_healed(tmp_path):
     options = ["--standalone", "--nnodes", "1", "--nproc_per_node", "2", "--checkpoints", "own", "--silence", "90"]
     ended = run(tmp_path, *options, "train.py", "--lr", "3", "--help")
     assert ended.returncode == 0, ended.stderr
-    assert "train-1: rank 0 of 2 got ['--lr', '3', '--help']" in ended.stdout
+    assert "train:0: rank 0 of 2 got ['--lr', '3', '--help']" in ended.stdout
     assert ended.stdout.count(f"total 2 {tmp_path / 'own' / 'train.own'}") == 2
     assert "ValueError: only once" in ended.stderr
     assert "train is back at 2 workers" in ended.stderr
