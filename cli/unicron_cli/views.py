@@ -12,6 +12,7 @@ from unicron.contracts.answers import NodeView, SaverView, Status, TaskView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, Slot, TaskState
 from unicron.observe.words.ranks import RankNames
 from unicron.observe.words.units import KNOWN_FLOPS, ago, expected, si, span
+from unicron_cli.fitting import FittingTable
 
 NODE_STYLES = {NodeState.UP: "green", NodeState.DRAINING: "yellow", NodeState.LOST: "red", NodeState.LEFT: "dim"}
 TASK_STYLES = {
@@ -25,7 +26,7 @@ TASK_STYLES = {
 OBSERVING = "observe only: this cluster obeys its users and says what it would do by itself, but does nothing of that"
 
 
-def nodes_table(status: Status, now: float | None = None) -> Table:
+def nodes_table(status: Status, now: float | None = None) -> FittingTable:
     """Return the nodes, with the tasks that compute on each of their slots."""
     now = time.time() if now is None else now
     used: dict[str, dict[int, str]] = defaultdict(dict)
@@ -35,12 +36,21 @@ def nodes_table(status: Status, now: float | None = None) -> Table:
             place = layout.place_name(rank)
             used[member.node][member.slot] = f"{view.spec.name}:{rank}" + (f"({place})" if place else "")
     known = [field for field in ("rack", "domain") if any(getattr(node, field) for node in status.nodes)]
-    table = plain_table("NODE", "STATE", "FOR", "HOST", *map(str.upper, known), "SLOTS")
+    heads = ("NODE", "STATE", "FOR", "HOST", *map(str.upper, known), "SLOTS")
+    table = FittingTable(heads, goes=("HOST", "DOMAIN", "RACK", "FOR"))
     for node in sorted(status.nodes, key=lambda node: _natural(node.node)):
-        slots = " ".join(f"{slot.kind}{slot.index}={used[node.node].get(slot.index, 'free')}" for slot in _in_use(node))
+        slots = _slots(node, used[node.node])
         state, where = Text(node.state, NODE_STYLES[node.state]), [Text(getattr(node, field)) for field in known]
         table.add_row(Text(node.node), state, ago(now - node.since), Text(node.host), *where, Text(slots))
     return table
+
+
+def _slots(node: NodeView, used: dict[int, str]) -> str:
+    """Return what computes on each slot of a node; a kind of several words stands once, in front."""
+    slots = _in_use(node)
+    kind = slots[0].kind if slots and " " in slots[0].kind else ""
+    each = (f"{'' if kind else slot.kind}{slot.index}={used.get(slot.index, 'free')}" for slot in slots)
+    return f"{kind}: {' '.join(each)}" if kind else " ".join(each)
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
@@ -48,10 +58,11 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
     return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in re.split(r"(\d+)", name)]
 
 
-def tasks_table(status: Status) -> Table:
+def tasks_table(status: Status) -> FittingTable:
     """Return the tasks with their progress."""
     figures = ("WEIGHT", "WORKERS", "ITERATION", "LOSS", "SECONDS", "LEFT", "WAF")
-    table = plain_table("TASK", "STATE", *figures, "SAVED", "REASON")
+    goes = ("WEIGHT", "WAF", "SECONDS", "SAVED", "LOSS", "LEFT")
+    table = FittingTable(("TASK", "STATE", *figures, "SAVED", "REASON"), goes)
     names = RankNames.of(status.tasks)
     for view in status.tasks:
         spec = view.spec

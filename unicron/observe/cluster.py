@@ -149,6 +149,7 @@ class ClusterPicture:
         Called before the journal is read, so that its entries about these are understood, and after it for the rest.
         """
         known = len(self.nodes) + len(self.tasks)
+        self.names.learn(status.tasks)
         for view in status.nodes:
             if view.node not in self.nodes:
                 kind = view.slots[0].kind if view.slots else ""

@@ -120,7 +120,7 @@ def test_a_small_cluster_is_told_whole():
     assert names == ["hurt", "gpt", "open", "done"], "those in trouble first"
     gpt = next(row for row in rows if row[:2] == ["gpt", "running"])
     assert (gpt[2], gpt[-4:]) == ("2", ["2.5", "0.25", "97", "%"])
-    assert "2    1 min  gpt-2 on node-2 was ended by SIGKILL" in text
+    assert "2    1 min  gpt:1 (gpt-2) on node-2 was ended by SIGKILL" in text
     assert "back at 6 workers after 0.59 s" in text
     assert "gpt is back at 6 workers after 0.59 s" in text, "the newest event, in words"
     assert "50/100" in "\n".join(drawn(small(), 132, 24))
@@ -166,5 +166,5 @@ def test_neither_status_nor_top_shows_workers_that_a_task_does_not_have(state):
 def test_without_an_answer_it_says_so_and_keeps_what_it_knew():
     text = "\n".join(drawn(small(), 80, 24, "no answer from registry within 5 s: is registry running?"))
     assert "is registry running?" in text
-    assert "gpt-2 on node-2" in text
+    assert "gpt:1 (gpt-2) on node-2" in text
     assert "no plan yet" in "\n".join(drawn(ClusterPicture(), 80, 24))

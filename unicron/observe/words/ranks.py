@@ -28,9 +28,13 @@ class RankNames:
     def of(cls, tasks: Iterable[TaskView]) -> Self:
         """Return the ranks that workers have now."""
         names = cls()
-        for view in tasks:
-            names._take(view.spec.name, enumerate(member.worker for member in view.members))
+        names.learn(tasks)
         return names
+
+    def learn(self, tasks: Iterable[TaskView]) -> None:
+        """Take the ranks into account that workers have now."""
+        for view in tasks:
+            self._take(view.spec.name, enumerate(member.worker for member in view.members))
 
     def observe(self, message: Message) -> None:
         """Take a message of the journal into account; messages come in its order."""
