@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 from rich.text import Text
-from unicron_deploy.ends_with import left_behind, owner_of
 from unicron_deploy.nats_server import find_binary
 
 from unicron import vitality
@@ -25,7 +24,6 @@ from unicron.service.bootstrap import connected_client
 from unicron.services import SERVICES
 from unicron.settings import Settings
 from unicron_cli.clusterlook import greeting, heard, look
-from unicron_cli.here import clusters
 from unicron_cli.observed import Check
 from unicron_cli.output import FOLDER
 from unicron_cli.production import checks, clocks
@@ -93,18 +91,6 @@ def _machine() -> Iterator[Check]:
     yield _shared_memory()
     yield _disk(FOLDER if FOLDER.exists() else Path())
     yield _docker()
-    yield from (_cluster_here(folder, pid) for folder, pid in clusters().items())
-    if left := left_behind():
-        pids = " ".join(str(process.pid) for process in left)
-        found = f"{len(left)} processes outlived the command that had started them, and was to end them"
-        yield Check(name="left behind", state="warning", found=found, cure=f"kill -KILL {pids}")
-
-
-def _cluster_here(folder: Path, pid: int) -> Check:
-    if owner := owner_of(pid):
-        return Check(name="cluster", state="ok", found=f"in {folder}, until process {owner.pid} ends, which started it")
-    found = f"in {folder}, until `unicron down --dir {folder}`"
-    return Check(name="cluster", state="ok", found=found)
 
 
 def _packages(extra: str, names: tuple[str, ...]) -> Check:

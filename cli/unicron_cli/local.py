@@ -15,7 +15,8 @@ from unicron_deploy.production.layout import TARGETS
 from unicron_provisioner.config import load
 
 from unicron_cli.doctor import examine, examine_cluster, table
-from unicron_cli.output import FOLDER, Folder, Json, Nats, console, done, patient, print_view, settings, warn
+from unicron_cli.here import findings, lead, next_command
+from unicron_cli.output import FOLDER, Folder, Json, Nats, console, done, patient, print_json, settings, warn
 
 
 def up(
@@ -224,9 +225,15 @@ def doctor(
         looking = examine_cluster(settings(nats), keys or (setup or folder) / "keys", scraped, setup, patient=patient())
     else:
         looking = examine(settings(nats), patient=patient())
+    here = [] if cluster else findings(os.environ)
     checks = asyncio.run(looking)
     ok = all(check.state not in {"missing", "fail"} for check in checks)
-    print_view({"ok": ok, "checks": checks}, lambda: table(checks), as_json)
+    if as_json:
+        print_json({"ok": ok, "checks": checks, "here": here, "next": "" if cluster else next_command(here)})
+    else:
+        console().print(table(checks))
+        if not cluster:
+            console().print("", lead(here), soft_wrap=True)
     raise typer.Exit(0 if ok else 1)
 
 

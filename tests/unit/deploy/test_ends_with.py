@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from helpers.waiting import block_until
-from unicron_cli import doctor
+from unicron_cli import here
 from unicron_deploy.ends_with import left_behind
 
 from unicron.processes import ProcessRecord
@@ -73,6 +73,5 @@ def test_doctor_finds_what_outlived_its_command_and_says_how_to_end_it(command, 
     process.kill()
     process.wait()
     assert started[0] in left_behind()
-    [check] = [check for check in doctor._machine() if check.name == "left behind"]
-    assert check.state == "warning"
-    assert str(started[0].pid) in check.cure.removeprefix("kill -KILL ").split()
+    [found] = [found for found in here.findings({}) if found.name == "remains"]
+    assert str(started[0].pid) in found.command.removeprefix("kill -KILL ").split()
