@@ -56,9 +56,12 @@ async def inject(
     """
     kind = kind_of(fault)
     value = kind.checked(value)
+    status = None
+    if isinstance(target, str) and WORKER in kind.targets:
+        target = named(status := await client.status(), target)
     if (WORKER if isinstance(target, RankTarget) else NODE) not in kind.targets:
         raise InvalidInputError(f"{fault} takes {' or '.join(kind.targets)}, not {target}")
-    member = find_member(await client.status(), target) if isinstance(target, RankTarget) else None
+    member = find_member(status or await client.status(), target) if isinstance(target, RankTarget) else None
     node, worker = (member.node, member.worker) if member else (str(target), "")
     at = time.time()
     if fault == "restart-node":
@@ -81,6 +84,19 @@ async def _inject(client: Client, node: str, fault: str, worker: str, value: str
             known = ", ".join(views) or "none"
             raise InvalidInputError(f"no node {node!r}; the known ones are {known}") from error
         raise BusUnavailableError(f"the agent of {node}, which is {views[node]}, does not answer") from error
+
+
+def named(status: Status, target: str) -> RankTarget | str:
+    """Return the rank of the worker whose process has a name, if no node has it; else the name."""
+    if any(view.node == target for view in status.nodes):
+        return target
+    ranks = (
+        RankTarget(task=view.spec.name, rank=rank)
+        for view in status.tasks
+        for rank, member in enumerate(view.members)
+        if member.worker == target
+    )
+    return next(ranks, target)
 
 
 def find_member(status: Status, target: RankTarget) -> Member:

@@ -20,6 +20,7 @@ from rich.text import Text
 from unicron_chaos.injection import Injection, run_script
 from unicron_chaos.script import ScriptedFault, load
 from unicron_deploy.embedded import Cluster
+from unicron_deploy.ends_with import ends_with_us
 from unicron_deploy.nats_server import free_port
 from unicron_deploy.options import CONSOLE_PORT
 
@@ -69,7 +70,8 @@ def run_demo(json_path: Path | None, corpus: Path | None) -> int:
         demo = Demo(Path(name), folder, load(FAULTS))
         report = None
         try:
-            report = asyncio.run(asyncio.wait_for(demo.run(began), LIMIT_S))
+            with ends_with_us():
+                report = asyncio.run(asyncio.wait_for(demo.run(began), LIMIT_S))
         finally:
             if report is None or not report.ok:
                 console(err=True).print(f"not as promised; logs and journal are kept in {demo.keep()}")

@@ -10,6 +10,7 @@ from unicron.observe.cluster import ClusterPicture
 from unicron.observe.incidents import Failure
 from unicron.observe.state import TaskPicture
 from unicron.observe.words.headline import about, outcome
+from unicron.observe.words.ranks import RankNames
 
 FAILURES = 50
 EVENTS = 200
@@ -111,7 +112,7 @@ def glance(cluster: ClusterPicture, goodput: Mapping[str, float], now: float, er
         tasks=[
             _task(task, goodput) for task in sorted(cluster.tasks.values(), key=lambda task: _URGENCY.index(task.state))
         ],
-        failures=[_failure(failure) for failure in failures],
+        failures=[_failure(failure, cluster.names) for failure in failures],
         events=[EventGlance(at=entry.at, source=entry.source, text=entry.text) for entry in entries],
     )
 
@@ -130,12 +131,12 @@ def _task(task: TaskPicture, goodput: Mapping[str, float]) -> TaskGlance:
     )
 
 
-def _failure(failure: Failure) -> FailureGlance:
+def _failure(failure: Failure, names: RankNames) -> FailureGlance:
     return FailureGlance(
         at=failure.first.at,
         chain=failure.cause.chain,
         severity=failure.severity,
-        what=about(failure.first),
+        what=names.explain(about(failure.first)),
         outcome=outcome(failure, failure.first),
         open=failure.is_open,
     )

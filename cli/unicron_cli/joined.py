@@ -64,14 +64,14 @@ class Joined:
         settings, bus = await self._enrolled()
         self._log(f"unicron: {settings.node} joined {settings.nats_url}, {self._slots} ranks here")
         self._start(settings)
-        ranks = Ranks(self._run_dir, f"logs/{self._task}-*.log")
+        self._ranks = Ranks(self._run_dir, f"logs/{self._task}-*.log")
         try:
             asked = asyncio.create_task(self._until_over(bus))
             while not asked.done():
-                ranks.write()
+                self._ranks.write()
                 self._mend(settings)
                 await asyncio.wait({asked}, timeout=LOOK_S)
-            ranks.write()
+            self._ranks.write()
             code = await asked
             self._stop()
             if code == 0:
@@ -162,8 +162,10 @@ class Joined:
             with suppress(nats.errors.Error, OSError, TimeoutError, InvalidInputError):
                 state = await last_state(bus, self._task)
                 heard = time.monotonic()
+                if state is not None:
+                    self._ranks.names.observe(state)
                 if state is not None and state.state.ended:
-                    self._log(f"unicron: {state}")
+                    self._log(f"unicron: {self._ranks.names.explain(str(state))}")
                     return 0 if state.state == "finished" else 1
             await asyncio.sleep(ASK_S)
         self._log(f"unicron: the first machine, {self._meeting.host}, has not answered for {GONE_S:g} s")

@@ -1,6 +1,7 @@
 """Commands about this machine: up, down, demo, doctor."""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,12 +9,14 @@ from typing import Annotated
 
 import typer
 from unicron_deploy.embedded import Cluster
+from unicron_deploy.ends_with import MARK
 from unicron_deploy.options import PORT, Options, Value
 from unicron_deploy.production.layout import TARGETS
 from unicron_provisioner.config import load
 
 from unicron_cli.doctor import examine, examine_cluster, table
-from unicron_cli.output import FOLDER, Folder, Json, Nats, console, done, patient, print_view, settings, warn
+from unicron_cli.here import findings, lead, next_command
+from unicron_cli.output import FOLDER, Folder, Json, Nats, console, done, patient, print_json, settings, warn
 
 
 def up(
@@ -135,7 +138,8 @@ def _mended(folder: Path, given: Mapping[str, Value | None], as_json: bool) -> b
 
 
 def _started(cluster: Cluster, backup: Path | None) -> None:
-    """Start a cluster, and wait until it works; stop it where that fails."""
+    """Start a cluster, and wait until it works; stop it where that fails. It is to stay, whoever calls us."""
+    os.environ.pop(MARK, None)
     with _progress("starting the cluster") as on_step:
         cluster.start(on_step, backup)
         try:
@@ -166,6 +170,8 @@ def _summary(cluster: Cluster, kept: list[str], folder: Path) -> str:
     key = cluster.settings().nats_nkey
     if key and folder != FOLDER:
         text += f"\nexport UNICRON_NATS_NKEY={key}   # likewise: the operator's key"
+    where = "" if folder == FOLDER else f" --dir {folder}"
+    text += f"\nit stays until `unicron down{where}`, also when this terminal closes"
     return text + "\nnext: `unicron submit TASK.yaml` (examples/gpt/task.yaml is one), then `unicron top`"
 
 
@@ -219,9 +225,15 @@ def doctor(
         looking = examine_cluster(settings(nats), keys or (setup or folder) / "keys", scraped, setup, patient=patient())
     else:
         looking = examine(settings(nats), patient=patient())
+    here = [] if cluster else findings(os.environ)
     checks = asyncio.run(looking)
     ok = all(check.state not in {"missing", "fail"} for check in checks)
-    print_view({"ok": ok, "checks": checks}, lambda: table(checks), as_json)
+    if as_json:
+        print_json({"ok": ok, "checks": checks, "here": here, "next": "" if cluster else next_command(here)})
+    else:
+        console().print(table(checks))
+        if not cluster:
+            console().print("", lead(here), soft_wrap=True)
     raise typer.Exit(0 if ok else 1)
 
 

@@ -12,7 +12,7 @@ import typer.core
 
 from unicron import __version__
 from unicron.errors import UnicronError
-from unicron_cli.output import Nats, say
+from unicron_cli.output import Nats, console, say
 
 COMMANDS = {
     "init": (
@@ -96,7 +96,6 @@ class Commands(typer.core.TyperGroup):
 app = typer.Typer(
     name="unicron",
     cls=Commands,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -113,17 +112,29 @@ Version = Annotated[
 ]
 
 
-@app.callback()
-def _root(nats: Nats = None, version: Version = False) -> None:  # noqa: ARG001 its callback has shown it
+@app.callback(invoke_without_command=True)
+def _root(ctx: typer.Context, nats: Nats = None, version: Version = False) -> None:  # noqa: ARG001 it was shown
     """Train large models on machines that fail: see, order and break a Unicron cluster."""
     if nats:
         os.environ["UNICRON_NATS_URL"] = nats
+    if ctx.invoked_subcommand is None:
+        _lead()
+
+
+def _lead() -> None:
+    """Say what is here, and what the next command is."""
+    from unicron_cli.here import findings, lead  # noqa: PLC0415 --help needs none of it
+
+    console().print(lead(findings(os.environ)), soft_wrap=True)
+    say("all commands: unicron --help; what is missing on this machine: unicron doctor")
 
 
 def main() -> None:
     """Run the command line; errors that a person can mend are one line each, without a traceback."""
     logging.getLogger().addHandler(logging.NullHandler())  # what the bus logs, the errors say too
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: what a command began to run, it ends
+    for number in (signal.SIGTERM, signal.SIGHUP):  # like Ctrl-C: what a command began to run, it ends
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.default_int_handler)
     try:
         app(prog_name="unicron")
     except UnicronError as error:

@@ -17,6 +17,7 @@ from rich.segment import Segment
 
 from unicron.errors import UnicronError
 from unicron.printable import printable
+from unicron.processes import ProcessRecord
 from unicron.settings import PREFIX, Settings
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ Folder = Annotated[Path, typer.Option("--dir", help="Folder of the embedded clus
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 FOLDER = Path(".unicron")
+
+CONTAINERS = FOLDER / "containers"
+"""Where the operator's key of docker-compose.yml's cluster is put: the folder of keys is another cluster's."""
 
 HOST = "127.0.0.1"
 
@@ -58,17 +62,29 @@ def patient() -> bool:
 
 
 def own_key(url: str) -> str:
-    """Return the path of the key for the bus at `url` that lies in the cluster's folder; empty where none does."""
-    address, record = urlsplit(url), FOLDER / "cluster.json"
-    hosts = {HOST, "localhost"}
-    with suppress(OSError, ValueError, AttributeError):
-        layout = json.loads(record.read_bytes())
-        hosts.add(layout.get("host") or HOST)
-        if layout.get("insecure") or layout.get("port") != address.port:
-            return ""
-    if address.hostname not in hosts:
+    """Return the path of the key for the bus at `url`; empty where there is none.
+
+    It is that of the embedded cluster of this folder, if its record says that it is there. While that one does not run,
+    the containers may be, whose key has a folder of its own.
+    """
+    address, layout = urlsplit(url), dict[str, Any]()
+    with suppress(OSError, ValueError):
+        layout = json.loads((FOLDER / "cluster.json").read_bytes())
+    here = address.hostname in {HOST, "localhost"}
+    if here and not _runs(layout) and (key := _key_in(CONTAINERS)):
+        return key
+    if layout and (layout.get("insecure") or layout.get("port") != address.port):
         return ""
-    paths = (FOLDER / "keys" / name / f"{name}.nk" for name in ("operator", "user"))
+    return _key_in(FOLDER / "keys") if here or address.hostname == (layout.get("host") or HOST) else ""
+
+
+def _runs(layout: dict[str, Any]) -> bool:
+    """Return whether any process of an embedded cluster lives."""
+    return any(msgspec.convert(each, ProcessRecord).alive() for each in layout.get("processes", {}).values())
+
+
+def _key_in(folder: Path) -> str:
+    paths = (folder / name / f"{name}.nk" for name in ("operator", "user"))
     return next((str(path) for path in paths if os.access(path, os.R_OK)), "")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from unicron.contracts.base import Message
 from unicron.contracts.events import FailureDetected, TaskStateChanged, WorkerExited, WorkerFinished
+from unicron.observe.words.ranks import RankNames
 from unicron_cli.output import say
 
 CHUNK = 1 << 20
@@ -18,11 +19,15 @@ class Ranks:
     Args:
         root: folder that `pattern` is looked for in.
         pattern: of their files.
-        named: whether each line begins with the rank's worker.
+        named: whether each line begins with the rank, TASK:RANK; the process, until it has one.
+
+    Attributes:
+        names: to be told of the journal's messages.
     """
 
     def __init__(self, root: Path, pattern: str, *, named: bool = True) -> None:
         self._root, self._pattern, self._named = root, pattern, named
+        self.names = RankNames()
         self._read = {path: path.stat().st_size for path in self._files()}  # what an earlier run wrote was shown then
 
     def _files(self) -> Iterator[Path]:
@@ -39,7 +44,7 @@ class Ranks:
             whole = data[: data.rfind(b"\n") + 1] or (data if len(data) == CHUNK else b"")
             self._read[path] = self._read.get(path, 0) + len(whole)
             for line in whole.decode(errors="replace").splitlines():
-                say(f"{path.stem}: {line}" if self._named else line)
+                say(f"{self.names.rank(path.stem)}: {line}" if self._named else line)
 
 
 class Ending:

@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import Annotated, NamedTuple
 import typer
 from msgspec.structs import replace
 from unicron_deploy.embedded import Cluster
+from unicron_deploy.ends_with import ends_with_us
 from unicron_deploy.nats_server import free_port
 
 from unicron.client import Client
@@ -136,15 +136,18 @@ def run(
         spec = replace(spec, silence_s=silence)
     # one machine's nodes are given up by nobody: what counts is whether it comes further
     os.environ |= {"UNICRON_ATTEMPTS": "1000", "UNICRON_NO_PROGRESS": str(restarts + 1), "UNICRON_COUNT_ALL": "true"}
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: the cluster ends too
     meeting = None
     if endpoint and number.most > 1:
         where = endpoint if port is None or ":" in endpoint else f"{endpoint}:{port}"
         meeting = Meeting.of(where, run_id, rank, token_file, os.environ)
         if not meeting.leads:
-            raise typer.Exit(join(meeting, slots, spec.name, log))
+            with ends_with_us():
+                code = join(meeting, slots, spec.name, log)
+            raise typer.Exit(code)
     root = folder or Path(tempfile.mkdtemp(prefix="unicron-run-"))
-    raise typer.Exit(_run(Run(spec, number, slots, meeting, drill), root, log, remove=folder is None))
+    with ends_with_us():
+        code = _run(Run(spec, number, slots, meeting, drill), root, log, remove=folder is None)
+    raise typer.Exit(code)
 
 
 def worded(command: Sequence[str], *, module: bool) -> list[str]:
@@ -294,12 +297,13 @@ class Program:
         failed = False
         async for _, message in client.follow():
             self._ending.observe(message)
+            self._ranks.names.observe(message)
             if isinstance(message, FailureDetected):
                 failed = True
-                self._log(f"unicron: {describe(message)}")
+                self._log(f"unicron: {self._ranks.names.explain(describe(message))}")
             elif isinstance(message, ScriptDrilled):
                 if self.drilled is None or message.problem != self.drilled.problem or message.unproven:
                     self._log(f"unicron: in place: {message.outcome}")
                 self._take_outcome(message)
             elif isinstance(message, TaskRecovered) and failed:
-                self._log(f"unicron: {describe(message)}")
+                self._log(f"unicron: {self._ranks.names.explain(describe(message))}")

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -17,8 +18,10 @@ from unicron_cli.views import NODE_STYLES, TASK_STYLES
 _STATES = (NodeState.LOST, NodeState.DRAINING, NodeState.UP, NodeState.LEFT)
 
 WIDE = 110
-NARROW = 75
-"""Columns from which on there is room for what is only nice to have, and for what should be there."""
+"""Columns from which on there is room for what is only nice to have."""
+
+GAP, LEAST_NAME = 2, 8
+"""Columns between two columns of a table, and of the name of a task."""
 
 LEAST_BAR = 5
 """Columns of a bar that says anything."""
@@ -101,27 +104,44 @@ def _squares(nodes: dict[str, int], width: int, rows: int) -> tuple[Text, list[R
 def _tasks(tasks: list[TaskGlance], width: int, lines: int) -> list[RenderableType]:
     """Return as many tasks as there is room for, and how many more there are."""
     shown = tasks if len(tasks) < lines else tasks[: max(1, lines - 2)]
-    names = [name for name, least in _COLUMNS.items() if width >= least]
+    rows = [_cells(task, bar=30 if width >= WIDE else 12) for task in shown]
+    widths = {name: max(len(name), *(_wide(row[name]) for row in rows)) for name in _COLUMNS}
+    longest = max(LEAST_NAME, min(max(cell_len(task.task) for task in shown), width // 2))
+    names = list(_COLUMNS)
+    for name in _GOES:
+        if longest + sum(widths[name] + GAP for name in names) <= width:
+            break
+        names.remove(name)
     table = _plain(width, TASK=1, **dict.fromkeys(names))
-    table.columns[0].min_width = 8
-    for task in shown:
-        cells = _cells(task, bar=30 if width >= WIDE else 12)
-        table.add_row(_text(task.task), *(cells[name] for name in names))
+    table.columns[0].min_width = LEAST_NAME
+    room = max(LEAST_NAME, width - sum(widths[name] + GAP for name in names))
+    for task, cells in zip(shown, rows, strict=True):
+        table.add_row(_text(_short(task.task, room)), *(cells[name] for name in names))
     more = len(tasks) - len(shown)
     return [table, Text(f"and {more:,} more tasks", "dim")] if more and lines > 2 else [table]
 
 
-_COLUMNS = {
-    "STATE": 0,
-    "WORKERS": NARROW,
-    "PROGRESS": 0,
-    "ITERATION": WIDE,
-    "LOSS": 0,
-    "SECONDS": NARROW,
-    "GOODPUT": NARROW,
-    "WAF": WIDE,
-}
-"""The columns of a task, and from which width of the terminal they are shown."""
+_COLUMNS = ("STATE", "WORKERS", "PROGRESS", "ITERATION", "LOSS", "SECONDS", "GOODPUT", "WAF")
+"""The columns of a task beside its name."""
+
+_GOES = ("WAF", "ITERATION", "SECONDS", "GOODPUT", "LOSS", "PROGRESS", "WORKERS")
+"""Those that are left out where there is no room for all, the first one first."""
+
+
+def _wide(cell: RenderableType) -> int:
+    """Return how many columns a cell takes."""
+    if isinstance(cell, ProgressBar):
+        return cell.width or 0
+    return cell.cell_len if isinstance(cell, Text) else cell_len(str(cell))
+
+
+def _short(name: str, width: int) -> str:
+    """Return a name that is too long without its middle: what tells names apart is at their ends."""
+    plain = one_line(name)
+    if cell_len(plain) <= width:
+        return plain
+    head = width // 2
+    return f"{plain[: head - 1]}…{plain[len(plain) - (width - head) :]}"
 
 
 def _cells(task: TaskGlance, bar: int) -> dict[str, RenderableType]:
@@ -139,7 +159,8 @@ def _cells(task: TaskGlance, bar: int) -> dict[str, RenderableType]:
 
 
 def _failures(failures: Sequence[FailureGlance], now: float, width: int) -> list[RenderableType]:
-    table = _plain(width, SEV=None, AGO=None, FAILURE=6, OUTCOME=5)
+    ratio = {"FAILURE": 6, "OUTCOME": 5} if width >= WIDE else {"FAILURE": 2, "OUTCOME": 1}
+    table = _plain(width, SEV=None, AGO=None, **ratio)
     for failure in failures:
         table.add_row(
             Text(f"{failure.severity}", _SEVERITY_STYLES[failure.severity]),

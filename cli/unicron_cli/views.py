@@ -10,7 +10,9 @@ from rich.text import Text
 
 from unicron.contracts.answers import NodeView, SaverView, Status, TaskView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, Slot, TaskState
+from unicron.observe.words.ranks import RankNames
 from unicron.observe.words.units import KNOWN_FLOPS, ago, expected, si, span
+from unicron_cli.fitting import FittingTable
 
 NODE_STYLES = {NodeState.UP: "green", NodeState.DRAINING: "yellow", NodeState.LOST: "red", NodeState.LEFT: "dim"}
 TASK_STYLES = {
@@ -24,21 +26,31 @@ TASK_STYLES = {
 OBSERVING = "observe only: this cluster obeys its users and says what it would do by itself, but does nothing of that"
 
 
-def nodes_table(status: Status, now: float | None = None) -> Table:
+def nodes_table(status: Status, now: float | None = None) -> FittingTable:
     """Return the nodes, with the tasks that compute on each of their slots."""
     now = time.time() if now is None else now
     used: dict[str, dict[int, str]] = defaultdict(dict)
     for view in status.tasks:
         layout = view.spec.shape(len(view.members))
         for rank, member in enumerate(view.members):
-            used[member.node][member.slot] = f"{view.spec.name}:{layout.seat_name(rank)}"
+            place = layout.place_name(rank)
+            used[member.node][member.slot] = f"{view.spec.name}:{rank}" + (f"({place})" if place else "")
     known = [field for field in ("rack", "domain") if any(getattr(node, field) for node in status.nodes)]
-    table = plain_table("NODE", "STATE", "FOR", "HOST", *map(str.upper, known), "SLOTS")
+    heads = ("NODE", "STATE", "FOR", "HOST", *map(str.upper, known), "SLOTS")
+    table = FittingTable(heads, goes=("HOST", "DOMAIN", "RACK", "FOR"))
     for node in sorted(status.nodes, key=lambda node: _natural(node.node)):
-        slots = " ".join(f"{slot.kind}{slot.index}={used[node.node].get(slot.index, 'free')}" for slot in _in_use(node))
+        slots = _slots(node, used[node.node])
         state, where = Text(node.state, NODE_STYLES[node.state]), [Text(getattr(node, field)) for field in known]
         table.add_row(Text(node.node), state, ago(now - node.since), Text(node.host), *where, Text(slots))
     return table
+
+
+def _slots(node: NodeView, used: dict[int, str]) -> str:
+    """Return what computes on each slot of a node; a kind of several words stands once, in front."""
+    slots = _in_use(node)
+    kind = slots[0].kind if slots and " " in slots[0].kind else ""
+    each = (f"{'' if kind else slot.kind}{slot.index}={used.get(slot.index, 'free')}" for slot in slots)
+    return f"{kind}: {' '.join(each)}" if kind else " ".join(each)
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
@@ -46,10 +58,12 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
     return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in re.split(r"(\d+)", name)]
 
 
-def tasks_table(status: Status) -> Table:
+def tasks_table(status: Status) -> FittingTable:
     """Return the tasks with their progress."""
     figures = ("WEIGHT", "WORKERS", "ITERATION", "LOSS", "SECONDS", "LEFT", "WAF")
-    table = plain_table("TASK", "STATE", *figures, "SAVED", "REASON")
+    goes = ("WEIGHT", "WAF", "SECONDS", "SAVED", "LOSS", "LEFT")
+    table = FittingTable(("TASK", "STATE", *figures, "SAVED", "REASON"), goes)
+    names = RankNames.of(status.tasks)
     for view in status.tasks:
         spec = view.spec
         table.add_row(
@@ -63,7 +77,7 @@ def tasks_table(status: Status) -> Table:
             left(view),
             si(view.waf, "FLOP/s") if view.waf >= KNOWN_FLOPS else "",
             _saved(view, status),
-            Text(_reason(view)),
+            Text(names.explain(_reason(view))),
         )
     return table
 
@@ -99,7 +113,10 @@ def status_view(status: Status, now: float | None = None) -> Group:
     waf = sum(view.waf for view in status.tasks)
     if waf >= KNOWN_FLOPS:
         lines.insert(0, f"WAF {si(waf, 'FLOP/s')} achieved by all tasks together")
-    slow = [Text(f"{view.spec.name} is slow: {view.slow}", "yellow") for view in status.tasks if view.slow]
+    names = RankNames.of(status.tasks)
+    slow = [
+        Text(f"{view.spec.name} is slow: {names.explain(view.slow)}", "yellow") for view in status.tasks if view.slow
+    ]
     slow += [Text(node.problem, "yellow") for node in status.nodes if node.problem and _in_use(node)]
     lost = [node.node for node in status.nodes if node.state is NodeState.LOST]
     verb = "wait" if len(lost) > 1 else "waits"
@@ -109,7 +126,9 @@ def status_view(status: Status, now: float | None = None) -> Group:
     slow += [Text(f"{view.spec.name} in its drill: {view.drill}") for view in status.tasks if view.drill]
     if status.observe_only:
         slow.insert(0, Text(OBSERVING, "bold yellow"))
-    slow += [Text(f"{view.spec.name}: {view.withheld}", "yellow") for view in status.tasks if view.withheld]
+    slow += [
+        Text(f"{view.spec.name}: {names.explain(view.withheld)}", "yellow") for view in status.tasks if view.withheld
+    ]
     notes = [*slow, *traces, Text(), Text("; ".join(lines), "dim")]
     return Group(nodes_table(status, now), Text(), tasks_table(status), *notes)
 

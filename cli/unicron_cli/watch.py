@@ -19,6 +19,7 @@ from unicron.contracts.queries import MOST_LINES
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.observe.incidents import chain_of
 from unicron.observe.words.headline import headline
+from unicron.observe.words.ranks import RankNames
 from unicron.observe.words.story import find_chain, line, story
 from unicron_cli.output import Json, Nats, console, print_json, print_view, say, to_json, with_client
 from unicron_cli.views import nodes_table, status_view, tasks_table
@@ -117,21 +118,32 @@ def events(
 
 async def _list(client: Client, follow: bool, last: int | None, wanted: dict[str, str], as_json: bool) -> None:
     tail, last = await client.tail(), RECENT if follow and last is None else last
+    names = await _names(client)
     recent, back = deque[tuple[int, Message]](maxlen=last), tail if last is None or wanted else last
     while True:
         recent.clear()
         async for place, message in client.follow(max(0, tail - back), tail):
+            names.observe(message)
             if _concerns(message, wanted):
                 recent.append((place, message))
         if back >= tail or len(recent) == last:
             break
         back *= 4  # the places between are of what is no message, or has left the journal
     for sequence, message in recent:
-        say(to_json(_with_place(sequence, message)) if as_json else line(message))
+        say(to_json(_with_place(sequence, message)) if as_json else line(message, names))
     if follow:
         async for sequence, message in client.follow(tail):
+            names.observe(message)
             if _concerns(message, wanted):
-                say(to_json(_with_place(sequence, message)) if as_json else line(message))
+                say(to_json(_with_place(sequence, message)) if as_json else line(message, names))
+
+
+async def _names(client: Client) -> RankNames:
+    """Return the ranks that workers have now; none where nobody says so."""
+    try:
+        return RankNames.of((await client.status()).tasks)
+    except UnicronError:
+        return RankNames()
 
 
 def _concerns(message: Message, wanted: dict[str, str]) -> bool:
@@ -146,14 +158,20 @@ async def _story(client: Client, wanted: str, as_json: bool) -> None:
             if chain_of(message) == chain_of(chain[0]):
                 say(to_json(_with_place(sequence, message)))
         return
+    names, first = RankNames(), next(place for place, (_, each) in enumerate(found) if each.id == chain[0].id)
+    for _, message in found[:first]:
+        names.observe(message)
+    lines = story(chain, names)
     took = f"{len(chain)} messages in {chain[-1].at - chain[0].at:.3f} s"
-    say(f"chain {chain_of(chain[0])}, {took}: {headline(chain)}")
-    for text in story(chain):
+    say(f"chain {chain_of(chain[0])}, {took}: {names.explain(headline(chain))}")
+    for text in lines:
         say(text)
 
 
 def logs(
-    worker: Annotated[str, typer.Argument(metavar="WORKER", help="Name of a worker, such as gpt-2, or TASK:RANK.")],
+    worker: Annotated[
+        str, typer.Argument(metavar="TASK:RANK", help="TASK:RANK, as gpt:1; or the name of a process, as gpt-2.")
+    ],
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=MOST_LINES, help="How many.")] = 50,
     node: Annotated[str, typer.Option("--node", help="Where it runs, or ran; else the cluster is asked.")] = "",
     nats: Nats = None,
@@ -176,13 +194,19 @@ async def _log(client: Client, node: str, worker: str, lines: int) -> tuple[str,
 
 
 async def _of_rank(client: Client, wanted: str) -> str:
-    """Return the worker that is a rank of a task now, "TASK:RANK"."""
+    """Return the worker that is a rank of a task, "TASK:RANK": now, or before it ended."""
     task, _, rank = wanted.rpartition(":")
-    members = next((view.members for view in (await client.status()).tasks if view.spec.name == task), None)
-    if members is None or not rank.isdecimal() or int(rank) >= len(members):
-        ranks = f"has ranks 0 to {len(members) - 1} now" if members else "has no ranks now"
-        raise InvalidInputError(f"{wanted}: {f'there is no task {task!r}' if members is None else f'{task} {ranks}'}")
-    return members[int(rank)].worker
+    view = next((view for view in (await client.status()).tasks if view.spec.name == task), None)
+    if view is not None and rank.isdecimal() and int(rank) < len(view.members):
+        return view.members[int(rank)].worker
+    names = RankNames()
+    if view is not None and not view.members:  # it waits, or has ended: who computed last
+        async for _, message in client.follow(0, await client.tail()):
+            names.observe(message)
+    if worker := names.worker(wanted):
+        return worker
+    ranks = f"has ranks 0 to {len(view.members) - 1} now" if view and view.members else "has no ranks now"
+    raise InvalidInputError(f"{wanted}: {f'there is no task {task!r}' if view is None else f'{task} {ranks}'}")
 
 
 async def _home(client: Client, worker: str) -> str:

@@ -20,6 +20,7 @@ from unicron.contracts import time_limits
 from unicron.errors import BusUnavailableError, InvalidInputError
 from unicron.processes import Patience, ProcessRecord
 from unicron_deploy import rights
+from unicron_deploy.ends_with import MARK
 from unicron_deploy.quoting import nats_include, nats_string
 
 START_S = 10.0
@@ -61,8 +62,8 @@ FEW_CORES = {"GOMAXPROCS": "1"}
 """A server that may use several cores wakes up on all of them to look for work: a quarter of what it costs in a small
 cluster. One carries what is on one machine; the environment outranks it."""
 
-TAKEN = ("GOMAXPROCS", "GOMEMLIMIT", "TZ")
-"""All that a server takes from the environment: its limits, and the time in its log."""
+TAKEN = ("GOMAXPROCS", "GOMEMLIMIT", "TZ", MARK)
+"""All that a server takes from the environment: its limits, the time in its log, and with whom it ends."""
 
 LOG_BYTES, LOGS = 16 * 1024**2, 3
 """Size at which the server begins another log, and how many it keeps."""

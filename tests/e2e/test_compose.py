@@ -1,9 +1,11 @@
 """The cluster in containers, as a user runs it: build, submit from the host, lose a node, get it back, finish."""
 
 import asyncio
+import contextlib
 import json
 import re
 import urllib.request
+from pathlib import Path
 
 import pytest
 import yaml
@@ -11,6 +13,7 @@ from helpers import ROOT
 from helpers.compose import (
     BUILD_S,
     Cluster,
+    command,
     connected,
     content,
     node_of,
@@ -20,6 +23,7 @@ from helpers.compose import (
     trains,
     up,
 )
+from helpers.ports import free_port
 
 from unicron.bus import topology
 from unicron.contracts.answers import Status
@@ -86,6 +90,48 @@ def check_confinement(cluster: Cluster) -> None:
 def test_the_images_are_small(images):
     for image, limit in LIMIT_MB.items():
         assert images.size(image) < limit * 10**6, image
+
+
+def typed(page: str, part: str) -> list[str]:
+    """Return the commands of a part of a page, in their order."""
+    text = (ROOT / page).read_text().partition(f"# {part}\n")[2].partition("\n## ")[0]
+    return [line.partition("  #")[0].strip() for line in text.splitlines() if line.startswith("    ")]
+
+
+def secrets_in(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.compose
+@pytest.mark.exhaustive("the commands find a key where unit tests say")
+@pytest.mark.timeout(BUILD_S + 1200)
+async def test_readme_in_its_order_leaves_the_keys_of_the_first_cluster_alone(tmp_path):
+    """`unicron up`, then the containers in the same folder and on the same port, then `unicron up` again."""
+    cluster = Cluster(command(), tmp_path, "-f", str(ROOT / "docker-compose.yml"), cwd=tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    own = {
+        "unicron up": f"unicron up --port {cluster.port} --console-port {free_port()}",
+        "unicron status --watch": ":",
+        "make setup": ":",
+    }
+    _, *first = [own.get(line, line) for line in typed("README.md", "A cluster of your own")]
+    second = [own.get(line, line) for line in typed("docs/start/containers.md", "A cluster in containers")]
+    try:
+        for line in first:
+            cluster.type(line)
+        before = secrets_in(tmp_path / ".unicron" / "keys")
+        assert before
+        for line in second:
+            cluster.type(line)
+            if "docker cp" in line:
+                await content(cluster)
+        assert secrets_in(tmp_path / ".unicron" / "keys") == before
+        assert "as it was started before" in cluster.type("unicron up")
+        assert "gpt" in cluster.type("unicron tasks"), "the first cluster lets its user in, and goes on"
+    finally:
+        with contextlib.suppress(pytest.fail.Exception):
+            cluster.type("unicron down")
+        cluster.compose("down", "-v", "--remove-orphans", "-t", "3")
 
 
 @pytest.mark.compose

@@ -50,11 +50,11 @@ class Cluster:
         self._compose, self._cwd = [*compose, *options], cwd
         self.key = folder / "operator" / "operator.nk"
         self.project = f"unicron-test-{uuid.uuid4().hex[:8]}"
-        self._port = free_port()
-        self.url = f"nats://127.0.0.1:{self._port}"
+        self.port = free_port()
+        self.url = f"nats://127.0.0.1:{self.port}"
         console = free_port()
         self.console = f"http://127.0.0.1:{console}"
-        ports = {"UNICRON_NATS_PORT": str(self._port), "UNICRON_CONSOLE_PORT": str(console)}
+        ports = {"UNICRON_NATS_PORT": str(self.port), "UNICRON_CONSOLE_PORT": str(console)}
         self.environment = {**proxies.USUAL, "PWD": str(ROOT), "UNICRON_NATS_URL": self.url, **ports}
 
     def compose(self, *words: str) -> str:

@@ -41,7 +41,7 @@ async def test_a_lost_worker_is_left_lost_until_its_user_resumes_the_task(stage)
     await stage.wait(LONG_S)
     [said] = stage.of(OrdersWithheld)
     assert str(said).startswith(f"observe only: would have ordered: stop {victim.worker} on {victim.node}:0: ")
-    assert "form epoch 1 of t, 2 workers" in str(said)
+    assert "form membership 1 of t, 2 workers" in str(said)
     assert "start t-4" in str(said)
     assert given(stage) == before
     view, status = await stage.view("t"), await stage.status()

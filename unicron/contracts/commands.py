@@ -232,10 +232,13 @@ class Regroup(Command, kw_only=True, frozen=True):
     cause: Text = ""
 
     def __str__(self) -> str:
-        seats = map(self.layout.seat_name, self.ranks)
-        here = ", ".join(f"{seat}={each.worker}" for seat, each in zip(seats, self.members, strict=False))
+        places = map(self.layout.place_name, self.ranks)
+        here = ", ".join(
+            f"{self.task}:{rank} ({each.worker}{after(' ', place)})"
+            for rank, place, each in zip(self.ranks, places, self.members, strict=False)
+        )
         leaving = " to leave the states behind" * self.leaving
-        return f"form epoch {self.epoch} of {self.task}{leaving}, {self.world_size} workers, here {here}"
+        return f"form membership {self.epoch} of {self.task}{leaving}, {self.world_size} workers, here {here}"
 
 
 def _saver(saver: Saver) -> str:

@@ -56,10 +56,10 @@ class ParallelLayout(Record, kw_only=True, frozen=True):
         """Return where `rank` sits: ranks count the places of one replica after the other's."""
         return Seat(*divmod(rank, self.replica_workers))
 
-    def seat_name(self, rank: int) -> str:
-        """Return a rank as people read it: 3, or replica and place as r1p0 where replicas have several workers."""
+    def place_name(self, rank: int) -> str:
+        """Return a rank's replica and place as people read them, r1p0; empty where a replica is one worker."""
         seat = self.seat(rank)
-        return str(rank) if self.replica_workers == 1 else f"r{seat.replica}p{seat.place}"
+        return "" if self.replica_workers == 1 else f"r{seat.replica}p{seat.place}"
 
     @property
     def degrees(self) -> str:

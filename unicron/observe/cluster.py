@@ -18,6 +18,7 @@ from unicron.observe.accounts.goodput import Goodput
 from unicron.observe.incidents import FAILURES, chain_of
 from unicron.observe.state import EVENTS, JournalLine, NodePicture, TaskPicture, ThinnedSeries
 from unicron.observe.stories import Stories, entry_of
+from unicron.observe.words.ranks import RankNames
 
 RANKED = (events.WorkerExited, events.WorkerRaised, events.WorkerStalled, events.FailureDetected)
 """Messages about a worker that has failed, of which the rank is shown."""
@@ -85,6 +86,7 @@ class ClusterPicture:
     def __init__(self) -> None:
         self.position = 0
         self.now = 0.0
+        self.names = RankNames()
         self.observe_only = False
         self.goodput = Goodput()
         self.nodes: dict[str, NodePicture] = {}
@@ -109,7 +111,9 @@ class ClusterPicture:
         was_open = self._is_open(chain_of(message))
         hit = self.goodput.hit_by(message) if isinstance(message, events.FailureDetected) else set()
         self.goodput.handle(message)
-        self._add(message, entry_of(position, message), is_open=was_open)
+        self.names.observe(message)
+        entry = entry_of(position, message)
+        self._add(message, replace(entry, text=self.names.explain(entry.text)), is_open=was_open)
         if isinstance(message, events.FailureDetected):
             self._failed(message, hit)
         self._change(message)
@@ -145,6 +149,7 @@ class ClusterPicture:
         Called before the journal is read, so that its entries about these are understood, and after it for the rest.
         """
         known = len(self.nodes) + len(self.tasks)
+        self.names.learn(status.tasks)
         for view in status.nodes:
             if view.node not in self.nodes:
                 kind = view.slots[0].kind if view.slots else ""
@@ -333,7 +338,7 @@ class ClusterPicture:
             self._ended(message.task, message.state, message.at)
         task.state, task.reason, task.traceback = message.state, message.reason, message.traceback
         if message.members or message.state.ended or message.state is TaskState.WAITING:
-            task.members = message.members
+            task.members = message.computing
         if message.state is not TaskState.RUNNING:
             task.waf = 0.0
         self.changed.add(("task", message.task))

@@ -19,7 +19,7 @@ def find_contradiction(state: DetectorState, message: Message) -> str | None:
     if (
         task is not None
         and task.epoch >= 0
-        and (problem := gap_problem("epoch", getattr(message, "epoch", -1), task.epoch))
+        and (problem := gap_problem("membership", getattr(message, "epoch", -1), task.epoch))
     ):
         return problem
     if not isinstance(message, WorkerFact):
@@ -65,4 +65,4 @@ def _membership_contradiction(task: TaskRecord | None, fact: WorkerFact) -> str 
     if task is None or task.ordered is None or epoch <= task.ordered:
         return None
     newest = f"the newest is {task.ordered}" if task.ordered >= 0 else "it has none yet"
-    return f"epoch {epoch} of {fact.task} was never ordered: {newest}"
+    return f"membership {epoch} of {fact.task} was never ordered: {newest}"

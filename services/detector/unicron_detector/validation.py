@@ -33,7 +33,7 @@ def _of_task(state: DetectorState, name: str, task: TaskRecord) -> Iterator[str]
         if not _is_ours(state, task.pending.timer, TimerKind.HOLD, name):
             yield f"{task.pending.timer} ends the wait for the cause of what failed"
     if task.ordered is not None and task.failed_epoch > max(task.ordered, task.epoch):
-        yield f"it failed in epoch {task.failed_epoch}, and none after {task.ordered} was ordered"
+        yield f"it failed in membership {task.failed_epoch}, and none after {task.ordered} was ordered"
 
 
 def _of_watched(state: DetectorState, worker: WatchedWorker) -> Iterator[str]:
@@ -43,7 +43,7 @@ def _of_watched(state: DetectorState, worker: WatchedWorker) -> Iterator[str]:
     if task is None:
         yield f"it is watched as a worker of {worker.task}, which is not known"
     elif worker.epoch > task.epoch:
-        yield f"it is in epoch {worker.epoch}, and {worker.task} has come to {task.epoch}"
+        yield f"it is in membership {worker.epoch}, and {worker.task} has come to {task.epoch}"
 
 
 def _is_ours(state: DetectorState, timer: str, kind: TimerKind, about: str) -> bool:

@@ -186,7 +186,7 @@ class RegistryCore(Core):
             reason=reason,
             traceback=change.traceback or view.traceback,
             epoch=max(change.epoch, view.epoch),
-            members=change.members,
+            members=change.computing,
             savers=_remaining_savers(view, change),
             waf=view.waf if change.state == TaskState.RUNNING else 0.0,
             slow="" if change.state.ended else view.slow,
@@ -243,5 +243,5 @@ class RegistryCore(Core):
 
 def _remaining_savers(view: View, change: TaskStateChanged) -> dict[str, SaverView]:
     """Return who saves that is still there; what was saved by those that are not goes when newer ones are whole."""
-    names = {member.worker for member in change.members}
+    names = {member.worker for member in change.computing}
     return {name: saver for name, saver in view.savers.items() if name in names} if names else {}

@@ -13,5 +13,5 @@ def find_contradiction(state: RegistryState, message: Message) -> str | None:
             return gap_problem("plan", plan.number, state.plan.number) if state.plan else None
         case TaskStateChanged() | IterationFinished():
             view = state.tasks.get(message.task)
-            return gap_problem("epoch", message.epoch, view.epoch) if view and view.epoch >= 0 else None
+            return gap_problem("membership", message.epoch, view.epoch) if view and view.epoch >= 0 else None
     return None

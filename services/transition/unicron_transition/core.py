@@ -353,7 +353,7 @@ class TransitionCore(Core):
         run.waits_for = run.waits_for if size < len(run.target) else ""
         lacks = f"; {len(run.target) - size} more to come: {run.waits_for}" if run.waits_for else ""
         out += move_task(
-            self.state, run, MoveCause.COMPLETE, f"{size} workers in epoch {epoch}{run.describe_waiting()}{lacks}"
+            self.state, run, MoveCause.COMPLETE, f"{size} workers in membership {epoch}{run.describe_waiting()}{lacks}"
         )
         if run.failed_at is not None and size >= len(run.target):
             seconds = max(0.0, at - run.failed_at)
@@ -443,7 +443,10 @@ class TransitionCore(Core):
             return []
         if any(name in membership.away for name in missing):  # so the others wait for it, too
             return [deadline.set()]  # how long a script may be busy its agent knows
-        first, reason = run.workers[missing[0]], f"{', '.join(missing)} did not join epoch {membership.epoch} in time"
+        first, reason = (
+            run.workers[missing[0]],
+            f"{', '.join(missing)} did not join membership {membership.epoch} in time",
+        )
         verdict = Deadline(WaitKind.VERDICT, deadline.task, str(membership.epoch))
         if deadline.wait is WaitKind.REGROUP:
             return [_attempt_failed(deadline.task, Cure.REGROUP, first, reason), verdict.set()]

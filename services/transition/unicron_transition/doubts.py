@@ -82,4 +82,4 @@ def _worker_contradiction(state: TransitionState, fact: WorkerFact) -> str | Non
             return f"{fact.worker} can't be through after {iteration} iterations: {fact.task} has {run.spec.iterations}"
     if iteration > run.spec.iterations:
         return f"iteration {iteration}: {fact.task} has {run.spec.iterations}"
-    return gap_problem("epoch", epoch, run.membership.epoch)
+    return gap_problem("membership", epoch, run.membership.epoch)

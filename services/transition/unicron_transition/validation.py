@@ -60,7 +60,7 @@ def _membership_problems(run: TaskRun, membership: TaskMembership) -> Iterator[s
     epoch, group = membership.epoch, set(membership.group)
     if not group:
         return
-    what = f"the membership of epoch {epoch}"
+    what = f"membership {epoch}"
     if len(group) < len(membership.group):
         yield f"{what} has a member twice"
     if membership.layout.workers > len(membership.group):

@@ -335,7 +335,7 @@ def test_a_killed_worker_makes_a_story(url, task):
     [failure] = block_until(recovered)
     await_task(url, workers=2, beyond=await_task(url, workers=2, beyond=0)["iteration"] + 1)
     story = unicron("events", "--chain", failure["id"], url=url).splitlines()
-    told = rf"{strike['worker']} on {strike['node']} was ended by SIGKILL: back at 2 workers after [\d.]+ s"
+    told = rf"tiny:1 \({strike['worker']}\) on {strike['node']} was ended by SIGKILL: back at 2 workers after [\d.]+ s"
     assert re.fullmatch(rf"chain {failure['correlation']}, {len(story) - 1} messages in [\d.]+ s: {told}", story[0]), (
         story[0]
     )

@@ -1,5 +1,6 @@
 """`unicron run`: what torchrun's users run, healed on this machine."""
 
+import signal
 import subprocess
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def test_a_script_with_the_options_of_torchrun_is_healed(tmp_path):
     options = ["--standalone", "--nnodes", "1", "--nproc_per_node", "2", "--checkpoints", "own", "--silence", "90"]
     ended = run(tmp_path, *options, "train.py", "--lr", "3", "--help")
     assert ended.returncode == 0, ended.stderr
-    assert "train-1: rank 0 of 2 got ['--lr', '3', '--help']" in ended.stdout
+    assert "train:0: rank 0 of 2 got ['--lr', '3', '--help']" in ended.stdout
     assert ended.stdout.count(f"total 2 {tmp_path / 'own' / 'train.own'}") == 2
     assert "ValueError: only once" in ended.stderr
     assert "train is back at 2 workers" in ended.stderr
@@ -154,6 +155,44 @@ def test_a_script_without_a_loop_trains_and_the_last_line_says_that_nobody_is_re
     assert "in place: another process can't take the place of rank" in last
     assert "the model is called at train.py:" in last
     assert "in-place healing is off" in last
+
+
+ENDLESS = """
+import signal
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+print("begins", dist.get_rank(), flush=True)
+signal.pause()
+"""
+
+
+def mentioning(folder):
+    """Return the processes whose command or environment names a folder."""
+    return [
+        process.name
+        for process in Path("/proc").glob("[0-9]*")
+        if any(bytes(folder) in read(process / name) for name in ("cmdline", "environ"))
+    ]
+
+
+def read(path):
+    try:
+        return path.read_bytes()
+    except OSError:  # another user's, or gone
+        return b""
+
+
+@pytest.mark.parametrize(("number", "words"), [(signal.SIGHUP, []), (signal.SIGKILL, ["--in-place", "--nodes", "2"])])
+def test_nothing_outlives_the_command_however_it_ends(tmp_path, number, words):
+    (tmp_path / "train.py").write_text(ENDLESS)
+    command = [*UNICRON, "run", "--dir", str(tmp_path / "u"), *words, "--slots", "2", "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path, env=CLEAN, text=True, start_new_session=True, **PIPES) as running:
+        for _ in range(4 if words else 2):
+            next(line for line in running.stdout if "begins" in line)
+        assert len(mentioning(tmp_path)) > 6, "a server, services, an agent and ranks"
+        running.send_signal(number)
+        block_until(lambda: not mentioning(tmp_path))
 
 
 @pytest.mark.exhaustive("how a program fails is shown without the command")

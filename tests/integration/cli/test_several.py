@@ -11,6 +11,8 @@ from helpers.cli import UNICRON
 from helpers.ports import free_port
 from helpers.waiting import block_until
 
+from unicron.processes import ProcessRecord
+
 pytestmark = [
     pytest.mark.real,
     pytest.mark.exhaustive("two clusters' worth of processes; tests/unit/cli/test_meeting.py has what is decided"),
@@ -109,3 +111,14 @@ def test_two_machines_train_one_model_and_go_on_when_a_rank_and_then_an_agent_is
     assert "train is finished" in second.text()
     assert not token.exists()
     assert not list(tmp_path.glob("unicron-*/r-1")), "nothing is left of it on the other machine"
+
+
+def test_what_runs_on_a_machine_ends_with_the_command_there(machines, tmp_path):
+    _, second = machines
+    block_until(lambda: running(machines) == 4)
+    agent = int((tmp_path / f"unicron-{os.getuid()}" / "r-1" / "agent.lock").read_text())
+    pids = [agent, *(json.loads(path.read_text())["pid"] for path in workers(tmp_path))]
+    started = [ProcessRecord.from_pid(pid) for pid in pids]
+    assert len(started) == 3
+    second.process.kill()
+    block_until(lambda: not any(each.alive() for each in started))

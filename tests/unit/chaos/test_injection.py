@@ -222,6 +222,15 @@ async def test_a_storm_is_over_when_its_nodes_are_back_and_tasks_run(scene):
 
 
 @on_stage
+async def test_the_name_of_a_process_means_the_rank_that_it_has(scene):
+    await scene.changes(TaskState.RUNNING, "w0", "w2")
+    made = await inject(scene.client, "kill-worker", "w2")
+    assert (made.target, made.worker, scene.asked) == ("gpt:1", "w2", [("kill-worker", "w2")])
+    with pytest.raises(InvalidInputError, match="takes TASK:RANK, not w1"):
+        await inject(scene.client, "kill-worker", "w1")
+
+
+@on_stage
 async def test_a_refusal_of_the_agent_is_told(scene):
     async def refuse(data):
         return codec.encode(Reply(error="start it with UNICRON_CHAOS=true"))

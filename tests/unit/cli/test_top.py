@@ -9,11 +9,13 @@ from rich.cells import cell_len
 from rich.console import Console
 from unicron_cli.glance import EVENTS, FAILURES, glance
 from unicron_cli.topview import top_view
+from unicron_registry.core import RegistryCore
 
 from unicron.contracts.answers import NodeView, Status, TaskView
-from unicron.contracts.events import FailureDetected, TaskRecovered, TaskStateChanged
+from unicron.contracts.events import FailureDetected, TaskRecovered, TaskStateChanged, TaskSubmitted
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
+from unicron.contracts.queries import SubmitTask
 from unicron.contracts.tasks import UNCOUNTED, Member, NodeState, Slot, SlotRef, TaskSpec, TaskState
 from unicron.observe.cluster import ClusterPicture
 
@@ -118,7 +120,7 @@ def test_a_small_cluster_is_told_whole():
     assert names == ["hurt", "gpt", "open", "done"], "those in trouble first"
     gpt = next(row for row in rows if row[:2] == ["gpt", "running"])
     assert (gpt[2], gpt[-4:]) == ("2", ["2.5", "0.25", "97", "%"])
-    assert "2    1 min  gpt-2 on node-2 was ended by SIGKILL" in text
+    assert "2    1 min  gpt:1 (gpt-2) on node-2 was ended by SIGKILL" in text
     assert "back at 6 workers after 0.59 s" in text
     assert "gpt is back at 6 workers after 0.59 s" in text, "the newest event, in words"
     assert "50/100" in "\n".join(drawn(small(), 132, 24))
@@ -146,8 +148,23 @@ def test_a_glance_has_the_newest_and_how_they_stand():
     assert (line.open, line.outcome) == (False, "back at 6 workers after 0.59 s")
 
 
+@pytest.mark.parametrize("state", TaskState)
+def test_neither_status_nor_top_shows_workers_that_a_task_does_not_have(state):
+    members = [Member(worker=f"gpt-{each}", node=f"node-{each}", slot=0) for each in (1, 2)]
+    known, seen = RegistryCore(), ClusterPicture()
+    known.answer(SubmitTask(spec=spec("gpt")))
+    moves = [TaskStateChanged(task="gpt", state=each, members=members) for each in (TaskState.RUNNING, state)]
+    for position, message in enumerate((TaskSubmitted(task="gpt", spec=spec("gpt")), *moves), 1):
+        seen.handle(position, message)
+        known.handle(message)
+    has = 0 if state in {TaskState.WAITING, TaskState.FINISHED, TaskState.FAILED, TaskState.REMOVED} else 2
+    assert [len(each.members) for each in known.state.tasks.values()] == [has]
+    assert [each.workers for each in glance(seen, {}, NOW).tasks] == [has] * (state is not TaskState.REMOVED)
+    assert ("on 2 workers" in str(moves[-1])) == bool(has)
+
+
 def test_without_an_answer_it_says_so_and_keeps_what_it_knew():
     text = "\n".join(drawn(small(), 80, 24, "no answer from registry within 5 s: is registry running?"))
     assert "is registry running?" in text
-    assert "gpt-2 on node-2" in text
+    assert "gpt:1 (gpt-2) on node-2" in text
     assert "no plan yet" in "\n".join(drawn(ClusterPicture(), 80, 24))

@@ -7,9 +7,10 @@ from unicron_cli import watch
 from unicron_cli.views import status_view, tasks_table
 
 from unicron.contracts.answers import NodeView, SaverView, Status, TaskView
-from unicron.contracts.events import NodeDrained
+from unicron.contracts.events import NodeDrained, TaskStateChanged
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.tasks import Member, NodeState, ParallelLayout, Slot, SlotRef, TaskSpec, TaskState
+from unicron.errors import InvalidInputError
 from unicron.observe.words.units import ago, percent, si
 
 SPEC = TaskSpec(name="gpt", command=["x"], weight=2.0, min_workers=1, max_workers=4, iterations=10)
@@ -115,7 +116,7 @@ def test_status_tells_replicas_and_places_in_the_layout_of_the_size_that_compute
         task = TaskView(spec=spec, state=TaskState.RUNNING, members=members)
         return shown(status_view(Status(nodes=nodes, tasks=[task]), now=100.0))
 
-    assert "cpu0=gpt:r0p0 cpu1=gpt:r0p1 cpu2=free" in text(2)
+    assert "cpu0=gpt:0(r0p0) cpu1=gpt:1(r0p1) cpu2=free" in text(2)
     assert "gpt running 2 1x2 (1-4)" in text(2)
     assert "cpu0=gpt:0 cpu1=gpt:1 cpu2=gpt:2" in text(3)
     assert "gpt running 2 3 (1-4)" in text(3)
@@ -165,6 +166,9 @@ async def test_as_many_of_the_last_events_are_shown_as_were_asked_for_whatever_l
         async def tail(self):
             return self.places[-1]
 
+        async def status(self):
+            return Status()
+
         async def follow(self, after=0, until=None):
             for place in self.places:
                 if after < place <= until:
@@ -172,3 +176,23 @@ async def test_as_many_of_the_last_events_are_shown_as_were_asked_for_whatever_l
 
     await watch._list(Journal(), follow=False, last=3, wanted={}, as_json=True)
     assert [json.loads(line)["sequence"] for line in capsys.readouterr().out.splitlines()] == [40, 90, 100]
+
+
+@pytest.mark.parametrize("state", [TaskState.RUNNING, TaskState.FAILED])
+async def test_output_is_asked_for_by_rank_also_when_the_task_has_ended(state):
+    members = [Member(worker=worker, node="n0", slot=slot) for slot, worker in enumerate(("gpt-1", "gpt-7"))]
+
+    class Cluster:
+        async def status(self):
+            return Status(tasks=[TaskView(spec=SPEC, state=state, members=members * (state is TaskState.RUNNING))])
+
+        async def tail(self):
+            return 2
+
+        async def follow(self, after=0, until=None):
+            yield 1, TaskStateChanged(task="gpt", state=TaskState.RUNNING, members=members)
+            yield 2, TaskStateChanged(task="gpt", state=state, members=members)
+
+    assert await watch._of_rank(Cluster(), "gpt:1") == "gpt-7"
+    with pytest.raises(InvalidInputError, match="gpt:2: gpt has"):
+        await watch._of_rank(Cluster(), "gpt:2")

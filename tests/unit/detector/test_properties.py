@@ -201,7 +201,7 @@ def timer_to_come(state):
         (lambda state: state.workers.pop("w2"), "the books on workers"),
         (lambda state: state.nodes.pop("n2"), "w2: it is watched on n2, which is not up"),
         (lambda state: state.tasks.clear(), "which is not known"),
-        (ahead, "w2: it is in epoch 9"),
+        (ahead, "w2: it is in membership 9"),
         (another_s_timer, "ends the grace of n1"),
         (timer_to_come, "ends the grace of n1"),
     ],

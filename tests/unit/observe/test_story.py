@@ -25,6 +25,7 @@ from unicron.contracts.tasks import TaskState
 from unicron.errors import InvalidInputError
 from unicron.observe.incidents import TaskOutcome, chain_of
 from unicron.observe.words.headline import about, headline
+from unicron.observe.words.ranks import RankNames
 from unicron.observe.words.story import LONGEST, describe, find_chain, line, story
 
 
@@ -80,7 +81,7 @@ def test_long_and_many_lined_texts_become_one_short_line():
 
 
 def test_a_line_of_the_list_has_the_id_to_ask_the_chain_with():
-    assert "deadbeef" in line(message("a", "deadbeef"))
+    assert "deadbeef" in line(message("a", "deadbeef"), RankNames())
     assert chain_of(message("a")) == "a"
 
 

@@ -35,7 +35,7 @@ def test_the_transition_service_knows_where_its_workers_are_and_how_far_they_can
         assert of_transition(state, true) is None
     assert "runs on n1:0, not on n2:0" in of_transition(state, replace(EXITED, node="n2"))
     assert "iteration 51: gpt has 50" in of_transition(state, replace(REGROUPED, iteration=51))
-    assert "can't come after epoch 7" in of_transition(state, replace(REGROUPED, epoch=8 + FAR))
+    assert "can't come after membership 7" in of_transition(state, replace(REGROUPED, epoch=8 + FAR))
     assert "gpt-99999 never was" in of_transition(state, replace(EXITED, worker="gpt-99999"))
     assert "can't come after plan 4" in of_transition(state, FAR_PLAN)
     state.tasks["gpt"].state = TaskState.FINISHED
@@ -50,8 +50,10 @@ def test_the_detector_doubts_what_it_knows_otherwise_and_nothing_that_is_new_to_
     others = (replace(EXITED, worker="gpt-5", node="n3"), replace(EXITED, worker="b-1", task="b"))
     for true in (REGROUPED, EXITED, broken, *others):
         assert of_detector(state, true) is None
-    assert "can't come after epoch 7" in of_detector(state, replace(broken, epoch=10**7))
-    assert "can't come after epoch 7" in of_detector(state, TaskStateChanged(task="gpt", state="running", epoch=10**7))
+    assert "can't come after membership 7" in of_detector(state, replace(broken, epoch=10**7))
+    assert "can't come after membership 7" in of_detector(
+        state, TaskStateChanged(task="gpt", state="running", epoch=10**7)
+    )
     assert "not of gpt there" in of_detector(state, replace(EXITED, node="n2"))
     assert "never was: workers of gpt are called gpt-NUMBER" in of_detector(state, replace(EXITED, worker="x"))
     state.workers["gpt-1"].gone_at = 1.0
@@ -63,9 +65,9 @@ def test_the_detector_believes_no_epoch_that_was_not_ordered():
     assert of_detector(state, replace(REGROUPED, epoch=8)) is None
     for worker in ("gpt-1", "gpt-99"):  # of any node: who runs where is not always known
         ahead = replace(REGROUPED, worker=worker, epoch=9)
-        assert of_detector(state, ahead) == "epoch 9 of gpt was never ordered: the newest is 8"
+        assert of_detector(state, ahead) == "membership 9 of gpt was never ordered: the newest is 8"
     state.tasks["gpt"] = TaskRecord(ordered=-1)
-    assert of_detector(state, replace(REGROUPED, epoch=0)) == "epoch 0 of gpt was never ordered: it has none yet"
+    assert of_detector(state, replace(REGROUPED, epoch=0)) == "membership 0 of gpt was never ordered: it has none yet"
     state.workers["gpt-1"] = WatchedWorker(task="gpt", node="n1", slot=0, gone_at=1.0)
     assert of_detector(state, REGROUPED) is None, "of an earlier task of this name, maybe"
 
@@ -75,5 +77,5 @@ def test_the_registry_doubts_epochs_and_plans_far_ahead():
     state = RegistryState(tasks={"gpt": view}, plan=Plan(number=4, trigger="", workers=1))
     changed = TaskStateChanged(task="gpt", state="running", epoch=9)
     assert of_registry(state, changed) is None
-    assert "can't come after epoch 7" in of_registry(state, replace(changed, epoch=10**7))
+    assert "can't come after membership 7" in of_registry(state, replace(changed, epoch=10**7))
     assert "can't come after plan 4" in of_registry(state, FAR_PLAN)

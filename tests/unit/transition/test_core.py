@@ -163,10 +163,13 @@ def test_a_task_that_goes_on_smaller_says_what_it_waits_for_until_it_is_whole():
     lacks = failure(Severity.SEV2, task="a", node="n2", slot=0, worker="a-2")
     scene.feed(msgspec.structs.replace(lacks, wait_s=8.0, reason="n2 lacks room"))
     [smaller] = of(events.TaskStateChanged, scene.join("a"))
-    assert (smaller.state, smaller.reason) == (TaskState.RUNNING, "2 workers in epoch 1; 1 more to come: n2 lacks room")
+    assert (smaller.state, smaller.reason) == (
+        TaskState.RUNNING,
+        "2 workers in membership 1; 1 more to come: n2 lacks room",
+    )
     scene.ready("a")
     [whole] = of(events.TaskStateChanged, scene.join("a"))
-    assert whole.reason == "3 workers in epoch 2"
+    assert whole.reason == "3 workers in membership 2"
 
 
 def test_what_is_to_wait_is_ordered_so_until_the_task_computes_again():
@@ -554,7 +557,7 @@ def test_a_member_whose_script_evaluates_is_waited_for_but_one_that_did_before_m
     assert scene.feed(TimerFired(name="regroup.a")) == [SetTimer(name="regroup.a", after_s=30.0)]
     scene.join_one("a", "a-2")
     [failed, _] = scene.feed(TimerFired(name="regroup.a"))
-    assert (failed.worker, failed.reason) == ("a-1", "a-1 did not join epoch 1 in time")
+    assert (failed.worker, failed.reason) == ("a-1", "a-1 did not join membership 1 in time")
 
 
 def test_a_refused_start_is_an_attempt_that_failed():

@@ -138,7 +138,7 @@ class TaskStateChanged(Message, kw_only=True, frozen=True):
     """A task went from one state to another.
 
     Attributes:
-        members: workers that compute, in rank order.
+        members: its newest membership in rank order, also where it has to leave its slots: see `computing`.
         traceback: of the user's own error, where that ended the task.
     """
 
@@ -151,8 +151,13 @@ class TaskStateChanged(Message, kw_only=True, frozen=True):
     reason: Text = ""
     traceback: Text = ""
 
+    @property
+    def computing(self) -> list[Member]:
+        """The workers that compute, in rank order; of a task that waits or has ended, none."""
+        return [] if self.state is TaskState.WAITING or self.state.ended else self.members
+
     def __str__(self) -> str:
-        workers = f" on {len(self.members)} workers" if self.members else ""
+        workers = f" on {len(self.computing)} workers" if self.computing else ""
         return f"{self.task} is {self.state}{workers}{after(': ', self.reason)}"
 
 

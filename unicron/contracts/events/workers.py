@@ -95,7 +95,7 @@ class CollectiveFailed(WorkerFact, kw_only=True, frozen=True):
     broke: Breakage = Breakage.GROUP
 
     def __str__(self) -> str:
-        return f"{where(self)} can't go on in epoch {self.epoch}: {self.error}"
+        return f"{where(self)} can't go on in membership {self.epoch}: {self.error}"
 
 
 class WorkerStalled(WorkerFact, kw_only=True, frozen=True):

@@ -6,6 +6,7 @@ from datetime import datetime
 from unicron.contracts.base import Message
 from unicron.errors import InvalidInputError
 from unicron.observe.incidents import chain_of
+from unicron.observe.words.ranks import RankNames
 
 LONGEST = 160
 """Characters of a line."""
@@ -22,10 +23,11 @@ def short(text: str, most: int = LONGEST) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def line(message: Message) -> str:
+def line(message: Message, names: RankNames) -> str:
     """Return one line of the event list: time, chain, source, type, and what it says."""
     clock = datetime.fromtimestamp(message.at).astimezone().isoformat(timespec="milliseconds")[11:23]
-    return f"{clock}  {chain_of(message):16}  {message.source:10}  {type(message).__name__:16}  {describe(message)}"
+    text = names.explain(describe(message))
+    return f"{clock}  {chain_of(message):16}  {message.source:10}  {type(message).__name__:16}  {text}"
 
 
 def find_chain(messages: Iterable[Message], wanted: str) -> list[Message]:
@@ -49,10 +51,17 @@ def find_chain(messages: Iterable[Message], wanted: str) -> list[Message]:
     return [message for message in known if chain_of(message) == chain]
 
 
-def story(messages: list[Message]) -> list[str]:
-    """Return a chain's lines: seconds since its first message, source, type, and what it says."""
-    start = messages[0].at
-    return [
-        f"{message.at - start:+9.3f} s  {message.source:10}  {type(message).__name__:16}  {describe(message)}"
-        for message in messages
-    ]
+def story(messages: list[Message], names: RankNames | None = None) -> list[str]:
+    """Return a chain's lines: seconds since its first message, source, type, and what it says.
+
+    Args:
+        messages: of the chain.
+        names: the ranks of workers before it; it learns those in it.
+    """
+    start, lines = messages[0].at, []
+    names = names or RankNames()
+    for message in messages:
+        names.observe(message)
+        text = names.explain(describe(message))
+        lines.append(f"{message.at - start:+9.3f} s  {message.source:10}  {type(message).__name__:16}  {text}")
+    return lines

@@ -1,0 +1,183 @@
+"""What is here: clusters, Slurm, containers, scripts, task files; and which command is the next one."""
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+from unicron_deploy.embedded import LAYOUT, Cluster
+from unicron_deploy.ends_with import left_behind, owner_of
+from unicron_deploy.options import PORT
+from unicron_deploy.rights import OPERATOR
+
+from unicron.contracts.base import Record
+from unicron.errors import UnicronError
+from unicron_cli.output import CONTAINERS, FOLDER
+
+MOST, READ = 200, 200_000
+"""Files of a folder that are looked at, and bytes of each."""
+
+GROUPS = re.compile(
+    rb"torch\.distributed|DistributedDataParallel|fully_shard|from accelerate|import (?:lightning|pytorch_lightning)"
+    rb"|from (?:lightning|pytorch_lightning)|transformers import .*Trainer"
+)
+SESSION = re.compile(rb"from unicron\.train import .*Session")
+TASK = re.compile(rb"^command:", re.MULTILINE), re.compile(rb"^name:", re.MULTILINE)
+
+
+class Finding(Record, kw_only=True, frozen=True):
+    """Something that is here, and the command that goes on from it.
+
+    Attributes:
+        name: of its kind, one word.
+    """
+
+    name: str
+    found: str
+    command: str
+
+
+def findings(environ: Mapping[str, str]) -> list[Finding]:
+    """Return what is in this folder and on this machine, what leads on first."""
+    task, script = next(_task_files(), None), next(_scripts(), None)
+    own, running = FOLDER.resolve(), clusters()
+    near = [*_named(environ, task), *_own(running, own, task)]
+    far = [finding for folder in running if folder != own for finding in _running(folder, running[folder])]
+    return [*near, *_left(), *_slurm(environ, script), *_script(script), *_task(task, near), *far, *_checkout()]
+
+
+def lead(found: list[Finding]) -> RenderableType:
+    """Return what is here for a person; the last line is the next command."""
+    lines = [
+        part
+        for each in found
+        for part in (Text(f"{each.name}: {each.found}"), Text(f"    {each.command}", "bold", overflow="fold"))
+    ]
+    nothing = Text("here are no cluster, no Slurm, no script that trains on several ranks, and no task file")
+    return Group(*(lines or [nothing]), Text(f"next: {next_command(found)}", "bold green", overflow="fold"))
+
+
+def next_command(found: list[Finding]) -> str:
+    """Return the command that goes on from what is here."""
+    return found[0].command if found else "unicron run --nproc-per-node 2 SCRIPT.py"
+
+
+def clusters() -> dict[Path, int]:
+    """Return the folders of this machine's embedded clusters that run, and a NATS server of each, as process id."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if Path(words[0]).name == "nats-server" and words[1:2] == ["-c"]:
+                found[Path(words[2]).parent.parent] = int(path.parent.name)
+    return {folder: found[folder] for folder in sorted(found) if os.access(folder / LAYOUT, os.R_OK)}
+
+
+def _named(environ: Mapping[str, str], task: Path | None) -> Iterator[Finding]:
+    if url := environ.get("UNICRON_NATS_URL"):
+        yield Finding(name="cluster", found=f"UNICRON_NATS_URL says that it is at {url}", command=_look(task))
+
+
+def _own(running: Mapping[Path, int], own: Path, task: Path | None) -> Iterator[Finding]:
+    """Yield the clusters that the commands reach from this folder: its own, and else that of the containers."""
+    if own in running:
+        yield from _running(own, running[own], task)
+        return
+    if (CONTAINERS / "operator").exists():
+        found = f"in containers, if they run: its key lies in {CONTAINERS}"
+        yield Finding(name="cluster", found=found, command=_look(task))
+    if (own / LAYOUT).exists():
+        found = f"in {FOLDER}, which was stopped: `up` goes on with its tasks and options"
+        yield Finding(name="cluster", found=found, command="unicron up")
+
+
+def _running(folder: Path, pid: int, task: Path | None = None) -> Iterator[Finding]:
+    """Yield an embedded cluster that runs, and until when it does; what outlived its command is no cluster."""
+    with contextlib.suppress(UnicronError):
+        cluster, own = Cluster.load(folder), folder == FOLDER.resolve()
+        needed = {"UNICRON_NATS_URL": "" if own and cluster.options.port == PORT else cluster.url}
+        needed["UNICRON_NATS_NKEY"] = "" if own or cluster.insecure else str(cluster.keys.path(OPERATOR))
+        reach = " ".join([*(f"{name}={value}" for name, value in needed.items() if value), _look(task)])
+        owner = owner_of(pid)
+        if owner is None:
+            down = "unicron down" if own else f"unicron down --dir {folder}"
+            yield Finding(name="cluster", found=f"runs in {folder} until `{down}`", command=reach)
+        elif owner.alive():
+            found = f"runs in {folder} until the command ends that has started it, process {owner.pid}"
+            yield Finding(name="cluster", found=found, command=reach)
+
+
+def _look(task: Path | None) -> str:
+    return f"unicron submit {task}" if task else "unicron status"
+
+
+def _left() -> Iterator[Finding]:
+    if left := left_behind():
+        found = f"{len(left)} processes outlived the command that had started them, and was to end them"
+        yield Finding(name="remains", found=found, command=f"kill -KILL {' '.join(str(each.pid) for each in left)}")
+
+
+def _slurm(environ: Mapping[str, str], script: Path | None) -> Iterator[Finding]:
+    program = script or "SCRIPT.py"
+    if job := environ.get("SLURM_JOB_ID"):
+        found = f"this is job {job}: it runs the program on its nodes"
+        yield Finding(name="Slurm", found=found, command=f"unicron slurm run -- {program}")
+    elif shutil.which("sbatch"):
+        found = "jobs are submitted from here: each has a cluster of its own, and heals"
+        yield Finding(name="Slurm", found=found, command=f"unicron slurm run --nodes=2 -- {program}")
+
+
+def _script(script: Path | None) -> Iterator[Finding]:
+    if script is not None:
+        found = "trains on several ranks: it runs as under torchrun, and begins again where it fails"
+        yield Finding(name="script", found=found, command=f"unicron run --nproc-per-node {ranks_here()} {script}")
+
+
+def ranks_here() -> int:
+    """Return how many ranks to begin with: one a GPU, or two."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*"))) or 2
+
+
+def _task(task: Path | None, near: list[Finding]) -> Iterator[Finding]:
+    if task is not None and not near:
+        found = f"{task} is for a cluster, and none is here"
+        yield Finding(name="task", found=found, command=f"unicron up && unicron submit {task}")
+
+
+def _checkout() -> Iterator[Finding]:
+    if Path("docker-compose.yml").exists() and Path("examples/gpt/task.yaml").exists():
+        found = "the checkout of Unicron: two small models train here, while faults strike them"
+        yield Finding(name="demo", found=found, command="unicron demo")
+        if shutil.which("docker"):
+            found = "a container engine: the cluster of docker-compose.yml (README has its key)"
+            yield Finding(name="containers", found=found, command="docker-compose up --build -d")
+
+
+def _scripts() -> Iterator[Path]:
+    """Yield the scripts of this folder that train on several ranks by themselves, those called train first."""
+    for path in sorted(_files("*.py"), key=lambda path: ("train" not in path.name, path.name)):
+        text = _head(path)
+        if GROUPS.search(text) and not SESSION.search(text):
+            yield path
+
+
+def _task_files() -> Iterator[Path]:
+    for path in _files("*.y*ml"):
+        if all(part.search(_head(path)) for part in TASK):
+            yield path
+
+
+def _files(pattern: str) -> list[Path]:
+    return sorted(Path().glob(pattern))[:MOST]
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(READ)
+    except OSError:  # a folder of that name, say
+        return b""
