@@ -301,4 +301,4 @@ class Program:
                     self._log(f"unicron: in place: {message.outcome}")
                 self._take_outcome(message)
             elif isinstance(message, TaskRecovered) and failed:
-                self._log(f"unicron: {describe(message)}")
+                self._log(f"unicron: {describe(message)}, {message.seconds:.2f} s after the failure was detected")

@@ -365,9 +365,11 @@ class ClusterPicture:
         """A failure that was about these tasks ends the memberships of those that it hit."""
         if message.severity is Severity.SEV1 and message.node:
             self._down(message.node, NodeState.LOST, message.at)
-        self.stories.begin(message)
         chain = chain_of(message)
-        tasks = self.failures[chain].tasks if chain in self.failures else {}
+        known, story = self.failures.get(chain), self.stories.begin(message)
+        if known is not None:
+            known.begun = min([known.begun, *(entry.at for entry in story.entries[:1])])
+        tasks = known.tasks if known else {}
         for name in hit & self.tasks.keys() & tasks.keys():
             if tasks[name].over_at is None:
                 self.tasks[name].close_membership(message.at, chain, message.reason)

@@ -104,7 +104,6 @@ class Pages:
         """Return a failure in one line, by what it cost; None: as was worked out last."""
         chain, first = failure.cause.chain, failure.first
         cost = cost or self._costs.get(chain)
-        back = failure.recovered_at() if failure.tasks else None
         return FailureLine(
             chain=chain,
             at=first.at,
@@ -113,16 +112,11 @@ class Pages:
             node=first.node,
             worker=first.worker,
             tasks=list(failure.tasks),
-            recovered_s=None if back is None else back - self._begun(failure),
+            recovered_s=failure.took_s(),
             over=not failure.is_open,
             cost_s=cost.whole_s if cost else 0.0,
             text=first.reason,
         )
-
-    def _begun(self, failure: Failure) -> float:
-        """Return when a failure began: with its first sign, as far as that is known."""
-        story = self._picture.stories.get(failure.cause.chain)
-        return min([failure.begun, *(entry.at for entry in story.entries[:1])]) if story else failure.begun
 
     def failures(self, of: Iterable[Failure] | None = None) -> list[FailureLine]:
         """Return failures, newest first; None: all that are known."""
@@ -258,7 +252,7 @@ class Pages:
             now=now,
             line=line,
             headline=headline_of(failure, failure.first),
-            begun=self._begun(failure),
+            begun=failure.begun,
             wall={each.task: _nonzero(each.seconds) for each in cost.courses} if cost else {},
             seconds=_nonzero(cost.seconds) if cost else {},
             bars=cost.spans if cost else [],

@@ -1,6 +1,7 @@
 """The picture of a cluster: what the journal says, and what it no longer says; and the pages that are open of it."""
 
 import asyncio
+import re
 import time
 
 import msgspec
@@ -85,6 +86,8 @@ def test_a_healed_failure_adds_up_and_shows_what_was_seen(name):
         if page.line.recovered_s is None:
             continue
         healed += 1
+        told = re.findall(r"back at .*? after ([0-9.]+) s", page.headline)
+        assert len(page.line.tasks) > 1 or told in ([], [f"{page.line.recovered_s:.2f}"]), "one figure for one thing"
         kinds = {told.kind for told in page.messages}
         assert "FailureDetected" in kinds
         assert [told.position for told in page.messages] == sorted(told.position for told in page.messages)
