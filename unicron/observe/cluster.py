@@ -13,7 +13,7 @@ from unicron.contracts.answers import Status
 from unicron.contracts.base import Message
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan
-from unicron.contracts.tasks import NodeState, TaskSpec, TaskState
+from unicron.contracts.tasks import Member, NodeState, TaskSpec, TaskState
 from unicron.observe.accounts.goodput import Goodput
 from unicron.observe.incidents import FAILURES, chain_of
 from unicron.observe.state import EVENTS, JournalLine, NodePicture, TaskPicture, ThinnedSeries
@@ -68,6 +68,13 @@ SAMPLE_S = 10.0
 
 SLOTS_A_SAMPLE = 2000
 """For each so many slots another `SAMPLE_S`: a sample looks at all of them."""
+
+WITHOUT_WORKERS = {state for state in TaskState if state.ended} | {TaskState.WAITING}
+"""States in which no worker computes, whatever membership is known yet: that of a waiting task is its last one."""
+
+
+def _computing(state: TaskState, members: list[Member]) -> list[Member]:
+    return [] if state in WITHOUT_WORKERS else members
 
 
 class ClusterPicture:
@@ -157,7 +164,7 @@ class ClusterPicture:
                 task = self._submit(found.spec)
                 task.state, task.reason, task.traceback = found.state, found.reason, found.traceback
                 task.slow, task.paused, task.drill = found.slow, found.paused, found.drill
-                task.members, task.withheld = found.members, found.withheld
+                task.members, task.withheld = _computing(found.state, found.members), found.withheld
         self.observe_only = status.observe_only
         self.refresh(status)
         plan = status.plan
@@ -332,8 +339,8 @@ class ClusterPicture:
         if message.state.ended:
             self._ended(message.task, message.state, message.at)
         task.state, task.reason, task.traceback = message.state, message.reason, message.traceback
-        if message.members or message.state.ended or message.state is TaskState.WAITING:
-            task.members = message.members
+        if message.members or message.state in WITHOUT_WORKERS:
+            task.members = _computing(message.state, message.members)
         if message.state is not TaskState.RUNNING:
             task.waf = 0.0
         self.changed.add(("task", message.task))

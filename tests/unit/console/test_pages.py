@@ -216,6 +216,17 @@ def test_progress_gives_loss_and_waf_while_the_task_runs():
     assert page.progress == [(201.0, 7, 0.5, 2.0)]
 
 
+@pytest.mark.parametrize("state", TaskState)
+def test_a_task_that_waits_or_has_ended_shows_no_workers_whatever_membership_was_its_last(state):
+    members = [Member(worker="w1", node="n1", slot=0), Member(worker="w2", node="n1", slot=1)]
+    told, asked = read(by_hand()), ClusterPicture()
+    moved = events.TaskStateChanged(task="gpt", state=state, members=members)
+    told.handle(900, replace(moved, id="r", at=200.0, source="transition"))
+    asked.fill(Status(tasks=[TaskView(spec=SPEC, state=state, members=members)]))
+    shown = {len(picture.tasks["gpt"].members) for picture in (told, asked) if "gpt" in picture.tasks}
+    assert shown == ({0} if state is TaskState.WAITING or state.ended else {2})
+
+
 def test_what_the_journal_no_longer_tells_the_registry_does_and_no_more():
     old = TaskView(spec=replace(SPEC, name="old"), state=TaskState.RUNNING, iteration=9)
     status = Status(
