@@ -4,6 +4,7 @@ The same messages always give the same picture; so each instance reads the journ
 need not know of one another. What the journal no longer keeps comes from the registry's status (`ClusterPicture.fill`).
 """
 
+import heapq
 from collections import deque
 
 from msgspec.structs import replace
@@ -102,7 +103,8 @@ class ClusterPicture:
         self.healed: deque[str] = deque(maxlen=FAILURES)
         self.course = ThinnedSeries(3)
         self.changed: set[tuple[str, str]] = set()
-        self._numbers = 0
+        self._numbers = self._most_colours = 0
+        self._colours: list[int] = []  # that were of tasks which have ended, a heap
         self._next_sample = 0.0
 
     # --- in ----------------------------------------------------------------------------------------------------------
@@ -163,6 +165,8 @@ class ClusterPicture:
             if found.spec.name not in self.tasks:
                 task = self._submit(found.spec)
                 task.state, task.reason, task.traceback = found.state, found.reason, found.traceback
+                if task.state.ended:
+                    self._free_colour(task)
                 task.slow, task.paused, task.drill = found.slow, found.paused, found.drill
                 task.members, task.withheld = _computing(found.state, found.members), found.withheld
         self.observe_only = status.observe_only
@@ -330,7 +334,11 @@ class ClusterPicture:
         self._numbers += known is None
         task = TaskPicture(spec, number)
         if known is not None and not known.state.ended:
-            task.share = known.share  # its number of workers is another: all else goes on
+            task.share, task.colour = known.share, known.colour  # its number of workers is another: all else goes on
+        elif self._colours:
+            task.colour = heapq.heappop(self._colours)
+        else:
+            task.colour, self._most_colours = self._most_colours, self._most_colours + 1
         self.tasks[spec.name] = task
         self.changed.add(("task", spec.name))
         return task
@@ -356,10 +364,16 @@ class ClusterPicture:
                 del node.tasks[slot.slot]
                 self.changed.add(("node", slot.node))
         task.share = None
+        self._free_colour(task)
         task.close_membership(at, str(state), "")
         self.changed.add(("task", name))
         if state is TaskState.REMOVED:
             del self.tasks[name]
+
+    def _free_colour(self, task: TaskPicture) -> None:
+        if task.colour >= 0:
+            heapq.heappush(self._colours, task.colour)
+            task.colour = -1
 
     def _regrouped(self, message: events.Regrouped) -> None:
         task = self.tasks.get(message.task)

@@ -177,13 +177,15 @@ class TaskPicture:
     """A task.
 
     Attributes:
-        number: of its colour.
+        number: by the order of submission.
+        colour: number of its colour, from 0; all tasks that have not ended have different ones. -1: it has ended.
         waf: weighted FLOP/s that its last iteration achieved, while it runs.
         attempts: newest last.
     """
 
     spec: TaskSpec
     number: int
+    colour: int = -1
     state: TaskState = TaskState.WAITING
     reason: str = ""
     traceback: str = ""

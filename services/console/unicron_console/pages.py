@@ -80,7 +80,7 @@ class Pages:
         planned = task.share.waf if task.share else 0.0
         return TaskLine(
             name=spec.name,
-            colour=task.number,
+            colour=task.colour,
             state=str(task.state),
             reason=task.reason,
             weight=spec.weight,
@@ -171,7 +171,7 @@ class Pages:
         lines = []
         for name in tasks:
             task = of.tasks.get(name)
-            gone = TaskLine(name=name, colour=0, state=str(TaskState.REMOVED))
+            gone = TaskLine(name=name, colour=-1, state=str(TaskState.REMOVED))
             lines.append(gone if task is None else self.task_line(task))
         rows = [row for row in self.report.tasks if row.name]
         whole = sum(row.total_s for row in rows)

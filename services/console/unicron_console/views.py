@@ -57,7 +57,7 @@ class TaskLine(Record, kw_only=True, frozen=True):
     """A task in one line of a list.
 
     Attributes:
-        colour: number of its colour, the same on all pages, from 0.
+        colour: number of its colour, from 0, the same on all pages and nobody else's; -1 for one that has ended.
         iteration: the last that was finished, -1 before the first.
         iterations: that it is to have; None where only its program knows.
         waf: weighted FLOP/s that it achieves; `planned_waf` what the plan expects.

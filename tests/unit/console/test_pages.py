@@ -227,6 +227,20 @@ def test_a_task_that_waits_or_has_ended_shows_no_workers_whatever_membership_was
     assert shown == ({0} if state is TaskState.WAITING or state.ended else {2})
 
 
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from([*TaskState]))))
+def test_no_two_living_tasks_have_one_colour_and_no_more_colours_are_used_than_tasks_ever_lived_at_once(steps):
+    picture, most = ClusterPicture(), 0
+    for at, (name, state) in enumerate(steps, 1):
+        known = name in picture.tasks and not picture.tasks[name].state.ended
+        moved = events.TaskStateChanged(task=name, state=state)
+        message = moved if known else events.TaskSubmitted(task=name, spec=replace(SPEC, name=name))
+        picture.handle(at, replace(message, id=str(at), at=float(at), source="registry"))
+        living = [each.colour for each in picture.tasks.values() if not each.state.ended]
+        most = max(most, len(living))
+        assert len({*living}) == len(living)
+        assert all(0 <= colour < most for colour in living)
+
+
 def test_what_the_journal_no_longer_tells_the_registry_does_and_no_more():
     old = TaskView(spec=replace(SPEC, name="old"), state=TaskState.RUNNING, iteration=9)
     status = Status(

@@ -16,10 +16,12 @@ export function ticks(low, high, wanted = 4) {
   return found;
 }
 
+const parts = (first, last, wanted) => Array.from({ length: wanted + 1 }, (_, index) => first + ((last - first) * index) / wanted);
+
 /**
  * A chart of one line.
  * @param {{label: string, show: Function, across?: Function, zero?: boolean, top?: number}} of `show` says a value of
- *   the line, `across` one of its x, which is Unix seconds if nothing else is said; `zero`: the axis begins at 0.
+ *   the line, `across` one of its x, a whole number; they are Unix seconds if nothing else is said; `zero`: the axis begins at 0.
  * @returns {{box: Element, set: Function}} `set(points, marks)`: points [x, y], marks {x, text, href}.
  */
 export function lineChart({ label, show, across = time, zero = false, top = null, dots = false, height = 180 }) {
@@ -63,12 +65,11 @@ export function lineChart({ label, show, across = time, zero = false, top = null
 
   function columns(width) {
     const wanted = Math.max(2, Math.floor(width / 160));
-    const at = (index) => place.first + ((place.last - place.first) * index) / wanted;
-    return Array.from({ length: wanted + 1 }, (_, index) => {
-      const value = at(index);
-      if (index && across(value) === across(at(index - 1))) return null; // of whole numbers there may be fewer
-      const side = index === 0 ? "start" : index === wanted ? "end" : "middle";
-      return s("text", { x: place.x(value), y: height - 5, class: `axis ${side}` }, across(value));
+    const shown = across === time ? parts(place.first, place.last, wanted) : ticks(place.first, place.last, wanted).filter(Number.isInteger);
+    return shown.map((value) => {
+      const x = place.x(value);
+      const side = x < place.left + 30 ? "start" : x > width - EDGE.right - 30 ? "end" : "middle";
+      return s("text", { x, y: height - 5, class: `axis ${side}` }, across(value));
     });
   }
 
