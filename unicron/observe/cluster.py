@@ -17,7 +17,7 @@ from unicron.contracts.plans import Plan
 from unicron.contracts.tasks import Member, NodeState, TaskSpec, TaskState
 from unicron.observe.accounts.goodput import Goodput
 from unicron.observe.incidents import FAILURES, chain_of
-from unicron.observe.state import EVENTS, JournalLine, NodePicture, TaskPicture, ThinnedSeries
+from unicron.observe.state import EARLIER, EVENTS, JournalLine, NodePicture, TaskPicture, ThinnedSeries
 from unicron.observe.stories import Stories, entry_of
 
 RANKED = (events.WorkerExited, events.WorkerRaised, events.WorkerStalled, events.FailureDetected)
@@ -64,6 +64,9 @@ CHANGES: tuple[type[Message], ...] = (
 )
 """Messages that a person sees as they happen."""
 
+REMEMBERED = 200
+"""Tasks that have ended whose losses are kept for the next one of their name."""
+
 SAMPLE_S = 10.0
 """Between two points of the goodput's course at first; twice that whenever they become too many."""
 
@@ -104,6 +107,7 @@ class ClusterPicture:
         self.course = ThinnedSeries(3)
         self.changed: set[tuple[str, str]] = set()
         self._numbers = self._most_colours = 0
+        self._earlier: dict[str, list[ThinnedSeries]] = {}
         self._colours: list[int] = []  # that were of tasks which have ended, a heap
         self._next_sample = 0.0
 
@@ -335,10 +339,12 @@ class ClusterPicture:
         task = TaskPicture(spec, number)
         if known is not None and not known.state.ended:
             task.share, task.colour = known.share, known.colour  # its number of workers is another: all else goes on
+            self._earlier[spec.name] = known.earlier
         elif self._colours:
             task.colour = heapq.heappop(self._colours)
         else:
             task.colour, self._most_colours = self._most_colours, self._most_colours + 1
+        task.earlier = self._earlier.pop(spec.name, [])
         self.tasks[spec.name] = task
         self.changed.add(("task", spec.name))
         return task
@@ -366,9 +372,17 @@ class ClusterPicture:
         task.share = None
         self._free_colour(task)
         task.close_membership(at, str(state), "")
+        self._remember(task)
         self.changed.add(("task", name))
         if state is TaskState.REMOVED:
             del self.tasks[name]
+
+    def _remember(self, task: TaskPicture) -> None:
+        """Keep the losses of a task that has ended for the next one of its name."""
+        if any(task.progress.points()):
+            self._earlier[task.spec.name] = [*task.earlier, task.progress][-EARLIER:]
+            while len(self._earlier) > REMEMBERED:
+                del self._earlier[next(iter(self._earlier))]
 
     def _free_colour(self, task: TaskPicture) -> None:
         if task.colour >= 0:

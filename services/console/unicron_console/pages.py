@@ -8,10 +8,12 @@ from unicron.contracts.answers import PlanView, StragglerView
 from unicron.contracts.hardware import Gpu
 from unicron.contracts.tasks import UNCOUNTED, NodeState, TaskState
 from unicron.observe.accounts.chains import ChainCost
+from unicron.observe.accounts.eta import time_left
 from unicron.observe.accounts.report import Report
 from unicron.observe.cluster import ClusterPicture
 from unicron.observe.incidents import Failure
-from unicron.observe.state import JournalLine, NodePicture, Story, TaskPicture
+from unicron.observe.state import JournalLine, NodePicture, Story, TaskPicture, ThinnedSeries
+from unicron.observe.words.configuration import configuration
 from unicron.observe.words.explain import changes, comes, explain
 from unicron.observe.words.headline import headline_of
 from unicron.observe.words.signs import Sign, words
@@ -94,6 +96,9 @@ class Pages:
             waf=task.waf if task.waf >= KNOWN_FLOPS else 0.0,
             planned_waf=planned if planned >= KNOWN_FLOPS else 0.0,
             goodput=row.goodput if row and row.total_s else None,
+            left=None
+            if task.state is not TaskState.RUNNING
+            else time_left(spec, task.iteration, task.recent, row.wall_s if row else {}),
             slow=task.slow,
             drill=task.drill,
             paused=task.paused,
@@ -215,11 +220,10 @@ class Pages:
             return None
         row = self.report.row(name)
         hit = [failure for failure in self._picture.failures.values() if name in failure.tasks]
-        progress = [(at, int(iteration), loss, seconds) for at, iteration, loss, seconds in task.progress.points()]
         return TaskPage(
             now=now,
             line=self.task_line(task),
-            progress=progress,
+            progress=_progress(task.progress),
             layout=task.spec.shape(len(task.members)).degrees,
             workers=list(self._workers(task)),
             attempts=list(task.attempts)[::-1],
@@ -229,6 +233,10 @@ class Pages:
             kept=task.kept,
             recomputed=task.recomputed,
             traceback=task.traceback,
+            configuration=configuration(task.spec),
+            causes=row.causes if row else {},
+            struck=row.failures if row else 0,
+            earlier=[_progress(each) for each in task.earlier],
         )
 
     def _workers(self, task: TaskPicture, node: str = "") -> Iterator[WorkerLine]:
@@ -308,6 +316,10 @@ def _marks(story: Story) -> list[Mark]:
         )
         for group in groups.values()
     ]
+
+
+def _progress(series: ThinnedSeries) -> list[tuple[float, int, float, float]]:
+    return [(at, int(iteration), loss, seconds) for at, iteration, loss, seconds in series.points()]
 
 
 def _nonzero(seconds: dict[str, float]) -> dict[str, float]:

@@ -143,6 +143,17 @@ async def test_every_page_is_reached_by_its_link_and_can_be_loaded_and_is_for_ev
     assert not barriers, barriers
 
 
+async def test_a_task_is_put_beside_another(scene, window):
+    page = window.page
+    await window.go("/tasks/gpt")
+    await page.get_by_label("another task").select_option("bad")
+    await page.wait_for_url(f"{window.url}/compare/gpt*bad")
+    row = page.locator("tr.differs", has=page.get_by_role("rowheader", name="state", exact=True))
+    await row.get_by_text("failed").wait_for()
+    await page.locator("tr:not(.differs)", has=page.get_by_role("rowheader", name="folder")).wait_for()
+    assert not await window.barriers()
+
+
 async def test_axes_have_their_figures_where_they_are_and_labels_tell_tasks_apart(scene, window):
     await window.go("/tasks/gpt")
     at = "import('/static/chart.js').then(({ lineChart, ticks }) => [1, 2, 3, 7, 24, 1000].flatMap((last) => {"

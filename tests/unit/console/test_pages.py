@@ -28,7 +28,7 @@ from unicron.contracts.tasks import Member, NodeState, Slot, TaskState
 from unicron.observe.accounts import otel
 from unicron.observe.cluster import ClusterPicture
 from unicron.observe.incidents import FAILURES
-from unicron.observe.state import POINTS, STORIES, STORY, ThinnedSeries
+from unicron.observe.state import EARLIER, POINTS, STORIES, STORY, ThinnedSeries
 from unicron.observe.stories import SEEN
 
 NOW = 2e9
@@ -214,6 +214,40 @@ def test_progress_gives_loss_and_waf_while_the_task_runs():
     page = Pages(picture).task("gpt", NOW)
     assert (page.line.iteration, page.line.loss, page.line.waf) == (7, 0.5, 1e12)
     assert page.progress == [(201.0, 7, 0.5, 2.0)]
+
+
+def test_what_a_task_lost_is_told_by_cause_and_adds_up():
+    picture = read(replayer.read("demo"))
+    pages = Pages(picture)
+    pages.account(NOW)
+    found = [pages.task(name, NOW) for name in picture.tasks]
+    for page in found:
+        lost = sum(page.seconds.values()) - page.seconds.get("training", 0.0) - page.seconds.get("idle", 0.0)
+        assert sum(page.causes.values()) == pytest.approx(lost)
+        assert bool(page.struck) == bool({*page.causes} - {""})
+    assert any(page.struck for page in found)
+
+
+@given(st.lists(st.sampled_from([*TaskState]), max_size=12))
+def test_losses_of_earlier_tasks_of_a_name_are_kept_as_long_as_the_next_ones_go_on(states):
+    picture, at, expected, now = ClusterPicture(), 0, [], []
+    for state in states:
+        at += 1
+        if "gpt" not in picture.tasks or picture.tasks["gpt"].state.ended:
+            picture.handle(at, replace(events.TaskSubmitted(task="gpt", spec=SPEC), id=str(at), at=float(at)))
+            at += 1
+            now = []
+        picture.handle_telemetry(finished(at, seconds=1.0, at=float(at)))
+        now.append(at)
+        moved = events.TaskStateChanged(task="gpt", state=state)
+        picture.handle(at, replace(moved, id=str(at), at=float(at), source="transition"))
+        expected += [now] if state.ended else []
+    at += 1
+    if states and states[-1].ended:
+        picture.handle(at, replace(events.TaskSubmitted(task="gpt", spec=SPEC), id=str(at), at=float(at)))
+    page = Pages(picture).task("gpt", NOW)
+    told = [[iteration for _, iteration, _, _ in each] for each in page.earlier] if page else []
+    assert told == expected[-EARLIER:]
 
 
 @pytest.mark.parametrize("state", TaskState)

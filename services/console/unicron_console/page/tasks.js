@@ -26,6 +26,7 @@ const COLUMNS = [
   { head: "iterations", set: progress },
   figure("loss", (line) => number(line.loss)),
   figure("an iteration", (line) => (line.iteration_s ? duration(line.iteration_s) : "\u2013")),
+  figure("time left", (line) => (line.left ? duration(line.left.seconds) : "\u2013")),
   figure("workers", (line) => `${count(line.workers)} (${line.min_workers}\u2013${line.max_workers})`),
   figure("WAF", (line) => flops(line.waf)),
   figure("planned", (line) => flops(line.planned_waf)),
