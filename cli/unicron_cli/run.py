@@ -306,4 +306,5 @@ class Program:
                     self._log(f"unicron: in place: {message.outcome}")
                 self._take_outcome(message)
             elif isinstance(message, TaskRecovered) and failed:
-                self._log(f"unicron: {self._ranks.names.explain(describe(message))}")
+                text = self._ranks.names.explain(describe(message))
+                self._log(f"unicron: {text}, {message.seconds:.2f} s after the failure was detected")

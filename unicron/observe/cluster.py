@@ -4,6 +4,7 @@ The same messages always give the same picture; so each instance reads the journ
 need not know of one another. What the journal no longer keeps comes from the registry's status (`ClusterPicture.fill`).
 """
 
+import heapq
 from collections import deque
 
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from unicron.contracts.plans import Plan
 from unicron.contracts.tasks import NodeState, TaskSpec, TaskState
 from unicron.observe.accounts.goodput import Goodput
 from unicron.observe.incidents import FAILURES, chain_of
-from unicron.observe.state import EVENTS, JournalLine, NodePicture, TaskPicture, ThinnedSeries
+from unicron.observe.state import EARLIER, EVENTS, JournalLine, NodePicture, TaskPicture, ThinnedSeries
 from unicron.observe.stories import Stories, entry_of
 from unicron.observe.words.ranks import RankNames
 
@@ -64,6 +65,9 @@ CHANGES: tuple[type[Message], ...] = (
 )
 """Messages that a person sees as they happen."""
 
+REMEMBERED = 200
+"""Tasks that have ended whose losses are kept for the next one of their name."""
+
 SAMPLE_S = 10.0
 """Between two points of the goodput's course at first; twice that whenever they become too many."""
 
@@ -97,7 +101,9 @@ class ClusterPicture:
         self.healed: deque[str] = deque(maxlen=FAILURES)
         self.course = ThinnedSeries(3)
         self.changed: set[tuple[str, str]] = set()
-        self._numbers = 0
+        self._numbers = self._most_colours = 0
+        self._earlier: dict[str, list[ThinnedSeries]] = {}
+        self._colours: list[int] = []  # that were of tasks which have ended, a heap
         self._next_sample = 0.0
 
     # --- in ----------------------------------------------------------------------------------------------------------
@@ -161,8 +167,11 @@ class ClusterPicture:
             if found.spec.name not in self.tasks:
                 task = self._submit(found.spec)
                 task.state, task.reason, task.traceback = found.state, found.reason, found.traceback
+                if task.state.ended:
+                    self._free_colour(task)
                 task.slow, task.paused, task.drill = found.slow, found.paused, found.drill
-                task.members, task.withheld = found.members, found.withheld
+                idle = found.state.ended or found.state is TaskState.WAITING  # a registry of before lists them
+                task.members, task.withheld = [] if idle else found.members, found.withheld
         self.observe_only = status.observe_only
         self.refresh(status)
         plan = status.plan
@@ -328,7 +337,13 @@ class ClusterPicture:
         self._numbers += known is None
         task = TaskPicture(spec, number)
         if known is not None and not known.state.ended:
-            task.share = known.share  # its number of workers is another: all else goes on
+            task.share, task.colour = known.share, known.colour  # its number of workers is another: all else goes on
+            self._earlier[spec.name] = known.earlier
+        elif self._colours:
+            task.colour = heapq.heappop(self._colours)
+        else:
+            task.colour, self._most_colours = self._most_colours, self._most_colours + 1
+        task.earlier = self._earlier.pop(spec.name, [])
         self.tasks[spec.name] = task
         self.changed.add(("task", spec.name))
         return task
@@ -354,10 +369,24 @@ class ClusterPicture:
                 del node.tasks[slot.slot]
                 self.changed.add(("node", slot.node))
         task.share = None
+        self._free_colour(task)
         task.close_membership(at, str(state), "")
+        self._remember(task)
         self.changed.add(("task", name))
         if state is TaskState.REMOVED:
             del self.tasks[name]
+
+    def _remember(self, task: TaskPicture) -> None:
+        """Keep the losses of a task that has ended for the next one of its name."""
+        if any(task.progress.points()):
+            self._earlier[task.spec.name] = [*task.earlier, task.progress][-EARLIER:]
+            while len(self._earlier) > REMEMBERED:
+                del self._earlier[next(iter(self._earlier))]
+
+    def _free_colour(self, task: TaskPicture) -> None:
+        if task.colour >= 0:
+            heapq.heappush(self._colours, task.colour)
+            task.colour = -1
 
     def _regrouped(self, message: events.Regrouped) -> None:
         task = self.tasks.get(message.task)
@@ -370,9 +399,11 @@ class ClusterPicture:
         """A failure that was about these tasks ends the memberships of those that it hit."""
         if message.severity is Severity.SEV1 and message.node:
             self._down(message.node, NodeState.LOST, message.at)
-        self.stories.begin(message)
         chain = chain_of(message)
-        tasks = self.failures[chain].tasks if chain in self.failures else {}
+        known, story = self.failures.get(chain), self.stories.begin(message)
+        if known is not None:
+            known.begun = min([known.begun, *(entry.at for entry in story.entries[:1])])
+        tasks = known.tasks if known else {}
         for name in hit & self.tasks.keys() & tasks.keys():
             if tasks[name].over_at is None:
                 self.tasks[name].close_membership(message.at, chain, message.reason)

@@ -19,6 +19,7 @@ from unicron.contracts.events import (
     TaskRecovered,
     TaskRemoved,
     TaskStateChanged,
+    WorkerStalled,
 )
 from unicron.contracts.tasks import TaskState
 
@@ -32,6 +33,11 @@ TaskOutcome = TaskStateChanged | TaskRecovered | TaskBroken | TaskRemoved
 def chain_of(message: Message) -> str:
     """Return the id of the chain that `message` belongs to."""
     return message.correlation or message.id
+
+
+def shown_at(message: Message) -> float:
+    """Return the Unix seconds of what a message reports; a worker that hangs has done so since its last progress."""
+    return message.at - message.waited_s if isinstance(message, WorkerStalled) else message.at
 
 
 def ends_healing(message: Message) -> bool:
@@ -68,13 +74,12 @@ class Hit:
 
     Attributes:
         state: "back", "broken", or a state of tasks; empty before anything is said.
-        workers, seconds: at how many it is back, and after how long.
+        workers: at how many it is back.
         over_at: Unix seconds at which nothing was to be healed any more; None before that.
     """
 
     state: str = ""
     workers: int = 0
-    seconds: float = 0.0
     over_at: float | None = None
 
 
@@ -107,13 +112,18 @@ class Incident:
         known = self.begun if self.detected_at is None else self.detected_at
         return max((hit.over_at for hit in self.tasks.values() if hit.over_at is not None), default=known)
 
+    def took_s(self, task: str = "") -> float | None:
+        """Return the seconds from the fault until a task was back, or all were; None before, or where it hit none."""
+        over_at = self.tasks[task].over_at if task else self.recovered_at() if self.tasks else None
+        return None if over_at is None else max(0.0, over_at - self.begun)
+
     def record(self, message: TaskOutcome, now: float) -> None:
         """Record how a task stands."""
         running = isinstance(message, TaskStateChanged) and message.state is TaskState.RUNNING
         hit = self.tasks.setdefault(message.task, Hit(over_at=now if running else None))
         match message:
             case TaskRecovered():
-                hit.state, hit.workers, hit.seconds = "back", message.workers, message.seconds
+                hit.state, hit.workers = "back", message.workers
             case TaskBroken():
                 hit.state = "broken"
             case TaskRemoved():
@@ -194,7 +204,7 @@ class Incidents:
 
     def hit(self, incident: Incident, task: str) -> None:
         """Record that a task is to be healed from an incident."""
-        incident.tasks.setdefault(task, Hit()).over_at = None
+        incident.tasks[task] = Hit()
         self._open.setdefault(task, set()).add(incident.cause.chain)
 
     def are_open(self, task: str) -> bool:

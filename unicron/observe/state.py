@@ -32,6 +32,12 @@ ATTEMPTS = 50
 POINTS = 240
 """Points of a course; when it is full every second one goes, and then only every second one comes."""
 
+RECENT = 30
+"""Iterations from which it is worked out how long a task still takes."""
+
+EARLIER = 4
+"""Earlier tasks of the same name whose losses are known."""
+
 COLUMNS = 60
 """Iterations of a heat map."""
 
@@ -177,13 +183,17 @@ class TaskPicture:
     """A task.
 
     Attributes:
-        number: of its colour.
+        number: by the order of submission.
+        colour: number of its colour, from 0; all tasks that have not ended have different ones. -1: it has ended.
         waf: weighted FLOP/s that its last iteration achieved, while it runs.
         attempts: newest last.
+        recent: seconds of the last iterations in the newest of them.
+        earlier: progress of earlier tasks of this name, newest last.
     """
 
     spec: TaskSpec
     number: int
+    colour: int = -1
     state: TaskState = TaskState.WAITING
     reason: str = ""
     traceback: str = ""
@@ -201,6 +211,8 @@ class TaskPicture:
     recomputed: int = 0
     attempts: deque[MembershipRecord] = field(default_factory=lambda: deque(maxlen=ATTEMPTS))
     progress: ThinnedSeries = field(default_factory=lambda: ThinnedSeries(4))
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    earlier: list[ThinnedSeries] = field(default_factory=list)
     heat: Heat = field(default_factory=Heat)
 
     def record_iteration(self, done: IterationFinished) -> None:
@@ -208,6 +220,7 @@ class TaskPicture:
         self.iteration, self.loss, self.iteration_s = done.iteration, done.loss, done.seconds
         if self.state is TaskState.RUNNING and done.seconds >= SHORTEST_S:
             self.waf = self.spec.weight * self.spec.flops_per_iteration / done.seconds
+        self.recent.append(done.seconds)
         self.progress.add(done.at, done.iteration, done.loss, done.seconds)
 
     def regroup(self, message: Regrouped) -> bool:
@@ -226,6 +239,7 @@ class TaskPicture:
                 chain=chain_of(message),
             )
         )
+        self.recent.clear()
         self.kept += message.kept
         self.recomputed += message.recomputed
         self.iteration = max(self.iteration, message.iteration - 1)

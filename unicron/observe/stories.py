@@ -82,8 +82,8 @@ class Stories(OrderedDict[str, Story]):
             story.plan = explain(PlanView(plan=message.plan))
         return True
 
-    def begin(self, failure: events.FailureDetected) -> None:
-        """Keep the story of a failure from now on, with what was said in its chain before."""
+    def begin(self, failure: events.FailureDetected) -> Story:
+        """Keep and return the story of a failure from now on, with what was said in its chain before."""
         chain = chain_of(failure)
         story = self._begun.pop(chain, None) or Story()
         if chain not in self:
@@ -91,6 +91,7 @@ class Stories(OrderedDict[str, Story]):
             self[chain] = story
             if len(self) > STORIES:
                 self.popitem(last=False)
+        return self[chain]
 
 
 _SEEN_NAMES = {kind.__name__ for kind in SEEN}

@@ -8,10 +8,12 @@ from unicron.contracts.answers import PlanView, StragglerView
 from unicron.contracts.hardware import Gpu
 from unicron.contracts.tasks import UNCOUNTED, NodeState, TaskState
 from unicron.observe.accounts.chains import ChainCost
+from unicron.observe.accounts.eta import time_left
 from unicron.observe.accounts.report import Report
 from unicron.observe.cluster import ClusterPicture
 from unicron.observe.incidents import Failure
-from unicron.observe.state import JournalLine, NodePicture, Story, TaskPicture
+from unicron.observe.state import JournalLine, NodePicture, Story, TaskPicture, ThinnedSeries
+from unicron.observe.words.configuration import configuration
 from unicron.observe.words.explain import changes, comes, explain
 from unicron.observe.words.headline import headline_of
 from unicron.observe.words.signs import Sign, words
@@ -80,7 +82,7 @@ class Pages:
         planned = task.share.waf if task.share else 0.0
         return TaskLine(
             name=spec.name,
-            colour=task.number,
+            colour=task.colour,
             state=str(task.state),
             reason=task.reason,
             weight=spec.weight,
@@ -94,6 +96,9 @@ class Pages:
             waf=task.waf if task.waf >= KNOWN_FLOPS else 0.0,
             planned_waf=planned if planned >= KNOWN_FLOPS else 0.0,
             goodput=row.goodput if row and row.total_s else None,
+            left=None
+            if task.state is not TaskState.RUNNING
+            else time_left(spec, task.iteration, task.recent, row.wall_s if row else {}),
             slow=task.slow,
             drill=task.drill,
             paused=task.paused,
@@ -104,7 +109,6 @@ class Pages:
         """Return a failure in one line, by what it cost; None: as was worked out last."""
         chain, first = failure.cause.chain, failure.first
         cost = cost or self._costs.get(chain)
-        back = failure.recovered_at() if failure.tasks else None
         return FailureLine(
             chain=chain,
             at=first.at,
@@ -113,16 +117,11 @@ class Pages:
             node=first.node,
             worker=first.worker,
             tasks=list(failure.tasks),
-            recovered_s=None if back is None else back - self._begun(failure),
+            recovered_s=failure.took_s(),
             over=not failure.is_open,
             cost_s=cost.whole_s if cost else 0.0,
             text=first.reason,
         )
-
-    def _begun(self, failure: Failure) -> float:
-        """Return when a failure began: with its first sign, as far as that is known."""
-        story = self._picture.stories.get(failure.cause.chain)
-        return min([failure.begun, *(entry.at for entry in story.entries[:1])]) if story else failure.begun
 
     def failures(self, of: Iterable[Failure] | None = None) -> list[FailureLine]:
         """Return failures, newest first; None: all that are known."""
@@ -177,7 +176,7 @@ class Pages:
         lines = []
         for name in tasks:
             task = of.tasks.get(name)
-            gone = TaskLine(name=name, colour=0, state=str(TaskState.REMOVED))
+            gone = TaskLine(name=name, colour=-1, state=str(TaskState.REMOVED))
             lines.append(gone if task is None else self.task_line(task))
         rows = [row for row in self.report.tasks if row.name]
         whole = sum(row.total_s for row in rows)
@@ -221,11 +220,10 @@ class Pages:
             return None
         row = self.report.row(name)
         hit = [failure for failure in self._picture.failures.values() if name in failure.tasks]
-        progress = [(at, int(iteration), loss, seconds) for at, iteration, loss, seconds in task.progress.points()]
         return TaskPage(
             now=now,
             line=self.task_line(task),
-            progress=progress,
+            progress=_progress(task.progress),
             layout=task.spec.shape(len(task.members)).degrees,
             workers=list(self._workers(task)),
             attempts=list(task.attempts)[::-1],
@@ -235,6 +233,10 @@ class Pages:
             kept=task.kept,
             recomputed=task.recomputed,
             traceback=task.traceback,
+            configuration=configuration(task.spec),
+            causes=row.causes if row else {},
+            struck=row.failures if row else 0,
+            earlier=[_progress(each) for each in task.earlier],
         )
 
     def _workers(self, task: TaskPicture, node: str = "") -> Iterator[WorkerLine]:
@@ -258,7 +260,7 @@ class Pages:
             now=now,
             line=line,
             headline=headline_of(failure, failure.first),
-            begun=self._begun(failure),
+            begun=failure.begun,
             wall={each.task: _nonzero(each.seconds) for each in cost.courses} if cost else {},
             seconds=_nonzero(cost.seconds) if cost else {},
             bars=cost.spans if cost else [],
@@ -314,6 +316,10 @@ def _marks(story: Story) -> list[Mark]:
         )
         for group in groups.values()
     ]
+
+
+def _progress(series: ThinnedSeries) -> list[tuple[float, int, float, float]]:
+    return [(at, int(iteration), loss, seconds) for at, iteration, loss, seconds in series.points()]
 
 
 def _nonzero(seconds: dict[str, float]) -> dict[str, float]:

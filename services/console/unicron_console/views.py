@@ -2,6 +2,7 @@
 
 from unicron.contracts.answers import CurvePoint, PlanView, StragglerView
 from unicron.contracts.base import Record
+from unicron.observe.accounts.eta import TimeLeft
 from unicron.observe.accounts.spans import PhaseSpan
 from unicron.observe.state import JournalLine, MembershipRecord
 
@@ -57,11 +58,12 @@ class TaskLine(Record, kw_only=True, frozen=True):
     """A task in one line of a list.
 
     Attributes:
-        colour: number of its colour, the same on all pages, from 0.
+        colour: number of its colour, from 0, the same on all pages and nobody else's; -1 for one that has ended.
         iteration: the last that was finished, -1 before the first.
         iterations: that it is to have; None where only its program knows.
         waf: weighted FLOP/s that it achieves; `planned_waf` what the plan expects.
         goodput: share of its GPU time that was training since it was submitted, None where nothing is known yet.
+        left: how long it still takes; None where that is not known.
         slow: how slow it has got; empty where it has not.
         drill: what came of the drill of its script; empty where there was none.
         withheld: what the cluster would do about it, did it not only observe; empty where there is nothing.
@@ -82,6 +84,7 @@ class TaskLine(Record, kw_only=True, frozen=True):
     waf: float = 0.0
     planned_waf: float = 0.0
     goodput: float | None = None
+    left: TimeLeft | None = None
     slow: str = ""
     drill: str = ""
     paused: bool = False
@@ -154,6 +157,10 @@ class TaskPage(Record, kw_only=True, frozen=True):
         seconds: slot-seconds by phase since it was submitted; they add up to `whole_s`.
         kept, recomputed: microbatches, over all regroups.
         traceback: of its own error, where that ended it.
+        configuration: pairs of a name and a text.
+        causes: slot-seconds that were neither training nor idle, by what they were lost to, most first; "" is nothing's
+            fault. `struck` failures hit it.
+        earlier: `progress` of earlier tasks of its name, oldest first.
     """
 
     now: float
@@ -168,6 +175,10 @@ class TaskPage(Record, kw_only=True, frozen=True):
     kept: int = 0
     recomputed: int = 0
     traceback: str = ""
+    configuration: list[tuple[str, str]] = []
+    causes: dict[str, float] = {}
+    struck: int = 0
+    earlier: list[list[tuple[float, int, float, float]]] = []
 
 
 class CurvePage(Record, kw_only=True, frozen=True):

@@ -143,6 +143,47 @@ async def test_every_page_is_reached_by_its_link_and_can_be_loaded_and_is_for_ev
     assert not barriers, barriers
 
 
+async def test_a_task_is_put_beside_another(scene, window):
+    page = window.page
+    await window.go("/tasks/gpt")
+    await page.get_by_label("another task").select_option("bad")
+    await page.wait_for_url(f"{window.url}/compare/gpt*bad")
+    row = page.locator("tr.differs", has=page.get_by_role("rowheader", name="state", exact=True))
+    await row.get_by_text("failed").wait_for()
+    await page.locator("tr:not(.differs)", has=page.get_by_role("rowheader", name="folder")).wait_for()
+    assert not await window.barriers()
+
+
+async def test_axes_have_their_figures_where_they_are_and_labels_tell_tasks_apart(scene, window):
+    await window.go("/tasks/gpt")
+    at = "import('/static/chart.js').then(({ lineChart, ticks }) => [1, 2, 3, 7, 24, 1000].flatMap((last) => {"
+    axis = (
+        at
+        + """
+        const chart = lineChart({ label: "", show: String, across: String });
+        document.querySelector("main").append(chart.box);
+        chart.set([[1, 0], [last, 1]], [1, last].map((x) => ({ x, text: "" })));
+        const x = (node, name) => Number(node.getAttribute(name));
+        const [low, high] = [...chart.box.querySelectorAll(".mark line")].map((line) => x(line, "x1"));
+        const below = [...chart.box.querySelectorAll("text.axis")].filter((text) => x(text, "y") > 170);
+        const at = (text) => 1 + (x(text, "x") - low) / (high - low || 1) * (last - 1);
+        return below.map((text) => [Number(text.textContent), at(text)]);
+    }))"""
+    )
+    found = await window.page.evaluate(axis)
+    assert len(found) > 8
+    assert all(shown == pytest.approx(where) for shown, where in found), found
+
+    async def labels(*names):
+        told = "names => import('/static/paint.js').then(({ labels }) => [...labels(names).values()])"
+        return await window.page.evaluate(told, [*names])
+
+    assert await labels("gpt", "bert") == ["g", "b"]
+    assert await labels("task-1", "task-12") == ["1", "12"]
+    assert await labels("gpt-1", "gpt-2", "bert-1") == ["g1", "g2", "b1"]
+    assert await labels("gpt") == await labels("gpt-a", "gpt-b") == [], "what tells nothing apart is left out"
+
+
 async def test_a_node_is_drained_by_a_click_of_somebody_who_may(scene, window):
     page, token = window.page, scene.cluster.keys.tokens.read_text().split()[1]
     await window.go("/nodes/node-3")

@@ -63,7 +63,11 @@ def test_a_server_elsewhere_gets_the_key_of_the_cluster_that_listens_there_only(
 
 
 def test_what_is_typed_for_containers_is_in_their_own_folder(folder):
-    lines = [line for line in (ROOT / "docs" / "start" / "containers.md").read_text().splitlines() if "docker" in line and ".unicron/" in line]
+    lines = [
+        line
+        for line in (ROOT / "docs" / "start" / "containers.md").read_text().splitlines()
+        if "docker" in line and ".unicron/" in line
+    ]
     assert len(lines) == 2
     for line in lines:
         assert {word for word in line.split() if ".unicron/" in word} <= {".unicron/containers", ".unicron/containers/"}

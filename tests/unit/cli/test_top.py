@@ -121,8 +121,10 @@ def test_a_small_cluster_is_told_whole():
     gpt = next(row for row in rows if row[:2] == ["gpt", "running"])
     assert (gpt[2], gpt[-4:]) == ("2", ["2.5", "0.25", "97", "%"])
     assert "2    1 min  gpt:1 (gpt-2) on node-2 was ended by SIGKILL" in text
-    assert "back at 6 workers after 0.59 s" in text
-    assert "gpt is back at 6 workers after 0.59 s" in text, "the newest event, in words"
+    assert "gpt is back at 6 workers" in text, "the newest event, in words"
+    wide = "\n".join(drawn(small(), 132, 24))
+    assert "back at 6 workers after 2.00 s" in wide, "by the clock of what is shown beside it"
+    assert wide.count(" after ") == 1, "one figure for one thing"
     assert "50/100" in "\n".join(drawn(small(), 132, 24))
 
 
@@ -145,7 +147,7 @@ def test_a_glance_has_the_newest_and_how_they_stand():
     assert (len(found.failures), len(found.events)) == (FAILURES, EVENTS)
     assert (found.failures[0].chain, found.failures[0].open, found.failures[0].outcome) == ("c499", True, "")
     [line] = glance(small(), {}, NOW).failures
-    assert (line.open, line.outcome) == (False, "back at 6 workers after 0.59 s")
+    assert (line.open, line.outcome) == (False, "back at 6 workers after 2.00 s")
 
 
 @pytest.mark.parametrize("state", TaskState)

@@ -1,6 +1,7 @@
 """The picture of a cluster: what the journal says, and what it no longer says; and the pages that are open of it."""
 
 import asyncio
+import re
 import time
 
 import msgspec
@@ -27,7 +28,7 @@ from unicron.contracts.tasks import Member, NodeState, Slot, TaskState
 from unicron.observe.accounts import otel
 from unicron.observe.cluster import ClusterPicture
 from unicron.observe.incidents import FAILURES
-from unicron.observe.state import POINTS, STORIES, STORY, ThinnedSeries
+from unicron.observe.state import EARLIER, POINTS, STORIES, STORY, ThinnedSeries
 from unicron.observe.stories import SEEN
 
 NOW = 2e9
@@ -85,6 +86,8 @@ def test_a_healed_failure_adds_up_and_shows_what_was_seen(name):
         if page.line.recovered_s is None:
             continue
         healed += 1
+        told = re.findall(r"back at .*? after ([0-9.]+) s", page.headline)
+        assert len(page.line.tasks) > 1 or told in ([], [f"{page.line.recovered_s:.2f}"]), "one figure for one thing"
         kinds = {told.kind for told in page.messages}
         assert "FailureDetected" in kinds
         assert [told.position for told in page.messages] == sorted(told.position for told in page.messages)
@@ -211,6 +214,65 @@ def test_progress_gives_loss_and_waf_while_the_task_runs():
     page = Pages(picture).task("gpt", NOW)
     assert (page.line.iteration, page.line.loss, page.line.waf) == (7, 0.5, 1e12)
     assert page.progress == [(201.0, 7, 0.5, 2.0)]
+
+
+def test_what_a_task_lost_is_told_by_cause_and_adds_up():
+    picture = read(replayer.read("demo"))
+    pages = Pages(picture)
+    pages.account(NOW)
+    found = [pages.task(name, NOW) for name in picture.tasks]
+    for page in found:
+        lost = sum(page.seconds.values()) - page.seconds.get("training", 0.0) - page.seconds.get("idle", 0.0)
+        assert sum(page.causes.values()) == pytest.approx(lost)
+        assert bool(page.struck) == bool({*page.causes} - {""})
+    assert any(page.struck for page in found)
+
+
+@given(st.lists(st.sampled_from([*TaskState]), max_size=12))
+def test_losses_of_earlier_tasks_of_a_name_are_kept_as_long_as_the_next_ones_go_on(states):
+    picture, at, expected, now = ClusterPicture(), 0, [], []
+    for state in states:
+        at += 1
+        if "gpt" not in picture.tasks or picture.tasks["gpt"].state.ended:
+            picture.handle(at, replace(events.TaskSubmitted(task="gpt", spec=SPEC), id=str(at), at=float(at)))
+            at += 1
+            now = []
+        picture.handle_telemetry(finished(at, seconds=1.0, at=float(at)))
+        now.append(at)
+        moved = events.TaskStateChanged(task="gpt", state=state)
+        picture.handle(at, replace(moved, id=str(at), at=float(at), source="transition"))
+        expected += [now] if state.ended else []
+    at += 1
+    if states and states[-1].ended:
+        picture.handle(at, replace(events.TaskSubmitted(task="gpt", spec=SPEC), id=str(at), at=float(at)))
+    page = Pages(picture).task("gpt", NOW)
+    told = [[iteration for _, iteration, _, _ in each] for each in page.earlier] if page else []
+    assert told == expected[-EARLIER:]
+
+
+@pytest.mark.parametrize("state", TaskState)
+def test_a_task_that_waits_or_has_ended_shows_no_workers_whatever_membership_was_its_last(state):
+    members = [Member(worker="w1", node="n1", slot=0), Member(worker="w2", node="n1", slot=1)]
+    told, asked = read(by_hand()), ClusterPicture()
+    moved = events.TaskStateChanged(task="gpt", state=state, members=members)
+    told.handle(900, replace(moved, id="r", at=200.0, source="transition"))
+    asked.fill(Status(tasks=[TaskView(spec=SPEC, state=state, members=members)]))
+    shown = {len(picture.tasks["gpt"].members) for picture in (told, asked) if "gpt" in picture.tasks}
+    assert shown == ({0} if state is TaskState.WAITING or state.ended else {2})
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from([*TaskState]))))
+def test_no_two_living_tasks_have_one_colour_and_no_more_colours_are_used_than_tasks_ever_lived_at_once(steps):
+    picture, most = ClusterPicture(), 0
+    for at, (name, state) in enumerate(steps, 1):
+        known = name in picture.tasks and not picture.tasks[name].state.ended
+        moved = events.TaskStateChanged(task=name, state=state)
+        message = moved if known else events.TaskSubmitted(task=name, spec=replace(SPEC, name=name))
+        picture.handle(at, replace(message, id=str(at), at=float(at), source="registry"))
+        living = [each.colour for each in picture.tasks.values() if not each.state.ended]
+        most = max(most, len(living))
+        assert len({*living}) == len(living)
+        assert all(0 <= colour < most for colour in living)
 
 
 def test_what_the_journal_no_longer_tells_the_registry_does_and_no_more():

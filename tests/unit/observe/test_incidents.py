@@ -26,7 +26,7 @@ def after(*lines):
 
 
 ENDS = [
-    (back(), "back at 4 workers after 0.59 s"),
+    (back(), "back at 4 workers after 8.00 s"),
     (changed(TaskState.FINISHED), "finished"),
     (changed(TaskState.FAILED), "failed"),
     (events.TaskRemoved(task="gpt"), "removed"),

@@ -133,7 +133,7 @@ def state(state, task="gpt"):
 
 
 def back(task="gpt", workers=6):
-    return TaskRecovered(task=task, epoch=2, workers=workers, seconds=0.589)
+    return TaskRecovered(task=task, epoch=2, workers=workers, seconds=0.3, at=0.589)
 
 
 RECOVERING, RUNNING = state(TaskState.RECOVERING), state(TaskState.RUNNING)

@@ -176,7 +176,7 @@ class TaskRecovered(Message, kw_only=True, frozen=True):
     seconds: Seconds
 
     def __str__(self) -> str:
-        return f"{self.task} is back at {self.workers} workers after {self.seconds:.2f} s"
+        return f"{self.task} is back at {self.workers} worker{'s' * (self.workers != 1)}"
 
 
 def _share(share: TaskShare) -> str:

@@ -12,7 +12,7 @@ from unicron.observe.accounts.holdings import NOBODY, SlotAccount, SlotHoldings,
 from unicron.observe.accounts.phases import INTERRUPTED, Phase
 from unicron.observe.accounts.report import Report, cost, make
 from unicron.observe.accounts.spans import Key, Span, TaskPace
-from unicron.observe.incidents import NONE, Hit, Incident, IncidentCause, Incidents, chain_of
+from unicron.observe.incidents import NONE, Hit, Incident, IncidentCause, Incidents, chain_of, shown_at
 
 CHAINS = 4096
 """Chains that are tracked; what older ones cost is kept in sum, and nothing new is put down to one."""
@@ -300,7 +300,7 @@ class Goodput:
         else:
             slot = self._all.slot(message.node, message.slot)
             if slot.worker in {"", message.worker}:  # or else another one has the slot by now
-                at = message.at - message.waited_s if isinstance(message, events.WorkerStalled) else message.at
+                at = shown_at(message)
                 self._all.task(message.task).record_reached(getattr(message, "iteration", -1), at)
                 self._change_slot(slot, message, at)
 

@@ -1,6 +1,6 @@
 """Reports of the accounts: by task, by cause, by node."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -46,12 +46,14 @@ class TaskRow(CostRow, kw_only=True, frozen=True):
         wall_s: seconds from its submission to its end, by what the task as a whole did.
         goodput: share of the GPU time that was training.
         effective_time: share of the wall time in which the task trained, on however many slots.
+        causes: slot-seconds that were neither training nor idle, by what they were lost to; "" is nothing's fault.
     """
 
     whole_s: float
     wall_s: dict[str, float]
     goodput: float
     effective_time: float
+    causes: dict[str, float] = {}
 
 
 class Report(Record, kw_only=True, frozen=True):
@@ -110,6 +112,10 @@ def make(
     found = {key: account for key, account in accounts.items() if only in {None, key.task}}
     counts = {key: count for key, count in failures.items() if only in {None, key.task}}
     of_tasks, of_walls = _sums(found, lambda key: key.task), _sums(wall, lambda key: key.task)
+    of_causes: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for key, account in found.items():
+        if lost := sum(seconds for phase, seconds in account.items() if phase not in USED):
+            of_causes[key.task][key.cause.what] += lost
     failed = _counts(counts, lambda key: key.task)
     tasks = [
         TaskRow(
@@ -120,6 +126,7 @@ def make(
             wall_s=of_walls.get(name, _nothing()),
             goodput=_share(of_tasks.get(name, _nothing())),
             effective_time=_share(of_walls.get(name, _nothing())),
+            causes=dict(sorted(of_causes[name].items(), key=lambda each: -each[1])),
         )
         for name in sorted(whole)
         if only in {None, name} and (name or whole[name])

@@ -4,7 +4,7 @@ from collections import Counter
 
 from unicron.contracts.base import Message
 from unicron.contracts.events import FailureDetected
-from unicron.observe.incidents import NONE, Hit, Incident, TaskOutcome
+from unicron.observe.incidents import NONE, Incident, TaskOutcome, shown_at
 from unicron.observe.words.story import LONGEST, describe, short
 
 NAMED = 2
@@ -18,7 +18,7 @@ def headline(messages: list[Message]) -> str:
         messages: of one chain in their order, at least one; those after the first that are neither failures nor
             outcomes of tasks may be left out.
     """
-    incident = Incident(cause=NONE, begun=messages[0].at)
+    incident = Incident(cause=NONE, begun=shown_at(messages[0]))
     for message in messages:
         if isinstance(message, TaskOutcome):
             incident.record(message, message.at)
@@ -50,17 +50,18 @@ def outcome(incident: Incident, first: Message) -> str:
     """
     hits = {task: hit for task, hit in incident.tasks.items() if hit.state}
     if list(hits) == [getattr(first, "task", "")]:
-        return "".join(map(_stands, hits.values()))
+        return "".join(_stands(incident, task) for task in hits)
     if len(hits) > NAMED:
         counts = Counter(hit.state for hit in hits.values()).most_common()
         return f"{len(hits)} tasks: {', '.join(f'{count} {state}' for state, count in counts)}"
-    return ", ".join(f"{task} {_stands(hit)}" for task, hit in hits.items())
+    return ", ".join(f"{task} {_stands(incident, task)}" for task in hits)
 
 
-def _stands(hit: Hit) -> str:
+def _stands(incident: Incident, task: str) -> str:
+    hit, took_s = incident.tasks[task], incident.took_s(task)
     match hit.state:
-        case "back":
-            return f"back at {hit.workers} worker{'s' * (hit.workers != 1)} after {hit.seconds:.2f} s"
+        case "back" if took_s is not None:
+            return f"back at {hit.workers} worker{'s' * (hit.workers != 1)} after {took_s:.2f} s"
         case "broken":
             return "broken by its own program"
         case _:

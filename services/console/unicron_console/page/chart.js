@@ -16,11 +16,14 @@ export function ticks(low, high, wanted = 4) {
   return found;
 }
 
+const parts = (first, last, wanted) => Array.from({ length: wanted + 1 }, (_, index) => first + ((last - first) * index) / wanted);
+
 /**
- * A chart of one line.
+ * A chart of a line, and of others to compare it with.
  * @param {{label: string, show: Function, across?: Function, zero?: boolean, top?: number}} of `show` says a value of
- *   the line, `across` one of its x, which is Unix seconds if nothing else is said; `zero`: the axis begins at 0.
- * @returns {{box: Element, set: Function}} `set(points, marks)`: points [x, y], marks {x, text, href}.
+ *   the line, `across` one of its x, a whole number; they are Unix seconds if nothing else is said; `zero`: the axis begins at 0.
+ * @returns {{box: Element, set: Function}} `set(points, marks, others)`: points [x, y], marks {x, text, href}, others
+ *   {points, kind}.
  */
 export function lineChart({ label, show, across = time, zero = false, top = null, dots = false, height = 180 }) {
   const drawing = s("svg", { role: "group", height });
@@ -28,6 +31,7 @@ export function lineChart({ label, show, across = time, zero = false, top = null
   const box = h("figure", { class: "chart" }, h("figcaption", null, h("span", null, label), read), drawing);
   let points = [];
   let marks = [];
+  let others = [];
   let place = null;
 
   function draw() {
@@ -39,15 +43,16 @@ export function lineChart({ label, show, across = time, zero = false, top = null
       drawing.replaceChildren(s("text", { x: width / 2, y: height / 2, class: "axis middle" }, "not enough is known yet"));
       return;
     }
-    place = scales(points, { width, height, zero, top, show });
+    place = scales([points, ...others.map((other) => other.points)], { width, height, zero, top, show });
     const last = points.at(-1);
     attr(drawing, "aria-label", `${label}: from ${show(points[0][1])} to ${show(last[1])}`);
     const held = drawing.contains(document.activeElement) && document.activeElement.getAttribute("href");
-    const path = points.map(([x, y]) => `${place.x(x).toFixed(1)},${place.y(y).toFixed(1)}`).join(" ");
+    const path = (of) => of.map(([x, y]) => `${place.x(x).toFixed(1)},${place.y(y).toFixed(1)}`).join(" ");
     drawing.replaceChildren(
       ...place.rows.flatMap((value) => row(value, width)),
       ...columns(width),
-      s("polyline", { points: path, class: "line" }),
+      ...others.map((other) => s("polyline", { points: path(other.points), class: `line ${other.kind}` })),
+      s("polyline", { points: path(points), class: "line" }),
       ...(dots ? points.map(([x, y]) => s("circle", { cx: place.x(x), cy: place.y(y), r: 2.5, class: "dot" })) : []),
       ...marks.filter(({ x }) => x >= place.first && x <= place.last).map(mark),
       s("g", { class: "hair" }),
@@ -62,13 +67,13 @@ export function lineChart({ label, show, across = time, zero = false, top = null
   ];
 
   function columns(width) {
-    const wanted = Math.max(2, Math.floor(width / 160));
-    const at = (index) => place.first + ((place.last - place.first) * index) / wanted;
-    return Array.from({ length: wanted + 1 }, (_, index) => {
-      const value = at(index);
-      if (index && across(value) === across(at(index - 1))) return null; // of whole numbers there may be fewer
-      const side = index === 0 ? "start" : index === wanted ? "end" : "middle";
-      return s("text", { x: place.x(value), y: height - 5, class: `axis ${side}` }, across(value));
+    const shown = across === time
+      ? parts(place.first, place.last, Math.max(2, Math.floor(width / 160)))
+      : ticks(place.first, place.last, Math.max(4, Math.floor(width / 90))).filter(Number.isInteger);
+    return shown.map((value) => {
+      const x = place.x(value);
+      const side = x < place.left + 30 ? "start" : x > width - EDGE.right - 30 ? "end" : "middle";
+      return s("text", { x, y: height - 5, class: `axis ${side}` }, across(value));
     });
   }
 
@@ -94,19 +99,24 @@ export function lineChart({ label, show, across = time, zero = false, top = null
   });
   new ResizeObserver(draw).observe(box);
 
-  return { box, set(newPoints, newMarks = []) {
-    points = newPoints.filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y));
+  return { box, set(newPoints, newMarks = [], newOthers = []) {
+    points = finite(newPoints);
     marks = newMarks;
+    others = newOthers.map((other) => ({ ...other, points: finite(other.points) })).filter((other) => other.points.length > 1);
     draw();
   } };
 }
 
-function scales(points, { width, height, zero, top, show }) {
-  const values = points.map(([, y]) => y);
+const finite = (points) => points.filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y));
+
+/** Return the scales on which all of these lines have room. */
+function scales(lines, { width, height, zero, top, show }) {
+  const values = lines.flat().map(([, y]) => y);
   let low = zero ? 0 : Math.min(...values);
   let high = top ?? Math.max(...values);
   if (high === low) [low, high] = [low - (Math.abs(low) || 1) * 0.1, high + (Math.abs(high) || 1) * 0.1];
-  const [first, last] = [points[0][0], points.at(-1)[0]];
+  const across = lines.flat().map(([x]) => x);
+  const [first, last] = [Math.min(...across), Math.max(...across)];
   const rows = ticks(low, high);
   const left = 8 + LETTER * Math.max(...rows.map((value) => show(value).length));
   const inner = width - left - EDGE.right;

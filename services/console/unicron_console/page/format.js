@@ -26,6 +26,9 @@ export function duration(seconds) {
   return pair(Math.floor(full / 86400), "d", Math.floor((full % 86400) / 3600), "h");
 }
 
+/** How long something still takes, and between what: seconds, least, most. */
+export const left = (of) => (of ? `${duration(of.seconds)} (${duration(of.least)} to ${duration(of.most)})` : "");
+
 /** A running clock: as wide in the next second as in this one. */
 export function stopwatch(seconds) {
   const full = Math.max(0, seconds);

@@ -20,14 +20,31 @@ export function colour(name) {
   return colours[name];
 }
 
-export const taskColour = (line) => colour(line ? `task-${line.colour % 10}` : "task-none");
+const COLOURS = 10;
+const LOOKS = 40; // colours times prints; tasks beyond that have none, rather than another's
+
+/** How a task looks: a colour and a print over it, as style.css and `prints` have them; all its own, or none. */
+export function lookOf(line) {
+  if (!line || line.colour < 0 || line.colour >= LOOKS) return { task: "none", print: 0 };
+  return { task: line.colour % COLOURS, print: Math.floor(line.colour / COLOURS) };
+}
+
+/** The shortest kind of label by which all of these names can be told apart: a letter, a number, both; or none at all. */
+export function labels(names) {
+  const digits = (name) => /\d+$/.exec(name)?.[0] ?? "";
+  for (const label of [(name) => [...name][0], digits, (name) => [...name][0] + digits(name)]) {
+    const found = new Map(names.map((name) => [name, label(name)]));
+    if (names.length > 1 && new Set(found.values()).size === names.length && ![...found.values()].includes("")) return found;
+  }
+  return new Map();
+}
 
 /** Draw a node whose square has its upper left corner at x, y. */
-export function paint(pen, x, y, size, square, colourOf, only) {
+export function paint(pen, x, y, size, square, { look, label, only }) {
   const state = square.state;
   if (state === "left") return frame(pen, x, y, size, colour("faint"), [2, 2]);
   pen.globalAlpha = state === "lost" ? 0.25 : state === "draining" ? 0.6 : 1;
-  slots(pen, x, y, size, square.slots ?? [], colourOf, only);
+  slots(pen, x, y, size, square.slots ?? [], look, label, only);
   pen.globalAlpha = 1;
   if (state === "lost") cross(pen, x, y, size);
   if (state === "draining") stripes(pen, x, y, size);
@@ -42,15 +59,16 @@ function columns(slots) {
   return least;
 }
 
-function slots(pen, x, y, size, held, colourOf, only) {
+function slots(pen, x, y, size, held, look, label, only) {
   const shade = (task) => {
-    pen.fillStyle = task ? colourOf(task) : colour("free");
+    pen.fillStyle = task ? colour(`task-${look(task).task}`) : colour("free");
     return only && task !== only ? 0.15 : 1;
   };
   const alpha = pen.globalAlpha;
   if (held.length < 2 || (size <= 20 && held.every((task) => task === held[0]))) {
     pen.globalAlpha = alpha * shade(held[0] ?? "");
     pen.fillRect(x, y, size, size);
+    if (held[0]) PRINTS[look(held[0]).print](pen, x, y, size, size);
     return;
   }
   const across = columns(held.length);
@@ -62,17 +80,62 @@ function slots(pen, x, y, size, held, colourOf, only) {
     pen.globalAlpha = alpha * shade(task);
     pen.clearRect(left, top, size / across, size / down);
     pen.fillRect(left, top, size / across - gap, size / down - gap);
-    if (size / across >= 17) letter(pen, task, left, top, size / across - gap, size / down - gap);
+    if (task) PRINTS[look(task).print](pen, left, top, size / across - gap, size / down - gap);
+    if (size / across >= 14) write(pen, label(task), left, top, size / across - gap, size / down - gap);
   });
 }
 
-function letter(pen, task, x, y, width, height) {
-  if (!task) return;
+const none = () => {};
+const PRINTS = [none, print(lines), print(dots), print(rows)]; // those of style.css
+
+/** Draw within a rectangle, in the dark colour of what is written on tasks. */
+function print(draw) {
+  return (pen, x, y, width, height) => {
+    pen.save();
+    pen.beginPath();
+    pen.rect(x, y, width, height);
+    pen.clip();
+    pen.strokeStyle = pen.fillStyle = colour("on-task");
+    pen.globalAlpha *= 0.45;
+    pen.lineWidth = 1.2;
+    pen.beginPath();
+    draw(pen, x, y, width, height);
+    pen.stroke();
+    pen.restore();
+  };
+}
+
+function lines(pen, x, y, width, height) {
+  for (let at = -height; at < width; at += 5) {
+    pen.moveTo(x + at, y + height);
+    pen.lineTo(x + at + height, y);
+  }
+}
+
+function dots(pen, x, y, width, height) {
+  for (let down = 2.5; down < height; down += 5) for (let at = 2.5; at < width; at += 5) pen.fillRect(x + at - 1, y + down - 1, 2, 2);
+}
+
+function rows(pen, x, y, width, height) {
+  for (let down = 2.5; down < height; down += 5) {
+    pen.moveTo(x, y + down);
+    pen.lineTo(x + width, y + down);
+  }
+}
+
+/** Write a label where it fits, on the task's colour without its print. */
+function write(pen, text, x, y, width, height) {
+  if (!text) return;
+  const ground = pen.fillStyle;
+  pen.font = `600 ${Math.min(11, height * 0.6)}px system-ui, sans-serif`;
+  const wide = pen.measureText(text).width + 1;
+  if (wide > width) return;
+  pen.fillRect(x + (width - wide) / 2, y + height / 2 - 7, wide, 14);
   pen.fillStyle = colour("on-task");
-  pen.font = `${Math.min(13, height * 0.6)}px system-ui, sans-serif`;
   pen.textAlign = "center";
   pen.textBaseline = "middle";
-  pen.fillText([...task][0], x + width / 2, y + height / 2 + 0.5);
+  pen.fillText(text, x + width / 2, y + height / 2 + 0.5);
+  pen.fillStyle = ground;
 }
 
 function frame(pen, x, y, size, stroke, dash, width = 1) {

@@ -4,6 +4,7 @@ import { path } from "./api.js";
 import { now, tick } from "./clock.js";
 import { h, keyed, put, redo } from "./dom.js";
 import { ago, duration, fullTime, gpuTime, plural, stopwatch, time, words } from "./format.js";
+import { lookOf } from "./paint.js";
 import { cluster } from "./store.js";
 import { figure, part, table, text } from "./table.js";
 
@@ -11,10 +12,15 @@ export const nodeLink = (node) => h("a", { href: path("nodes", node), "data-node
 export const taskLink = (task) => h("a", { href: path("tasks", task), "data-task": task }, task);
 export const failureLink = (chain, text) => h("a", { href: path("failures", chain), "data-failure": chain }, text);
 
-/** The swatch of a task; its colour is the same on all pages. */
+export function swatchOf(line) {
+  const { task, print } = lookOf(line);
+  return h("i", { class: `swatch task-${task} print-${print}`, "aria-hidden": "true" });
+}
+
+/** The swatch of a task; its look is the same on all pages. */
 export function taskSwatch(task) {
   const line = cluster()?.tasks.get(task);
-  return h("i", { class: `swatch task-${line ? line.colour % 10 : "none"}`, "aria-hidden": "true" });
+  return swatchOf(line);
 }
 
 /** A state in its colour, with a sign before it: colour alone is nothing to many. */

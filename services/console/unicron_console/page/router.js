@@ -9,6 +9,7 @@ import { follow, problem } from "./status.js";
 import { cluster, known, listen } from "./store.js";
 import { healing } from "./merge.js";
 import clusterPage from "./pages/cluster.js";
+import comparePage from "./pages/compare.js";
 import eventsPage from "./pages/events.js";
 import failurePage from "./pages/failure.js";
 import failuresPage from "./pages/failures.js";
@@ -24,6 +25,7 @@ const ROUTES = [
   [/^\/$/, "cluster", clusterPage],
   [/^\/tasks$/, "tasks", tasksPage],
   [/^\/tasks\/([^/]+)$/, "task", taskPage],
+  [/^\/compare\/([^/]+)$/, "compare", comparePage],
   [/^\/failures$/, "failures", failuresPage],
   [/^\/failures\/([^/]+)$/, "failure", failurePage],
   [/^\/nodes$/, "nodes", nodesPage],

@@ -4,7 +4,7 @@
 import { path } from "./api.js";
 import { attr, clean, h, keyed, put } from "./dom.js";
 import { byNumber, plural } from "./format.js";
-import { colour, paint, taskColour } from "./paint.js";
+import { colour, labels, lookOf, paint } from "./paint.js";
 import { recolour } from "./theme.js";
 
 const MOST_LINKS = 1000;
@@ -30,6 +30,8 @@ export function squares() {
   let names = [];
   let places = new Map();
   let only = ""; // the task that is to stand out
+  let told = new Map(); // what is written on whose slots
+  let holders = "";
   let size = 0;
   let across = 1;
   let roving = null;
@@ -58,7 +60,17 @@ export function squares() {
     const [x, y] = spot(index);
     pen.clearRect(x, y, size, size);
     if (size >= NAMED) write(name, x, y);
-    paint(pen, x, y, size - (size >= NAMED ? 22 : size > 20 ? 4 : 1), page.nodes.get(name), (task) => taskColour(page.tasks.get(task)), only);
+    paint(pen, x, y, size - (size >= NAMED ? 22 : size > 20 ? 4 : 1), page.nodes.get(name),
+      { look: (task) => lookOf(page.tasks.get(task)), label: (task) => told.get(task), only });
+  }
+
+  /** Learn which tasks hold slots; return whether others do than before, as then all is written anew. */
+  function tell() {
+    const names = [...page.tasks.values()].filter((line) => line.workers).map((line) => line.name);
+    if (names.join() === holders) return false;
+    holders = names.join();
+    told = labels(names);
+    return true;
   }
 
   function write(name, x, y) {
@@ -127,7 +139,8 @@ export function squares() {
     /** Show the nodes of the page; `changed` says which changed. */
     set(now, changed) {
       page = now;
-      if (changed.shape || names.length !== page.nodes.size) {
+      const other = tell();
+      if (other || changed.shape || names.length !== page.nodes.size) {
         names = byNumber([...page.nodes.keys()]);
         places = new Map(names.map((name, index) => [name, index]));
         attr(box, "data-count", names.length);

@@ -1,4 +1,4 @@
-// The table of tasks: broken first, and of very many only the first.
+// The table of tasks: broken first, then those that run, and of very many only the first.
 
 import { h, put } from "./dom.js";
 import { count, duration, flops, number, percent } from "./format.js";
@@ -6,7 +6,7 @@ import { badge, taskLink, taskSwatch } from "./parts.js";
 import { figure, part, table, text } from "./table.js";
 
 const FIRST = 200; // rows at once: a table of 10,000 takes a browser minutes
-const ORDER = ["recovering", "reconfiguring", "failed", "starting", "waiting", "running", "finished"];
+const ORDER = ["recovering", "reconfiguring", "failed", "starting", "running", "waiting", "finished"];
 
 const rank = (line) => (line.slow ? 2.5 : ORDER.indexOf(line.state) + (ORDER.includes(line.state) ? 0 : 9));
 
@@ -26,6 +26,7 @@ const COLUMNS = [
   { head: "iterations", set: progress },
   figure("loss", (line) => number(line.loss)),
   figure("an iteration", (line) => (line.iteration_s ? duration(line.iteration_s) : "\u2013")),
+  figure("time left", (line) => (line.left ? duration(line.left.seconds) : "\u2013")),
   figure("workers", (line) => `${count(line.workers)} (${line.min_workers}\u2013${line.max_workers})`),
   figure("WAF", (line) => flops(line.waf)),
   figure("planned", (line) => flops(line.planned_waf)),

@@ -4,6 +4,7 @@ import { attr, h, keyed, put } from "./dom.js";
 import { now, tick } from "./clock.js";
 import { byNumber, duration, percent, time, words } from "./format.js";
 import { ticks } from "./chart.js";
+import { legend, sorted } from "./phases.js";
 import { figure, table, text } from "./table.js";
 
 const OPEN_S = 1.5; // a bar that ended so short before the answer was made is still going on
@@ -18,8 +19,10 @@ export function timeline() {
   const chart = h("div", { class: "timeline", role: "group", "aria-label": "timeline by worker" }, marks, rows, axis);
   const grid = barTable();
   const more = h("p", { class: "hint" });
+  const key = legend();
+  key.list.append(h("li", null, h("i", { class: "swatch", "aria-hidden": "true" }), "empty: not held up by it; the slot trains, or is out of use"));
   const near = h("button", { type: "button", click: () => ((close = !close), draw()) });
-  const box = h("div", null, near, h("div", { class: "scroll timeline-scroll", tabindex: "0", role: "group", "aria-label": "timeline" }, chart), more,
+  const box = h("div", null, near, h("div", { class: "scroll timeline-scroll", tabindex: "0", role: "group", "aria-label": "timeline" }, chart), key.list, more,
     h("details", null, h("summary", null, "The timeline as a table"), grid.box));
   let page = null;
   let held = [];
@@ -98,6 +101,7 @@ export function timeline() {
   return { box, set(found) {
     page = found;
     held = bySlot(page.bars);
+    key.set(sorted(Object.fromEntries(page.bars.map((bar) => [bar.phase, 1]))).map(([phase]) => phase));
     draw();
     put(more, page.more ? `${page.more} more bars are not shown.` : "");
     grid.set(page.bars.map((bar, index) => ({ ...bar, index, after: bar.begin - page.begun })));

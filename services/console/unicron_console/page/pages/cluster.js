@@ -4,13 +4,13 @@ import { now, tick } from "../clock.js";
 import { attr, h, keyed, put, redo } from "../dom.js";
 import { count, flops, percent, plural, stopwatch, words } from "../format.js";
 import { healing } from "../merge.js";
-import { failureLink, failureTable, feed, heading, section } from "../parts.js";
+import { failureLink, failureTable, feed, heading, section, swatchOf } from "../parts.js";
 import { lineChart } from "../chart.js";
 import { squares } from "../squares.js";
 import { sinceLooked } from "../seen.js";
 import { taskTable } from "../tasks.js";
 
-const LEGEND = 14; // tasks that are named under the squares
+const LEGEND = 40; // tasks that are named under the squares: as many as have a look of their own
 
 export default function clusterPage(place) {
   place.title("cluster");
@@ -57,15 +57,13 @@ function bigFigures() {
   const tile = (name, id) => {
     const value = h("strong", { class: "value" }, "\u2013");
     const more = h("span", { class: "more" });
-    const box = h("div", { class: "tile", "data-figure": id }, h("h2", null, name), value, more);
-    return { box, value, more };
+    const title = h("h2", null, name);
+    const box = h("div", { class: "tile", "data-figure": id }, title, value, more);
+    return { box, title, value, more };
   };
   const healed = tile("Being healed", "healing");
   const waf = tile("WAF", "waf");
-  waf.box.title = "weighted achieved aggregate FLOP/s of all tasks";
-  const meter = h("i");
-  const gauge = h("div", { class: "gauge", role: "meter", "aria-label": "share of the expected WAF", "aria-valuemin": "0", "aria-valuemax": "100" }, meter);
-  waf.box.append(gauge);
+  waf.box.title = "weighted achieved aggregate FLOP/s of all tasks: how fast they are";
   const goodput = tile("Goodput", "goodput");
   const nodes = tile("Nodes", "nodes");
   const slots = tile("Spare slots", "spares");
@@ -76,18 +74,19 @@ function bigFigures() {
   let drawn = null;
   return { box, set(page, changed) {
     const open = healing(page.failures);
-    put(healed.value, count(open.length));
-    const waits = forSomebody(page);
+    const lost = [...page.nodes].filter(([, node]) => node.state === "lost").map(([name]) => name).sort();
+    // What nothing heals is not "being healed", and no 0 stands over it.
+    const waiting = !open.length && lost.length > 0;
+    put(healed.title, waiting ? "Waiting for you" : "Being healed");
+    put(healed.value, waiting ? plural(lost.length, "node") : count(open.length));
+    const waits = forSomebody(page, lost);
     redo(healed.more, [...open.map((line) => line.chain), waits].join(), () => openFailures(open, waits));
     attr(healed.box, "class", open.length || waits ? "tile alarm" : "tile calm");
     const [amount, unit = ""] = flops(page.waf).split(" ");
     redo(waf.value, `${amount} ${unit}`, () => [h("span", null, amount), h("small", null, ` ${unit}`)]);
-    put(waf.more, page.possible_waf ? `${percent(page.waf / page.possible_waf)} of ${flops(page.possible_waf)} expected` : "of tasks whose FLOP/s are known");
-    const share = page.possible_waf ? Math.min(1, page.waf / page.possible_waf) : 0;
-    meter.style.width = `${100 * share}%`;
-    attr(gauge, "aria-valuenow", Math.round(share * 100));
+    put(waf.more, page.possible_waf ? `speed now; the plan's estimate is ${flops(page.possible_waf)}` : "of tasks whose FLOP/s are known");
     put(goodput.value, percent(page.goodput));
-    put(goodput.more, "of GPU time was training");
+    put(goodput.more, "of GPU time was training, however fast");
     if (changed.shape || changed.nodes.size) {
       const states = tally(page.nodes);
       put(nodes.value, count(states.up ?? 0));
@@ -103,9 +102,8 @@ function bigFigures() {
 }
 
 /** What no service can mend: which nodes wait for somebody, and which tasks have less than they could use. */
-function forSomebody(page) {
-  const lost = [...page.nodes].filter(([, node]) => node.state === "lost").map(([name]) => name).sort();
-  const few = [...page.tasks.values()].filter((line) => line.state === "running" && line.workers < line.max_workers);
+function forSomebody(page, lost) {
+  const few = healing(page.failures).length ? [] : [...page.tasks.values()].filter((line) => line.state === "running" && line.workers < line.max_workers);
   return [
     lost.length && `${lost.slice(0, 3).join(", ")}${lost.length > 3 ? ` and ${count(lost.length - 3)} more` : ""} ${lost.length > 1 ? "wait" : "waits"} for you: see to the machine, then start its agent`,
     lost.length && few.length && few.slice(0, 3).map((line) => `${line.name} has ${count(line.workers)} of ${count(line.max_workers)} workers`).join(", "),
@@ -118,7 +116,7 @@ function openFailures(open, waits) {
   const shown = open.slice(0, 3).map((line) => h("div", null,
     failureLink(line.chain, words(line.status)), ` ${line.worker || line.node} `,
     tick(h("span", { class: "clock" }), (node) => put(node, stopwatch(now() - line.at)))));
-  return [...shown, open.length > shown.length && h("div", null, `and ${count(open.length - shown.length)} more`)];
+  return [...shown, open.length > shown.length && h("div", null, `and ${count(open.length - shown.length)} more`), waits && h("div", null, waits)];
 }
 
 function tally(items) {
@@ -144,11 +142,11 @@ export function taskLegend(choose) {
   };
   const build = (line) => h("li", null,
     h("button", { type: "button", class: "plain", "aria-pressed": "false", "data-pick": line.name, title: "let it stand out", click: () => pick(line.name) },
-      h("i", { class: `swatch task-${line.colour % 10}`, "aria-hidden": "true" }), line.name));
+      swatchOf(line), line.name));
   return { box: h("div", { class: "keys-of-nodes" }, list, more, shapes), set(page) {
     const holding = [];
     for (const line of page.tasks.values()) if (line.workers && holding.length < LEGEND) holding.push(line);
-    keyed(list, holding, (line) => line.name, build);
-    put(more, page.tasks.size > holding.length ? `${plural(page.tasks.size - holding.length, "more task")} in the table below${page.tasks.size > 10 ? "; colours repeat after ten" : ""}.` : "");
+    keyed(list, holding, (line) => `${line.name} ${line.colour}`, build);
+    put(more, page.tasks.size > holding.length ? `${plural(page.tasks.size - holding.length, "more task")} in the table below; point at a node to see whose its slots are.` : "");
   } };
 }

@@ -47,7 +47,7 @@ export default function failurePage(place) {
       chain,
     });
     cost(page);
-    key.set([...new Set([...sorted(page.seconds), ...Object.values(page.wall).flatMap(sorted), ...page.bars.map((one) => [one.phase])].map(([phase]) => phase))]);
+    key.set([...new Set([...sorted(page.seconds), ...Object.values(page.wall).flatMap(sorted)].map(([phase]) => phase))]);
     phases.set(page.seconds);
     bars.set(page);
     noPlan.hidden = page.plan.length > 0;

@@ -2,14 +2,15 @@
 
 import { get, path } from "../api.js";
 import { lineChart } from "../chart.js";
-import { attr, h, put, redo } from "../dom.js";
-import { count, duration, flops, gpuTime, number, percent, words } from "../format.js";
+import { attr, h, keyed, put, redo } from "../dom.js";
+import { count, duration, flops, gpuTime, left, number, percent, plural, words } from "../format.js";
 import { layout } from "../layout.js";
 import { closeLog } from "../log.js";
+import { losses } from "../losses.js";
 import { buttons } from "../orders.js";
 import { badge, failureLink, failureTable, facts, heading, linked, moment, pre, section, taskSwatch } from "../parts.js";
 import { bar, legend, lost, phaseTable, sorted } from "../phases.js";
-import { figure, part, table } from "../table.js";
+import { figure, part, table, text } from "../table.js";
 
 const OVER = new Set(["finished", "failed"]); // of these the planner knows no curve any more
 
@@ -23,7 +24,10 @@ export default function taskPage(place) {
   const drill = h("p", { class: "hint", hidden: true });
   const withheld = h("p", { class: "hint", hidden: true });
   const own = h("div");
-  const loss = lineChart({ label: "marks are failures", show: number });
+  const loss = losses();
+  const costs = costTable();
+  const settings = h("dl", { class: "facts words" });
+  const beside = besideAnother(task);
   const times = lineChart({ label: "marks are failures", show: duration, zero: true });
   const workers = layout();
   const attempts = attemptTable();
@@ -34,9 +38,10 @@ export default function taskPage(place) {
   const phases = phaseTable("GPU time by phase");
   const curve = curvePart();
   place.main.append(head.box, orders.box, slow, drill, withheld, own, list.list,
-    h("div", { class: "two" }, section("Loss over time", loss.box), section("Iteration time", times.box)),
+    h("div", { class: "two" }, section("Loss", loss.box), section("Iteration time", times.box)),
+    section("Configuration", settings, beside.box),
     section("Workers", workers.box),
-    section("Failures", failures.box),
+    section("Failures", costs.box, failures.box),
     section("Where its GPU time went", time.line, h("p", { class: "hint" }, "And what of it was lost, without training and idle time:"), gone.line, key.list, phases.box),
     section("Attempts", attempts.box),
     section("Plan curve", curve.box),
@@ -44,6 +49,7 @@ export default function taskPage(place) {
   place.closing(orders.close);
   place.closing(closeLog);
 
+  place.cluster((page) => beside.set(page.tasks));
   place.live(`/api/live${path("tasks", task)}`, (page) => {
     const { line } = page;
     redo(head.state, `${line.state}${line.paused}${line.colour}`, () => [taskSwatch(task), badge(line.state), line.paused && badge("paused")]);
@@ -59,7 +65,9 @@ export default function taskPage(place) {
       x: failure.at, href: path("failures", failure.chain), strong: failure.severity === 1,
       text: `${words(failure.status)} ${failure.worker || failure.node}`,
     }));
-    loss.set(page.progress.map(([at, , value]) => [at, value]), marks);
+    loss.set(page);
+    costs.set(Object.entries(page.causes).map(([cause, seconds]) => ({ cause, seconds, share: seconds / page.whole_s })));
+    keyed(settings, page.configuration, ([name, text]) => `${name} ${text}`, ([name, text]) => h("div", null, h("dt", null, name), h("dd", null, text)));
     times.set(page.progress.map(([at, , , seconds]) => [at, seconds]), marks);
     workers.set(page.workers);
     attempts.set(page.attempts);
@@ -72,23 +80,54 @@ export default function taskPage(place) {
   });
 }
 
-function figures({ line, layout: shape, kept, recomputed, whole_s: whole, workers }) {
+/** What there is to say of a task in figures, each in one text. */
+export function figures({ line, layout: shape, kept, recomputed, whole_s: whole, workers, struck, causes }) {
+  const gone = Object.values(causes).reduce((sum, seconds) => sum + seconds, 0);
   const all = line.iterations ? ` of ${count(line.iterations)}` : "";
   return {
     iterations: line.iteration < 0 ? "none finished yet" : `${count(line.iteration + 1)}${all}`,
     loss: number(line.loss),
     "an iteration": line.iteration_s ? duration(line.iteration_s) : "\u2013",
-    "time left": line.state === "running" && line.iterations && line.iteration_s ? duration((line.iterations - line.iteration - 1) * line.iteration_s) : "",
+    "time left": left(line.left),
     workers: `${count(line.workers)} (${line.min_workers} to ${line.max_workers})`,
     layout: shape,
     weight: String(line.weight),
-    WAF: `${flops(line.waf)} of ${flops(line.planned_waf)} planned`,
+    WAF: `${flops(line.waf)}; the plan's estimate is ${flops(line.planned_waf)}`,
     goodput: percent(line.goodput),
-    "GPU time": gpuTime(whole),
+    "GPU time": `${gpuTime(whole)}, ${gpuTime(gone)} of it lost; ${plural(struck, "failure")}`,
     "microbatches at regroups": kept + recomputed ? `${count(kept)} kept, ${count(recomputed)} computed again` : "",
     why: line.reason,
     "at this moment": workers.length ? "" : "no worker computes",
   };
+}
+
+/** What its time was lost to; the rows add up to what the bar shows as lost. */
+const costTable = () => table({
+  label: "what its time was lost to",
+  key: (row) => row.cause,
+  empty: "Nothing was lost.",
+  cards: true,
+  columns: [
+    text("lost to", (row) => words(row.cause) || "no failure: starts", { rowHead: true }),
+    figure("GPU time", (row) => gpuTime(row.seconds)),
+    figure("of all its time", (row) => percent(row.share)),
+  ],
+});
+
+function besideAnother(task) {
+  const choice = h("select", { "aria-label": "another task", change: () => open() });
+  const link = h("a", { href: "/", hidden: true, "aria-hidden": "true" });
+  const box = h("p", null, h("label", null, "Beside another task: ", choice), link);
+  const open = () => {
+    if (!choice.value) return;
+    attr(link, "href", path("compare", `${task},${choice.value}`));
+    link.click();
+  };
+  return { box, set(tasks) {
+    const others = [...tasks.keys()].filter((name) => name !== task);
+    box.hidden = !others.length;
+    keyed(choice, ["", ...others], (name) => name, (name) => h("option", { value: name }, name || "choose \u2026"));
+  } };
 }
 
 function attemptTable() {
