@@ -87,13 +87,5 @@ def _limited(given: Situation, limits: Limits) -> Situation:
     """Return the situation without the sizes of tasks that are beyond their limits."""
     tasks = dict(given.tasks)
     for name, most in limits.items():
-        task = tasks[name]
-        keep = task.sizes <= most
-        tasks[name] = replace(
-            task,
-            sizes=task.sizes[keep],
-            waf=task.waf[keep],
-            tensor=None if task.tensor is None else task.tensor[keep],
-            relaid=None if task.relaid is None else task.relaid[keep],
-        )
+        tasks[name] = tasks[name].only(tasks[name].sizes <= most)
     return replace(given, tasks=tasks)
