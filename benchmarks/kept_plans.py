@@ -1,8 +1,11 @@
 """Running work that is left alone: plans that change running tasks with and without the error of estimates.
 
 Each set of tasks goes through the same failures twice for each way of knowing their curves: exactly, and as estimates
-that are off by a normal error of 5 % for each task. What they earn is by the true curves. The baselines are the same with
-`UNICRON_ESTIMATE_ERROR=0`, in the same run.
+that are off by a normal error of 5 % for each task. What they earn is by the true curves. The baseline is a planner
+with `UNICRON_ESTIMATE_ERROR=0`, in the same run.
+
+- changing: plans that change the size of a task that ran and lost nothing; growth into free slots is among them.
+- taking: those of them that take workers from such a task; evicting: all that it has.
 """
 
 import random

@@ -115,9 +115,9 @@ class TableRow(Record, kw_only=True, frozen=True):
 
 
 class Weighing(Record, kw_only=True, frozen=True):
-    """A plan that takes workers from running tasks, against one that takes fewer, in weighted FLOP until the next failure.
+    """A plan that takes workers from running tasks, against one that takes fewer.
 
-    It is made if its gain is larger than cost and error together.
+    It is made if its gain is larger than cost and error together. All are in weighted FLOP until the next failure.
 
     Attributes:
         changes: workers of the tasks in which the two differ, by the plan that was not made.

@@ -280,7 +280,7 @@ class PlannerCore(Core):
             row = lookup.answer(given, event)
         number = before.number + 1 if before else 1
         near = self._near = self._near or Neighbours.among(self.state.nodes)
-        plan, given, row, anew = planned(
+        plan, given, event, row, anew = planned(
             event, row, given, self._situate, number, self.state.tasks, self._held, there, near
         )
         plan = structs.replace(

@@ -65,8 +65,14 @@ class TaskStanding:
 
     def only(self, keep: Truths) -> "TaskStanding":
         """Return the task with some of its sizes."""
-        by_size = {name: getattr(self, name) for name in ("sizes", "waf", "tensor", "relaid", "doubt")}
-        return replace(self, **{name: None if each is None else each[keep] for name, each in by_size.items()})
+        return replace(
+            self,
+            sizes=self.sizes[keep],
+            waf=self.waf[keep],
+            tensor=None if self.tensor is None else self.tensor[keep],
+            relaid=None if self.relaid is None else self.relaid[keep],
+            doubt=None if self.doubt is None else self.doubt[keep],
+        )
 
 
 @dataclass(frozen=True)

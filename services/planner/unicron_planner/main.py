@@ -27,8 +27,8 @@ class PlannerSettings(Settings, kw_only=True, frozen=True):
         prior_worker_hours: worker-hours in which they were seen.
         use_measured: whether measured iteration times go before users' tables. Set false where workers share cores.
         spare_nodes: nodes that are kept free to replace lost ones.
-        estimate_error: part of 1 by which an unmeasured throughput may be off. A plan takes workers from running tasks only
-            for a larger gain. 0 allows any gain.
+        estimate_error: part of 1 by which an unmeasured throughput may be off. A plan takes workers from running tasks
+            only for a larger gain. 0 allows any gain.
     """
 
     process: ClassVar[str] = "planner"
@@ -47,7 +47,7 @@ class PlannerSettings(Settings, kw_only=True, frozen=True):
         if self.spare_nodes < 0:
             raise InvalidInputError(f"{PREFIX}SPARE_NODES {self.spare_nodes}: give a number of nodes, 0 or more")
         if not 0 <= self.estimate_error < 1:
-            raise InvalidInputError(f"{PREFIX}ESTIMATE_ERROR {self.estimate_error}: give a part from 0 up to 1, as 0.05")
+            raise InvalidInputError(f"{PREFIX}ESTIMATE_ERROR {self.estimate_error}: give a part of 1, such as 0.05")
         for name in ("prior_failures", "prior_worker_hours"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

@@ -50,9 +50,7 @@ def curve(state: PlannerState, task: str, held: int) -> Curve:
     return Curve(task=task, held=held, points=points)
 
 
-def _standing(
-    state: PlannerState, task: str, held: int, nominal: float, reach: int, error: float
-) -> TaskStanding:
+def _standing(state: PlannerState, task: str, held: int, nominal: float, reach: int, error: float) -> TaskStanding:
     spec, known = state.tasks[task], _estimate(state, task, nominal, max(held, reach))
     waf = np.concatenate([[0.0], spec.weight * known.flops])
     sizes = np.concatenate([[0], known.sizes])
@@ -79,8 +77,7 @@ def _doubt(waf: Floats, errors: Floats, error: float) -> Floats | None:
     """Return what a plan must gain beyond its cost before it takes a task's workers, for each of the task's sizes.
 
     The task's loss from one size to the next may be off by the larger of their `errors`, and the others' gain, which is
-    about as much, by `error`; the two are independent. A curve that is off as a whole says little wrong of its slope, so
-    that a part of a loss is in doubt by a part of the amount.
+    about as much, by `error`; the two are independent. A curve is off as a whole, so a small loss is off by little.
     """
     if not error:
         return None

@@ -131,11 +131,11 @@ def _not_as_laid_out(world: World, share: TaskShare, mine: list[Trainer]) -> str
 
 
 def _better_plan(world: World) -> str:
-    """Return by how much a planner that is started afresh does better, beyond what running work is worth to be left alone.
+    """Return by how much a planner that is started afresh does better, empty where by no more than it may.
 
-    The fresh one takes any gain. The plan in force may be behind it by what the tasks that would lose workers, or be
-    reconfigured, pay for that: by the error of the estimates, and while they are in transition. A task that is confined to domains gets what these have left beside the others, who do not move for it: one that
-    places all anew may find more.
+    The fresh one takes any gain. The plan in force may be behind it by what the tasks pay that would lose workers or be
+    reconfigured: the error of the estimates, and the time in transition. A task that is confined to domains gets what
+    these have left beside the others, who do not move for it: one that places all anew may find more.
     """
     shares = world.invariants.plan.shares if world.invariants.plan else []
     if any(world.specs[share.task].within_domain for share in shares):

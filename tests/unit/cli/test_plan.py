@@ -182,9 +182,9 @@ def test_cost_and_error_are_told_of_a_plan_that_takes_workers_and_of_one_that_wa
     left = Weighing(changes={"gpt-c": 0, "bert": 1}, gain=2.4e18, cost=1e18, error=5e19)
     words = dict(explain(replace(VIEW, taken=taken, held_back=left)))
     assert words["taken"] == (
-        "against gpt-a 8 (not 7), gpt-b 0 (not 1), which leaves running tasks more, it earns 300 EFLOP (29 %) more until "
-        "the next failure: more than its cost, 2 EFLOP (0.2 %) while tasks are reconfigured, and the error of the "
-        "estimates, 50 EFLOP (4.9 %), together"
+        "against gpt-a 8 (not 7), gpt-b 0 (not 1), which leaves running tasks more, it earns 300 EFLOP (29 %) more "
+        "until the next failure: more than its cost, 2 EFLOP (0.2 %) while tasks are reconfigured, and the error of "
+        "the estimates, 50 EFLOP (4.9 %), together"
     )
     assert words["held back"] == (
         "gpt-c 0 (not 1), bert 1 (not 0), which takes workers from running tasks, would earn 2.4 EFLOP (0.24 %) more "

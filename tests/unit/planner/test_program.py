@@ -92,8 +92,8 @@ def next_events(rng: random.Random, given: Situation, workers: int) -> list[Even
 def every_assignment(given: Situation, event: Event) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
     """Return the tasks, all their assignments, and the reward and the value of each.
 
-    The reward is by equations 3 and 4, word for word; the value is less by what a plan must gain before it takes workers
-    that a task has left.
+    The reward is by equations 3 and 4, word for word; the value is less by what a plan must gain before it takes
+    workers that a task has left.
     """
     names = [name for name in given.tasks if name != event.ended]
     ranges = [range(len(given.tasks[name].sizes)) for name in names]

@@ -161,7 +161,9 @@ def test_free_slots_are_used_at_once_however_little_that_gains(event):
 
 
 @pytest.mark.parametrize("gone", [lost, lambda node: NodeDrained(node=node)])
-@pytest.mark.parametrize(("node", "weight", "runs"), [("n1", 1.01, "rival"), ("n2", 1.01, "bert"), ("n2", 1.2, "rival")])
+@pytest.mark.parametrize(
+    ("node", "weight", "runs"), [("n1", 1.01, "rival"), ("n2", 1.01, "bert"), ("n2", 1.2, "rival")]
+)
 def test_who_lost_its_workers_gets_those_of_another_only_if_it_clearly_outweighs_it(gone, node, weight, runs):
     planner = two_slots(admitted("n2"), rival(weight))
     (plan,) = feed(planner, gone(node))

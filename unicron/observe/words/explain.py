@@ -175,7 +175,7 @@ def _weighed(weighing: Weighing, plan: Plan, earns: str) -> str:
 
 
 def _worth(amount: float, plan: Plan) -> str:
-    """Return an amount of WAF as a part of what the plan earns until the next failure, and itself where it means much."""
+    """Return weighted FLOP, also as a part of what the plan earns until the next failure."""
     whole = plan.waf * plan.running_s
     part = percent(amount / whole) if whole else ""
     return f"{si(amount, 'FLOP')} ({part})" if has_known_flops(plan) else part
