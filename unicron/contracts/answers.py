@@ -114,6 +114,24 @@ class TableRow(Record, kw_only=True, frozen=True):
         return Trigger.parse(self.event)
 
 
+class Weighing(Record, kw_only=True, frozen=True):
+    """A plan that takes workers from running tasks, against one that takes fewer.
+
+    It is made if its gain is larger than cost and error together. All are in weighted FLOP until the next failure.
+
+    Attributes:
+        changes: workers of the tasks in which the two differ, by the plan that was not made.
+        gain: what its tasks earn more, before its cost.
+        cost: what more is lost while tasks are reconfigured; negative where less is.
+        error: by how much more its gain may be off, as the estimates are.
+    """
+
+    changes: dict[str, int] = {}
+    gain: float = 0.0
+    cost: float = 0.0
+    error: float = 0.0
+
+
 class PlanView(Record, kw_only=True, frozen=True):
     """Answer to `GetPlan` and `WhatIf`.
 
@@ -125,6 +143,8 @@ class PlanView(Record, kw_only=True, frozen=True):
         failure_rate: believed failures per worker and second.
         transitions: believed D_transition in seconds by kind: "failure" of a worker, "resize" without one, "relayout"
             where the shape of the replicas changes, with or without one.
+        taken: where the plan takes workers that it could have left, what it gains by that.
+        held_back: where a plan that takes more workers would gain something, but not enough: that plan.
     """
 
     plan: Plan | None
@@ -133,6 +153,8 @@ class PlanView(Record, kw_only=True, frozen=True):
     failures: Count = 0
     failure_rate: float = 0.0
     transitions: dict[str, float] = {}
+    taken: Weighing | None = None
+    held_back: Weighing | None = None
 
 
 class CurvePoint(Record, kw_only=True, frozen=True):

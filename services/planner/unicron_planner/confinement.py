@@ -22,12 +22,14 @@ class Planned(NamedTuple):
 
     Attributes:
         given: the situation that it was made from.
+        event: that it answers, in that situation.
         row: that it carries out.
         anew: whether the workers had to be shared out anew, as a confined task found too little room.
     """
 
     plan: Plan
     given: Situation
+    event: Event
     row: LookupRow
     anew: bool = False
 
@@ -56,7 +58,7 @@ def planned(
         usable: slots that may be used, by node.
         near: which nodes are near to one another.
     """
-    made = Planned(make_plan(event, row, number, tasks, held, usable, given, near), given, row)
+    made = Planned(make_plan(event, row, number, tasks, held, usable, given, near), given, event, row)
     limits = Limits()
     while crossing := _limits(made, tasks, near):
         if not limits:
@@ -66,7 +68,7 @@ def planned(
         given = _limited(given, crossing)
         row = answer(given, event)
         plan = make_plan(event, row, number, tasks, held, usable, given, near, limits)
-        made = Planned(plan, given, row, anew=True)
+        made = Planned(plan, given, event, row, anew=True)
     return made
 
 
@@ -87,13 +89,5 @@ def _limited(given: Situation, limits: Limits) -> Situation:
     """Return the situation without the sizes of tasks that are beyond their limits."""
     tasks = dict(given.tasks)
     for name, most in limits.items():
-        task = tasks[name]
-        keep = task.sizes <= most
-        tasks[name] = replace(
-            task,
-            sizes=task.sizes[keep],
-            waf=task.waf[keep],
-            tensor=None if task.tensor is None else task.tensor[keep],
-            relaid=None if task.relaid is None else task.relaid[keep],
-        )
+        tasks[name] = tasks[name].only(tasks[name].sizes <= most)
     return replace(given, tasks=tasks)

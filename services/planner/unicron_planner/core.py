@@ -44,6 +44,7 @@ from unicron_planner.neighbours import Neighbours
 from unicron_planner.plans import changes_layout, differs, disturbance
 from unicron_planner.state import AdmittedNode, PlannerState
 from unicron_planner.throughput import MeasuredSize
+from unicron_planner.weighing import Decision
 
 
 class PlannerTimer(StrEnum):
@@ -100,7 +101,7 @@ class PlannerCore(Core):
         self._near: Neighbours | None = None
         self._awaited = False
         self._refresh_s = 0.0
-        self._decided: tuple[Situation, Event, LookupRow] | None = None
+        self._decided: Decision | None = None
         self.handlers: Handlers = {
             NodeAdmitted: self._admit,
             NodeDrained: self._drain,
@@ -279,7 +280,7 @@ class PlannerCore(Core):
             row = lookup.answer(given, event)
         number = before.number + 1 if before else 1
         near = self._near = self._near or Neighbours.among(self.state.nodes)
-        plan, given, row, anew = planned(
+        plan, given, event, row, anew = planned(
             event, row, given, self._situate, number, self.state.tasks, self._held, there, near
         )
         plan = structs.replace(
@@ -292,7 +293,7 @@ class PlannerCore(Core):
             kind = disturbance(share, self.state.tasks[share.task], event)
             if kind:
                 estimates.record_disturbance(self.state, share.task, kind, anew=not (share.before and share.slots))
-        self.state.plan, self._decided = plan, (given, event, row)
+        self.state.plan, self._decided = plan, Decision(given, event, row)
         self._held.replace(_slots(plan))
         return [PlanDecided(plan=plan.news(before)), *self._request_refresh()]
 
@@ -346,13 +347,16 @@ class PlannerCore(Core):
 
     def _view(self) -> PlanView:
         """Return the plan, what else it could have been, and what it rests on."""
-        other = None if self._decided is None else lookup.runner_up(*self._decided)
+        decided = self._decided
+        other = decided.runner_up if decided else None
         return PlanView(
             plan=self.state.plan,
             runner_up=None if other is None else self._line(other),
             failures=self.state.failures,
             failure_rate=estimates.failure_rate(self.state, self._options),
             transitions={kind: estimates.transition_s(self.state, self._options, kind) for kind in KINDS},
+            taken=decided.taken if decided else None,
+            held_back=decided.held_back if decided else None,
         )
 
     def _what_if(self, query: WhatIf) -> PlanView:

@@ -37,6 +37,8 @@ class PlannerOptions(Record, kw_only=True, frozen=True):
         use_measured: whether measured iteration times outrank the tables of users. Where workers share processor
             cores, one more of them seems to bring nothing, and the measurements are better left out.
         spare_nodes: nodes that are kept free to take the place of lost ones.
+        estimate_error: by how much F(t, x) may be off where it was not measured, as a part of it. A plan that takes
+            workers from running tasks must gain more than it costs and than it may be off by; 0 lets any gain do.
     """
 
     transition_s: float = 5.0
@@ -44,6 +46,7 @@ class PlannerOptions(Record, kw_only=True, frozen=True):
     prior_worker_s: float = 128 * 7 * 86400 / 3
     use_measured: bool = True
     spare_nodes: int = 0
+    estimate_error: float = 0.05
 
 
 def failure_rate(state: PlannerState, options: PlannerOptions) -> float:

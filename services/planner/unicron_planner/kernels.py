@@ -93,6 +93,25 @@ def extend(before, sizes, scores, low, high, out):  # type: ignore[no-untyped-de
 
 
 @_jit
+def first_above(scores, task, above):  # type: ignore[no-untyped-def]
+    """Return the index of the task's first size that is larger than `above`."""
+    low, high = scores.starts[task], scores.starts[task + 1]
+    while low < high:
+        middle = (low + high) // 2
+        if scores.sizes[middle] > above:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@_jit
+def doubt_at(scores, task, size):  # type: ignore[no-untyped-def]
+    """Return the doubt of the task's largest size up to `size`."""
+    return scores.doubt[max(first_above(scores, task, size) - 1, scores.starts[task])]
+
+
+@_jit
 def worth(scores, task, a, lost):  # type: ignore[no-untyped-def]
     """Return what choice `a` of a task is worth that lost `lost` workers, or ended, or must run."""
     size, held = scores.sizes[a], scores.held[task]
@@ -102,9 +121,11 @@ def worth(scores, task, a, lost):  # type: ignore[no-untyped-def]
         return -np.inf
     if lost > 0:
         cost = scores.relayout[task] if scores.relaid[a] else scores.hit[task]
+        cost += max(0.0, doubt_at(scores, task, held - lost) - scores.doubt[a])
         return scores.base[a] - cost - scores.move[task] * abs(size - held + lost)
     if size != held:
         cost = scores.relayout[task] if scores.relaid[a] else scores.resized[task]
+        cost += max(0.0, doubt_at(scores, task, held) - scores.doubt[a])
         return scores.base[a] - cost - scores.move[task] * abs(size - held)
     return scores.base[a]
 
@@ -117,19 +138,6 @@ def worths(scores, lost):  # type: ignore[no-untyped-def]
         for a in range(scores.starts[task], scores.starts[task + 1]):
             values[a] = worth(scores, task, a, lost[task])
     return values
-
-
-@_jit
-def first_above(scores, task, above):  # type: ignore[no-untyped-def]
-    """Return the index of the task's first size that is larger than `above`."""
-    low, high = scores.starts[task], scores.starts[task + 1]
-    while low < high:
-        middle = (low + high) // 2
-        if scores.sizes[middle] > above:
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 @_jit
@@ -208,7 +216,8 @@ def step(scores, task, lost, before, low, high, inner, outer, front):  # type: i
     else:
         # hit, a smaller size is nearer to what is left, a larger one farther; else only the penalty differs
         shift = scores.resized[task] - scores.hit[task]
-        near, far = shift + scores.move[task] * lost, shift - scores.move[task] * lost
+        gone = doubt_at(scores, task, scores.held[task]) - doubt_at(scores, task, scores.held[task] - lost)
+        near, far = shift + gone + scores.move[task] * lost, shift - scores.move[task] * lost
         front[:] = np.maximum(low + near, high + far)
     start, end = scores.starts[task], scores.starts[task + 1]
     hit = np.empty(end - start)

@@ -1,7 +1,7 @@
 """The lookup table of paper section 5.2: what to do after each event that can come next."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import NamedTuple
 
@@ -46,6 +46,9 @@ class TaskStanding:
         tensor: workers that belong into one node, for each size; None where the task's layouts say it.
         relaid: for each size, whether replicas there have another shape than at x; None where the shape is the same at
             all of them.
+        doubt: for each size, what a plan must gain beyond its cost before it takes all of it from the task, in weighted
+            FLOP/s; to take a part, the difference of two. Never falls from one size to the next; None where all is
+            known exactly.
     """
 
     sizes: Ints
@@ -54,10 +57,22 @@ class TaskStanding:
     held_waf: float
     tensor: Ints | None = None
     relaid: Truths | None = None
+    doubt: Floats | None = None
 
     def waf_of(self, size: int) -> float:
         """Return F(t, x') for one of its sizes."""
         return float(self.waf[np.searchsorted(self.sizes, size)])
+
+    def only(self, keep: Truths) -> "TaskStanding":
+        """Return the task with some of its sizes."""
+        return replace(
+            self,
+            sizes=self.sizes[keep],
+            waf=self.waf[keep],
+            tensor=None if self.tensor is None else self.tensor[keep],
+            relaid=None if self.relaid is None else self.relaid[keep],
+            doubt=None if self.doubt is None else self.doubt[keep],
+        )
 
 
 @dataclass(frozen=True)
@@ -192,17 +207,17 @@ Touched = tuple[tuple[int, float], ...]
 def _sensible(task: TaskStanding) -> TaskStanding:
     """Return the task without the sizes that no optimal plan has: those that earn less than a smaller one.
 
-    Where the layout changes with the size, only sizes whose change costs the same are compared.
+    Where the layout changes with the size, only sizes whose change costs the same and is as much in doubt are compared.
     """
     relaid = np.zeros(len(task.sizes), np.bool_) if task.relaid is None else task.relaid
+    worth = task.waf
+    if task.relaid is not None and task.doubt is not None:  # more in doubt counts as more, whatever it earns
+        worth = worth + np.cumsum(np.diff(task.doubt, prepend=0.0) > 0) * 2 * worth.max()
     keep = task.sizes == task.held
     for alike in (relaid, ~relaid):
-        before = np.maximum.accumulate(np.concatenate([[0.0], np.where(alike, task.waf, 0.0)[:-1]]))
-        keep |= alike & (task.waf >= before)
-    if keep.all():
-        return task
-    kept = None if task.relaid is None else relaid[keep]
-    return TaskStanding(task.sizes[keep], task.waf[keep], task.held, task.held_waf, relaid=kept)
+        before = np.maximum.accumulate(np.concatenate([[0.0], np.where(alike, worth, 0.0)[:-1]]))
+        keep |= alike & (worth >= before)
+    return task if keep.all() else task.only(keep)
 
 
 class _Problem:
@@ -222,6 +237,7 @@ class _Problem:
             [task.held // self.unit for task in standings],
             [task.held_waf for task in standings],
             [task.relaid for task in standings],
+            [task.doubt for task in standings],
         )
 
     @property

@@ -27,6 +27,8 @@ class PlannerSettings(Settings, kw_only=True, frozen=True):
         prior_worker_hours: worker-hours in which they were seen.
         use_measured: whether measured iteration times go before users' tables. Set false where workers share cores.
         spare_nodes: nodes that are kept free to replace lost ones.
+        estimate_error: part of 1 by which an unmeasured throughput may be off. A plan takes workers from running tasks
+            only for a larger gain. 0 allows any gain.
     """
 
     process: ClassVar[str] = "planner"
@@ -36,6 +38,7 @@ class PlannerSettings(Settings, kw_only=True, frozen=True):
     prior_worker_hours: float = PlannerOptions().prior_worker_s / 3600
     use_measured: bool = PlannerOptions().use_measured
     spare_nodes: int = PlannerOptions().spare_nodes
+    estimate_error: float = PlannerOptions().estimate_error
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,6 +46,8 @@ class PlannerSettings(Settings, kw_only=True, frozen=True):
             raise InvalidInputError(f"{PREFIX}TRANSITION_S {self.transition_s}: give seconds, 0 or more")
         if self.spare_nodes < 0:
             raise InvalidInputError(f"{PREFIX}SPARE_NODES {self.spare_nodes}: give a number of nodes, 0 or more")
+        if not 0 <= self.estimate_error < 1:
+            raise InvalidInputError(f"{PREFIX}ESTIMATE_ERROR {self.estimate_error}: give a part of 1, such as 0.05")
         for name in ("prior_failures", "prior_worker_hours"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
@@ -57,6 +62,7 @@ def wiring(settings: PlannerSettings) -> Wiring:
         prior_worker_s=settings.prior_worker_hours * 3600,
         use_measured=settings.use_measured,
         spare_nodes=settings.spare_nodes,
+        estimate_error=settings.estimate_error,
     )
     facts, telemetry = subjects.listened(PlannerCore(options=options).handlers)
     return Wiring(

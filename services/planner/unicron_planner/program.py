@@ -49,6 +49,7 @@ class Tasks(NamedTuple):
         held: x, the workers that each task has, of shape (m,).
         held_waf: F(t, x), of shape (m,).
         relaid: for each of `sizes`, whether replicas there have another shape than at x.
+        doubt: for each of `sizes`, as in `lookup.TaskStanding`.
     """
 
     starts: Ints
@@ -57,6 +58,7 @@ class Tasks(NamedTuple):
     held: Ints
     held_waf: Floats
     relaid: Truths
+    doubt: Floats
 
 
 class Scores(NamedTuple):
@@ -68,6 +70,7 @@ class Scores(NamedTuple):
         resized, hit, relayout: what a task loses that changes its size, that lost a worker, or whose layout changes
             (instead of the other two), of shape (m,).
         move: what each of its moved workers costs in a tie, of shape (m,).
+        doubt: for each choice; a task that is given less than what it has left pays the difference.
     """
 
     starts: Ints
@@ -79,6 +82,7 @@ class Scores(NamedTuple):
     hit: Floats
     relayout: Floats
     move: Floats
+    doubt: Floats
 
 
 def pack(
@@ -87,13 +91,16 @@ def pack(
     held: list[int],
     held_waf: list[float],
     relaid: list[Truths | None] | None = None,
+    doubt: list[Floats | None] | None = None,
 ) -> Tasks:
-    """Return the tasks in one piece; where `relaid` is None, the layout of a task is the same at all sizes."""
+    """Return the tasks in one piece; where None is given, a task's layout is always the same, and nothing in doubt."""
     starts = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum([len(one) for one in sizes], out=starts[1:])
     empty: list[Any] = [np.zeros(0)]
     same = [np.zeros(len(one), np.bool_) for one in sizes]
     changes = [own if given is None else given for own, given in zip(same, relaid or [None] * len(same), strict=True)]
+    sure = [np.zeros(len(one)) for one in sizes]
+    doubts = [own if given is None else given for own, given in zip(sure, doubt or [None] * len(sure), strict=True)]
     return Tasks(
         starts,
         np.concatenate(sizes or empty).astype(np.int64),
@@ -101,6 +108,7 @@ def pack(
         np.array(held, np.int64),
         np.array(held_waf, np.float64),
         np.concatenate(changes or empty).astype(np.bool_),
+        np.concatenate(doubts or empty),
     )
 
 
@@ -119,7 +127,8 @@ def score(
     """
     base, move = kernels.price(tasks, workers, running_s, max(resize_s, failure_s), MOVE, UNEVEN)
     resized, hit, relayout = (tasks.held_waf * seconds for seconds in (resize_s, failure_s, relayout_s))
-    return Scores(tasks.starts, tasks.sizes, tasks.held, base, tasks.relaid, resized, hit, relayout, move)
+    doubt = tasks.doubt * running_s
+    return Scores(tasks.starts, tasks.sizes, tasks.held, base, tasks.relaid, resized, hit, relayout, move, doubt)
 
 
 class Passes(NamedTuple):

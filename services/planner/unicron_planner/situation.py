@@ -1,5 +1,7 @@
 """The input of the program: how each task stands, and its estimates. Pure functions on `state`."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from unicron.contracts.answers import Curve, CurvePoint
@@ -7,8 +9,9 @@ from unicron_planner import estimates, nodes, plans, throughput
 from unicron_planner.estimates import FAILURE, RELAYOUT, RESIZE, PlannerOptions
 from unicron_planner.holdings import PlannedSlots
 from unicron_planner.lookup import Situation, TaskStanding
+from unicron_planner.program import Floats
 from unicron_planner.state import PlannerState
-from unicron_planner.throughput import Estimate
+from unicron_planner.throughput import Estimate, MeasuredSize
 
 
 def situate(state: PlannerState, held: PlannedSlots, options: PlannerOptions) -> Situation:
@@ -16,7 +19,10 @@ def situate(state: PlannerState, held: PlannedSlots, options: PlannerOptions) ->
     reach = _reach(state)
     nominal = _nominal(state, reach)
     return Situation(
-        tasks={task: _standing(state, task, len(held.slots_of(task)), nominal, reach) for task in state.tasks},
+        tasks={
+            task: _standing(state, task, len(held.slots_of(task)), nominal, reach, options.estimate_error)
+            for task in state.tasks
+        },
         failure_rate=estimates.failure_rate(state, options),
         resize_s=estimates.transition_s(state, options, RESIZE),
         failure_s=estimates.transition_s(state, options, FAILURE),
@@ -44,7 +50,7 @@ def curve(state: PlannerState, task: str, held: int) -> Curve:
     return Curve(task=task, held=held, points=points)
 
 
-def _standing(state: PlannerState, task: str, held: int, nominal: float, reach: int) -> TaskStanding:
+def _standing(state: PlannerState, task: str, held: int, nominal: float, reach: int, error: float) -> TaskStanding:
     spec, known = state.tasks[task], _estimate(state, task, nominal, max(held, reach))
     waf = np.concatenate([[0.0], spec.weight * known.flops])
     sizes = np.concatenate([[0], known.sizes])
@@ -55,7 +61,29 @@ def _standing(state: PlannerState, task: str, held: int, nominal: float, reach: 
         tensor = np.concatenate([[1], known.curve.choices[:, 0]])
     if spec.layouts:
         relaid = np.array([plans.changes_layout(spec, held, size) for size in sizes.tolist()])
-    return TaskStanding(sizes, waf, held, held_waf, tensor, relaid)
+    doubt = _doubt(waf, np.array([0.0, *_errors(known, state.measured.get(task, {}), error)]), error)
+    return TaskStanding(sizes, waf, held, held_waf, tensor, relaid, doubt)
+
+
+def _errors(known: Estimate, measured: Mapping[int, MeasuredSize], error: float) -> list[float]:
+    """Return by how much T(t, x) may be off at each size, as a part of it: the spread where it was measured."""
+    return [
+        measured[size].spread if source == throughput.MEASURED else error
+        for size, source in zip(known.sizes.tolist(), known.sources, strict=True)
+    ]
+
+
+def _doubt(waf: Floats, errors: Floats, error: float) -> Floats | None:
+    """Return what a plan must gain beyond its cost before it takes a task's workers, for each of the task's sizes.
+
+    The task's loss from one size to the next may be off by the larger of their `errors`, and the others' gain, which is
+    about as much, by `error`; the two are independent. A curve is off as a whole, so a small loss is off by little.
+    """
+    if not error:
+        return None
+    lost = np.diff(np.maximum.accumulate(waf))
+    doubt: Floats = np.concatenate([[0.0], np.cumsum(lost * np.hypot(np.maximum(errors[1:], errors[:-1]), error))])
+    return doubt
 
 
 def _reach(state: PlannerState) -> int:

@@ -30,16 +30,25 @@ class Unicron(PolicyCluster):
     Args:
         refresh_every_s: least seconds between two lookup tables, infinite for none. Without a table, plans are computed
             when they are needed. With it, the planner also brings up to date what it believes.
+        options: of the planner; by default it expects a transition to take as long as it does.
 
     Attributes:
         plans: all that the planner decided.
+        hits: for each plan, the tasks that lost workers.
     """
 
     def __init__(
-        self, trace: FailureTrace, gpus: int, tariff: dict[str, Tariff], costs: Costs, refresh_every_s: float = 0.0
+        self,
+        trace: FailureTrace,
+        gpus: int,
+        tariff: dict[str, Tariff],
+        costs: Costs,
+        refresh_every_s: float = 0.0,
+        options: PlannerOptions | None = None,
     ) -> None:
         super().__init__(trace, gpus, tariff, costs)
         self.plans: list[Plan] = []
+        self.hits: list[set[str]] = []
         self._slots: dict[str, list[SlotRef]] = {task: [] for task in tariff}
         self._hit: set[str] = set()
         self._every_s = refresh_every_s
@@ -47,7 +56,7 @@ class Unicron(PolicyCluster):
         self._asked = False
         nodes = {name: AdmittedNode(slots=list(range(gpus))) for name in trace.nodes}
         specs = {task: one.spec for task, one in list(tariff.items())[:-1]}
-        options = PlannerOptions(transition_s=costs.recover["sev1"])
+        options = options or PlannerOptions(transition_s=costs.recover["sev1"])
         self._planner = PlannerCore(PlannerState(nodes=nodes, tasks=specs), options)
 
     def start(self) -> dict[str, float]:
@@ -102,6 +111,7 @@ class Unicron(PolicyCluster):
         """Take a plan over; return the tasks that it changes."""
         plan = plan.whole(self.plans[-1] if self.plans else None)
         self.plans.append(plan)
+        self.hits.append(self._hit)
         changed = [share.task for share in plan.shares if share.slots != self._slots[share.task]]
         self._slots |= {share.task: share.slots for share in plan.shares}
         return changed

@@ -1,6 +1,6 @@
 """The state that a storm must reach: every task that can run runs, at the plan in force, and that plan is the best."""
 
-from math import isclose
+from math import hypot
 
 from msgspec.structs import replace
 from unicron_planner.core import PlannerCore
@@ -131,15 +131,16 @@ def _not_as_laid_out(world: World, share: TaskShare, mine: list[Trainer]) -> str
 
 
 def _better_plan(world: World) -> str:
-    """Return by how much a planner that is started afresh does better, empty where it does not.
+    """Return by how much a planner that is started afresh does better, empty where by no more than it may.
 
-    A task that is confined to domains gets what these have left beside the others, who do not move for it: one that
-    places all anew may find more.
+    The fresh one takes any gain. The plan in force may be behind it by what the tasks pay that would lose workers or be
+    reconfigured: the error of the estimates, and the time in transition. A task that is confined to domains gets what
+    these have left beside the others, who do not move for it: one that places all anew may find more.
     """
     shares = world.invariants.plan.shares if world.invariants.plan else []
     if any(world.specs[share.task].within_domain for share in shares):
         return ""
-    fresh = PlannerCore(None, OPTIONS)
+    fresh = PlannerCore(None, replace(OPTIONS, estimate_error=0.0))
     for name, machine in world.machines.items():
         if name in world.invariants.given_up() or machine.agent is None:
             continue
@@ -149,6 +150,13 @@ def _better_plan(world: World) -> str:
     for share in shares:
         fresh.handle(TaskSubmitted(task=share.task, spec=world.specs[share.task]))
     best, plan = fresh.state.plan, world.invariants.plan
-    if best is None or plan is None or isclose(best.waf, plan.waf, rel_tol=1e-9):
+    if best is None or plan is None:
+        return ""
+    allowed, error = 0.0, hypot(OPTIONS.estimate_error, OPTIONS.estimate_error)
+    for now, then in zip(plan.shares, best.shares, strict=True):
+        allowed += error * max(0.0, now.waf - then.waf)
+        allowed += (len(now.slots) != len(then.slots)) * now.waf * plan.transition_s / plan.running_s
+    rounding = 1e-9 * best.waf
+    if -rounding <= best.waf - plan.waf <= allowed + rounding:
         return ""
     return f"the plan in force earns {plan.waf:.4g}; a planner started afresh finds {best.waf:.4g}"

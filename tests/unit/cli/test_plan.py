@@ -16,7 +16,7 @@ from unicron_cli.plot import draw_curve
 
 from unicron import codec
 from unicron.client import Client
-from unicron.contracts.answers import Curve, CurvePoint, PlanView, Reply, TableRow
+from unicron.contracts.answers import Curve, CurvePoint, PlanView, Reply, TableRow, Weighing
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.queries import WhatIf
 from unicron.contracts.tasks import SlotRef, TaskSpec
@@ -48,7 +48,9 @@ TABLE = [
 ]
 VIEW = PlanView(
     plan=PLAN,
-    runner_up=TableRow(event="node_lost:node-3", workers=9, changes={"gpt-a": 6, "bert": 2}, reward=9.8e20, waf=8.4e14),
+    runner_up=TableRow(
+        event="node_lost:node-3", workers=9, changes={"gpt-a": 6, "gpt-b": 0, "bert": 2}, reward=9.8e20, waf=8.4e14
+    ),
     table=TABLE,
     failures=3,
     failure_rate=1 / (86400 * 12 * 9),
@@ -92,7 +94,7 @@ def test_without_flops_a_plan_shows_no_rates():
     share = TaskShare(task="gpt", slots=refs("node-1", 0, 1), waf=2.0, before=1, waf_before=1.0)
     view = PlanView(
         plan=Plan(number=1, trigger="t", workers=2, shares=[share], waf=2.0, reward=2e6),
-        runner_up=TableRow(event="t", workers=2, changes={}, reward=1e6),
+        runner_up=TableRow(event="t", workers=2, changes={"gpt": 1}, reward=1e6),
         table=[TableRow(event="node_joined", workers=4, changes={"gpt": 4}, reward=4e6)],
     )
     for text in (shown(plan_view(view)), shown(lookup_view(view)), str(explain(view))):
@@ -173,6 +175,23 @@ def test_a_plan_is_told_in_words():
 def test_a_runner_up_that_earns_as_much_is_called_as_good():
     equal = PlanView(plan=PLAN, runner_up=TableRow(event="", workers=9, changes={"gpt-a": 6}, reward=1e21))
     assert "as good" in dict(explain(equal))["runner-up"]
+
+
+def test_cost_and_error_are_told_of_a_plan_that_takes_workers_and_of_one_that_was_not_made():
+    taken = Weighing(changes={"gpt-a": 8, "gpt-b": 0}, gain=3e20, cost=2e18, error=5e19)
+    left = Weighing(changes={"gpt-c": 0, "bert": 1}, gain=2.4e18, cost=1e18, error=5e19)
+    words = dict(explain(replace(VIEW, taken=taken, held_back=left)))
+    assert words["taken"] == (
+        "against gpt-a 8 (not 7), gpt-b 0 (not 1), which leaves running tasks more, it earns 300 EFLOP (29 %) more "
+        "until the next failure: more than its cost, 2 EFLOP (0.2 %) while tasks are reconfigured, and the error of "
+        "the estimates, 50 EFLOP (4.9 %), together"
+    )
+    assert words["held back"] == (
+        "gpt-c 0 (not 1), bert 1 (not 0), which takes workers from running tasks, would earn 2.4 EFLOP (0.24 %) more "
+        "until the next failure: not more than its cost, 1 EFLOP (0.098 %) while tasks are reconfigured, and the error "
+        "of the estimates, 50 EFLOP (4.9 %), together"
+    )
+    assert not {"taken", "held back"} & dict(explain(VIEW)).keys()
 
 
 def test_many_tasks_are_counted_and_not_listed():

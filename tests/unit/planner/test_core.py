@@ -34,7 +34,7 @@ from unicron.contracts import events
 from unicron.contracts.base import SetTimer, Started, TimerFired
 from unicron.contracts.events import FailureDetected, NodeDrained, TaskRecovered
 from unicron.contracts.failures import Severity
-from unicron.contracts.queries import GetPlan
+from unicron.contracts.queries import GetPlan, WhatIf
 from unicron.contracts.tasks import ParallelLayout, TaskState
 from unicron.errors import InvalidInputError
 from unicron.service.commit import Commit
@@ -316,7 +316,13 @@ def test_in_a_storm_prepared_answers_equal_computed_ones_and_every_rule_holds():
             for plan in plans:
                 prepared += plan.prepared
                 check_rules(quick, plan)
+                assert sizes(plan) == sizes(decided_anew(quick)), "the same situation gives the same plan"
     assert prepared > 100
+
+
+def decided_anew(planner):
+    """Return what the planner would do if nothing happened."""
+    return planner.answer(WhatIf())[0].plan.plan
 
 
 def check_rules(planner, plan):
@@ -345,7 +351,8 @@ def test_the_state_survives_a_restart(planner):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("transition_s", "-1"), ("prior_failures", "0"), ("prior_worker_hours", "nan"), ("spare_nodes", "-1")],
+    [("transition_s", "-1"), ("prior_failures", "0"), ("prior_worker_hours", "nan"), ("spare_nodes", "-1")]
+    + [("estimate_error", value) for value in ("-0.1", "1", "nan")],
 )
 def test_a_setting_that_makes_no_sense_is_named(field, value):
     with pytest.raises(InvalidInputError, match=f"UNICRON_{field.upper()}"):

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from helpers.planner import admitted, feed, grouped, reasons, refs, sizes, spec
+from helpers.planner import admitted, ended, feed, grouped, reasons, refs, sizes, spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from unicron_planner.neighbours import Neighbours
 from unicron_planner.state import AdmittedNode
 
 from unicron.contracts.events import TaskSubmitted
+from unicron.contracts.queries import GetPlan
 from unicron.contracts.tasks import ParallelLayout, SlotRef
 
 
@@ -176,6 +177,8 @@ def test_a_confined_task_gets_what_the_domains_have_room_for_and_others_get_the_
     assert sizes(plan) == {"a": 8}, "twelve slots, of which each domain has six"
     rest = spec("b", throughput={size: 1e6 * size for size in range(1, 5)})
     assert sizes(feed(planner, TaskSubmitted(task="b", spec=rest))[-1]) == {"a": 8, "b": 4}
+    feed(planner, ended("b"))
+    assert planner.answer(GetPlan())[0].plan.runner_up.changes == {"a": 4}, "among the sizes that have room"
 
 
 def test_a_confined_task_waits_where_no_domain_has_room_and_says_so():

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from unicron.contracts.answers import PlanView
+from unicron.contracts.answers import PlanView, Weighing
 from unicron.contracts.plans import Plan, TaskShare, Trigger, TriggerKind
 from unicron.contracts.queries import WhatIf
 from unicron.observe.words.units import has_known_flops, percent, si, span
@@ -44,6 +44,8 @@ def explain(view: PlanView) -> list[tuple[str, str]]:
         ("what happened", f"{happened(plan)}; {_count(plan.workers, 'healthy slot')} can be used"),
         ("decision", _decision(plan)),
         ("effect", _effect(plan)),
+        ("taken", _taken(view, plan)),
+        ("held back", _held_back(view, plan)),
         ("runner-up", _runner_up(view, plan)),
         ("waiting", _waiting(plan)),
         ("beliefs", _beliefs(view, plan)),
@@ -137,23 +139,54 @@ def _runner_up(view: PlanView, plan: Plan) -> str:
     other = view.runner_up
     if other is None:
         return ""
-    sizes = {share.task: len(share.slots) for share in plan.shares}
-    before = {share.task: share.before for share in plan.shares}
-    instead = {task: other.changes.get(task, before[task]) for task in sizes}
-    differs = [f"{task} {size} (not {sizes[task]})" for task, size in instead.items() if size != sizes[task]]
-    more = f" and {len(differs) - NAMED} tasks more" if len(differs) > NAMED else ""
     behind = plan.reward - other.reward
     if abs(behind) <= TIE * abs(plan.reward):
         how = "as good; of equals the one that moves fewer workers is taken"
     else:
-        part = f" ({percent(behind / abs(plan.reward))})" if plan.reward else ""
-        what = (
-            f"{si(behind, 'FLOP')}{part}"
-            if has_known_flops(plan)
-            else f"{percent(behind / (abs(plan.reward) or behind))}"
-        )
-        how = f"would earn {what} less until the next failure"
-    return f"{', '.join(differs[:NAMED])}{more}: {how}"
+        part = percent(abs(behind) / (abs(plan.reward) or abs(behind)))
+        what = f"{si(abs(behind), 'FLOP')} ({part})" if has_known_flops(plan) else part
+        how = f"would earn {what} {'less' if behind > 0 else 'more, which is within the error,'} until the next failure"
+    return f"{_instead(other.changes, plan)}: {how}"
+
+
+def _taken(view: PlanView, plan: Plan) -> str:
+    """Return what a plan gains that takes workers which it could have left, beside its cost and its error."""
+    if view.taken is None:
+        return ""
+    instead = _instead(view.taken.changes, plan)
+    return f"against {instead}, which leaves running tasks more, it {_weighed(view.taken, plan, 'earns')}"
+
+
+def _held_back(view: PlanView, plan: Plan) -> str:
+    """Return which plan was not made as too little speaks for it, with its cost and its error."""
+    if view.held_back is None:
+        return ""
+    instead = _instead(view.held_back.changes, plan)
+    return f"{instead}, which takes workers from running tasks, {_weighed(view.held_back, plan, 'would earn')}"
+
+
+def _weighed(weighing: Weighing, plan: Plan, earns: str) -> str:
+    gain, cost, error = (_worth(amount, plan) for amount in (weighing.gain, weighing.cost, weighing.error))
+    verdict = "more" if weighing.gain > weighing.cost + weighing.error else "not more"
+    return (
+        f"{earns} {gain} more until the next failure: {verdict} than its cost, {cost} while tasks are reconfigured, "
+        f"and the error of the estimates, {error}, together"
+    )
+
+
+def _worth(amount: float, plan: Plan) -> str:
+    """Return weighted FLOP, also as a part of what the plan earns until the next failure."""
+    whole = plan.waf * plan.running_s
+    part = percent(amount / whole) if whole else ""
+    return f"{si(amount, 'FLOP')} ({part})" if has_known_flops(plan) else part
+
+
+def _instead(sizes: Mapping[str, int], plan: Plan) -> str:
+    """Return what another plan gives instead: "gpt-a 4 (not 3)"."""
+    given = {share.task: len(share.slots) for share in plan.shares}
+    differs = [f"{task} {size} (not {given[task]})" for task, size in sizes.items() if size != given.get(task, size)]
+    more = f" and {len(differs) - NAMED} tasks more" if len(differs) > NAMED else ""
+    return ", ".join(differs[:NAMED]) + more
 
 
 def _waiting(plan: Plan) -> str:
