@@ -19,11 +19,12 @@ class Ranks:
         root: folder that `pattern` is looked for in.
         pattern: of their files.
         named: whether each line begins with the rank's worker.
+        again: whether what an earlier run wrote is shown as well.
     """
 
-    def __init__(self, root: Path, pattern: str, *, named: bool = True) -> None:
+    def __init__(self, root: Path, pattern: str, *, named: bool = True, again: bool = False) -> None:
         self._root, self._pattern, self._named = root, pattern, named
-        self._read = {path: path.stat().st_size for path in self._files()}  # what an earlier run wrote was shown then
+        self._read = {} if again else {path: path.stat().st_size for path in self._files()}
 
     def _files(self) -> Iterator[Path]:
         return self._root.glob(self._pattern)

@@ -10,6 +10,10 @@ from unicron.errors import InvalidInputError
 JOBS = "%A|%T|%e|%R|%j|%k"
 """Columns of `squeue`, of which the last two may hold anything: id, state, end, reason or nodes, name, comment."""
 
+QUEUE = "%A|%F|%V|%T|%E|%Z|%j"
+"""Columns of `squeue`, of which the last two may hold anything: id, that of the array, when it was submitted, state,
+which others it waits for, folder, name."""
+
 NODES = "%N|%T|%E"
 """Columns of `sinfo -N`, of which the last one may hold anything: name, state, reason."""
 
@@ -37,6 +41,7 @@ _SIGNS = "*~#!%$@^-+"
 
 _NEVER = frozenset(("N/A", "NONE", "Unknown", "UNLIMITED", "INVALID", ""))
 _VERSION = re.compile(r"slurm(?:-wlm)? ([0-9]+)\.([0-9]+)")
+_APPENDS = re.compile(r"^JobFileAppend\s*= ([01])$", re.MULTILINE)
 _JOB_ID = re.compile(r"([0-9]+)(?:;.*)?")
 _PAIR = re.compile(r"(?:^| )([A-Z][A-Za-z0-9/:_]*)=")
 
@@ -55,6 +60,29 @@ class JobShown(NamedTuple):
     where: str
     name: str
     comment: str
+
+
+class JobQueued(NamedTuple):
+    """A job in the queue, as one that has to do with others.
+
+    Attributes:
+        family: the id of the array that it is of; its own where it is of none.
+        submitted: Unix seconds.
+        waits_for: other jobs, as squeue writes them.
+        label: its folder and its name.
+    """
+
+    job: str
+    family: str
+    submitted: float
+    state: str
+    waits_for: str
+    label: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, or is to run."""
+        return self.state not in JOB_ENDED | {"COMPLETING"}
 
 
 class NodeShown(NamedTuple):
@@ -92,6 +120,24 @@ def _job(line: str) -> JobShown:
     if not _JOB_STATE.fullmatch(state):
         raise _strange("squeue", line, "a state of a job such as RUNNING in its second column")
     return JobShown(job, state, moment(end), where, name, "" if comment == "(null)" else comment)
+
+
+def queue(text: str) -> list[JobQueued]:
+    """Return the jobs that `squeue --noheader -o QUEUE` has written.
+
+    Raises:
+        InvalidInputError: it is nothing of that form.
+    """
+    found = []
+    for line in _lines(text):
+        fields = line.split("|", 5)
+        numbers = all(each.isdecimal() for each in fields[:2])
+        submitted = moment(fields[2]) if len(fields) == QUEUE.count("|") and numbers else None
+        if submitted is None or not _JOB_STATE.fullmatch(fields[3]):
+            raise _strange("squeue", line, "JOB|ARRAY|SUBMITTED|STATE|DEPENDENCY|FOLDER|NAME")
+        job, family, _, state, waits_for, label = fields
+        found.append(JobQueued(job, family, submitted, state, waits_for, label))
+    return found
 
 
 def nodes(text: str) -> dict[str, NodeShown]:
@@ -158,6 +204,18 @@ def version(text: str) -> tuple[int, int]:
     if match is None:
         raise _strange("scontrol", text, "slurm 24.11.5")
     return int(match[1]), int(match[2])
+
+
+def appends(text: str) -> bool:
+    """Return whether output of jobs is appended to unless they say otherwise, by `scontrol show config`.
+
+    Raises:
+        InvalidInputError: it does not say.
+    """
+    match = _APPENDS.search(text)
+    if match is None:
+        raise _strange("scontrol", text, "JobFileAppend = 0")
+    return match[1] == "1"
 
 
 def submitted(text: str) -> str:

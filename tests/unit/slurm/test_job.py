@@ -4,8 +4,9 @@ import pytest
 from unicron_deploy.slurm import prolog
 from unicron_deploy.slurm.allocation import Allocation, counts, node_names
 from unicron_deploy.slurm.drains import REASON, DrainHere, Drains, DrainThere
-from unicron_deploy.slurm.job import GIVEN_UP, UNFINISHED, Outcome, srun, step_environment
+from unicron_deploy.slurm.job import srun, step_environment
 from unicron_deploy.slurm.machine import Machine, tasks_in
+from unicron_deploy.slurm.outcome import GIVEN_UP, UNFINISHED, Outcome
 from unicron_deploy.slurm.script import batch_script, checked
 
 from unicron.errors import InvalidInputError

@@ -113,10 +113,13 @@ def test_submitted(text, job):
         (shown.jobs, "7|LÄUFT|N/A|n1|x|y\n"),
         (shown.jobs, "7|RUNNING|demain|n1|x|y\n"),
         (shown.jobs, "x|RUNNING|N/A|n1|x|y\n"),
+        (shown.queue, "7|RUNNING|N/A|n1|x|y\n"),
+        (shown.queue, "7|7|N/A|RUNNING|(null)|/home/me|gpt\n"),
         (shown.nodes, "PARTITION AVAIL\n"),
         (shown.nodes, "n1|untätig|none\n"),
         (shown.nodes, "|idle|none\n"),
         (shown.addresses, "no nodes\n"),
+        (shown.appends, "Configuration data\n"),
         (shown.version, "bash: scontrol: command not found"),
         (shown.submitted, "Submitted batch job\n"),
         (shown.submitted, ""),
@@ -129,7 +132,7 @@ def test_what_is_of_no_slurm_is_refused(read, text):
 
 @given(st.text(max_size=60))
 def test_any_text_is_read_or_refused(text):
-    for read in (shown.jobs, shown.nodes, shown.addresses, shown.submitted, shown.moment):
+    for read in (shown.jobs, shown.queue, shown.nodes, shown.addresses, shown.submitted, shown.moment):
         try:
             read(text)
         except InvalidInputError:
