@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from unicron_deploy.slurm import job as jobs
 from unicron_deploy.slurm import queue
 from unicron_deploy.slurm.allocation import JOB, Allocation, node_names
+from unicron_deploy.slurm.answers import Answers
 from unicron_deploy.slurm.comment import Comment
 from unicron_deploy.slurm.handover import Ending
 from unicron_deploy.slurm.outcome import Outcome
@@ -215,7 +216,8 @@ def _run(allocation: Allocation, spec: TaskSpec, given: Path | None, *, until_do
             f"the cluster is at {servers.url}, all of it in {claimed.root}"
         )
         leave_s = float(os.environ.get("UNICRON_LEAVE_S") or jobs.LEAVE_S)
-        job = jobs.Job(allocation, servers, nodes, comment, log, leave_s)
+        answers = Answers(claimed.root if given else claimed.root.parent, allocation.cluster)
+        job = jobs.Job(allocation, servers, nodes, answers, comment, log, leave_s)
         program = Program(servers, Run(spec, Nodes(len(nodes), len(nodes)), allocation.slots), log, again=again)
         ended = asyncio.run(_trained(job, program))
     finally:

@@ -1,11 +1,13 @@
 """What Slurm's commands write, read and checked. All were asked for columns of our choice, with `|` between."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from unicron.errors import InvalidInputError
+
+T = TypeVar("T")
 
 JOBS = "%A|%T|%e|%R|%j|%k"
 """Columns of `squeue`, of which the last two may hold anything: id, state, end, reason or nodes, name, comment."""
@@ -109,7 +111,7 @@ def jobs(text: str) -> list[JobShown]:
     Raises:
         InvalidInputError: it is nothing of that form.
     """
-    return [_job(line) for line in _lines(text)]
+    return _read(text, _job)
 
 
 def _job(line: str) -> JobShown:
@@ -128,16 +130,17 @@ def queue(text: str) -> list[JobQueued]:
     Raises:
         InvalidInputError: it is nothing of that form.
     """
-    found = []
-    for line in _lines(text):
-        fields = line.split("|", 5)
-        numbers = all(each.isdecimal() for each in fields[:2])
-        submitted = moment(fields[2]) if len(fields) == QUEUE.count("|") and numbers else None
-        if submitted is None or not _JOB_STATE.fullmatch(fields[3]):
-            raise _strange("squeue", line, "JOB|ARRAY|SUBMITTED|STATE|DEPENDENCY|FOLDER|NAME")
-        job, family, _, state, waits_for, label = fields
-        found.append(JobQueued(job, family, submitted, state, waits_for, label))
-    return found
+    return _read(text, _queued)
+
+
+def _queued(line: str) -> JobQueued:
+    fields = line.split("|", 5)
+    numbers = all(each.isdecimal() for each in fields[:2])
+    submitted = moment(fields[2]) if len(fields) == QUEUE.count("|") and numbers else None
+    if submitted is None or not _JOB_STATE.fullmatch(fields[3]):
+        raise _strange("squeue", line, "JOB|ARRAY|SUBMITTED|STATE|DEPENDENCY|FOLDER|NAME")
+    job, family, _, state, waits_for, label = fields
+    return JobQueued(job, family, submitted, state, waits_for, label)
 
 
 def nodes(text: str) -> dict[str, NodeShown]:
@@ -146,14 +149,15 @@ def nodes(text: str) -> dict[str, NodeShown]:
     Raises:
         InvalidInputError: it is nothing of that form.
     """
-    found = {}
-    for line in _lines(text):
-        fields = line.split("|", NODES.count("|"))
-        state = fields[1].rstrip(_SIGNS).lower() if len(fields) == NODES.count("|") + 1 else ""
-        if not fields[0] or not _NODE_STATE.fullmatch(state):
-            raise _strange("sinfo", line, "NODE|STATE|REASON with a state such as idle")
-        found[fields[0]] = NodeShown(fields[0], state, "" if fields[2] == "none" else fields[2])
-    return found
+    return {node.node: node for node in _read(text, _node)}
+
+
+def _node(line: str) -> NodeShown:
+    fields = line.split("|", NODES.count("|"))
+    state = fields[1].rstrip(_SIGNS).lower() if len(fields) == NODES.count("|") + 1 else ""
+    if not fields[0] or not _NODE_STATE.fullmatch(state):
+        raise _strange("sinfo", line, "NODE|STATE|REASON with a state such as idle")
+    return NodeShown(fields[0], state, "" if fields[2] == "none" else fields[2])
 
 
 def addresses(text: str) -> dict[str, str]:
@@ -229,6 +233,19 @@ def submitted(text: str) -> str:
     if match is None:
         raise _strange("sbatch", last, "the number of a job")
     return match[1]
+
+
+def _read(text: str, read: Callable[[str], T]) -> list[T]:
+    """Return what lines say; raise where none says anything. A comment of one job may have lines of its own."""
+    found, strange = [], []
+    for line in _lines(text):
+        try:
+            found.append(read(line))
+        except InvalidInputError as error:
+            strange.append(error)
+    if strange and not found:
+        raise strange[0]
+    return found
 
 
 def _lines(text: str) -> Iterator[str]:

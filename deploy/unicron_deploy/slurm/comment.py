@@ -26,12 +26,13 @@ class Comment:
     Args:
         job: its number.
         log: shows a line to a person.
+        ours: whether it is, whatever it says; None: as it looks.
     """
 
-    def __init__(self, job: str, log: Callable[[str], None]) -> None:
+    def __init__(self, job: str, log: Callable[[str], None], *, ours: bool | None = None) -> None:
         self._job, self._log = job, log
         self._said = ""
-        self._ours: bool | None = None  # nobody knows before it was seen
+        self._ours = ours
 
     def see(self, comment: str) -> None:
         """Take note of what it is: what a user has given stays."""

@@ -19,9 +19,10 @@ from unicron.contracts.events import NodeDrained, NodeJoined, NodeLeaving
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.service.bootstrap import connected_client
-from unicron.slurm import shown, tools
-from unicron.slurm.pace import Pace
+from unicron.slurm import tools
+from unicron.slurm.shown import NodeShown
 from unicron_deploy.slurm.allocation import Allocation
+from unicron_deploy.slurm.answers import Answers
 from unicron_deploy.slurm.comment import Comment, state_of
 from unicron_deploy.slurm.drains import DrainHere, Drains
 from unicron_deploy.slurm.node import END, LEAVE
@@ -36,9 +37,6 @@ MARGIN_S = 15.0
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """By which Slurm says that the job is to end."""
-
-LOOK_S = 10.0
-"""How often Slurm is asked when the job ends, and which of its nodes are drained."""
 
 
 def srun(allocation: Allocation, root: Path, url: str) -> list[str]:
@@ -75,6 +73,7 @@ class Job:
         allocation: that it has.
         servers: that run.
         names: what each of its nodes is called here.
+        answers: of Slurm.
         comment: of the job.
         log: shows a line to a person.
         leave_s: seconds that agents have to hand over.
@@ -85,6 +84,7 @@ class Job:
         allocation: Allocation,
         servers: JobServers,
         names: dict[str, str],
+        answers: Answers,
         comment: Comment,
         log: Callable[[str], None],
         leave_s: float = LEAVE_S,
@@ -93,11 +93,11 @@ class Job:
         self._names, self._comment = names, comment
         self._seen: TaskView | None = None
         self._computed = False
-        self._pace = Pace(LOOK_S)
+        self._answers = answers
         self._drains = Drains(names)
         self._told, self._why = asyncio.Event(), ""
         self._end: float | None = None
-        self._troubles: set[str] = set()
+        self._in_trouble = False
 
     async def run(self, training: Coroutine[Any, Any, TaskView]) -> Outcome:
         """Run until the task has ended, or the job is to: then its state is handed over and all agents have ended."""
@@ -161,50 +161,37 @@ class Job:
     # --- what Slurm says ---------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Ask Slurm again and again when the job ends, and which nodes are drained."""
+        """Look again and again when the job ends, and which nodes are drained."""
         while True:
-            await self._asked(self._ask_end, "when this job ends")
-            await self._asked(self._ask_nodes, "which nodes are drained")
-            now = time.time()
-            due = self._end - self._leave_s - MARGIN_S if self._end is not None else now + self._pace.pause_s
+            await self._look()
+            now, pause_s = time.time(), self._answers.pause_s
+            due = self._end - self._leave_s - MARGIN_S if self._end is not None else now + pause_s
             if due <= now:
                 self._tell(f"the job ends in {max(0.0, (self._end or now) - now):.0f} s")
                 return
-            await asyncio.sleep(min(self._pace.pause_s, due - now))
+            await asyncio.sleep(min(pause_s, due - now))
 
-    async def _asked(self, ask: Callable[[], Coroutine[Any, Any, None]], what: str) -> None:
-        """Ask something. The controller may be away: what is known holds on, and it is asked again."""
+    async def _look(self) -> None:
+        """Ask Slurm, and act on it. The controller may be away: what is known holds on, and it is asked again."""
         try:
-            await ask()
-        except UnicronError as error:
-            if what not in self._troubles:
-                self._log(f"unicron: Slurm does not say {what}: {error}; it is asked again")
-            self._troubles.add(what)
+            look = await asyncio.to_thread(self._answers.look)
+            own = look.jobs.get(self._allocation.job)
+            if own is not None:
+                self._end = own.end
+                self._comment.see(own.comment)
+            await self._compare({name: look.nodes[name] for name in self._names if name in look.nodes})
+        except (UnicronError, OSError) as error:
+            if not self._in_trouble:
+                self._log(
+                    f"unicron: Slurm does not say when this job ends and which nodes are drained: {error}; "
+                    "it is asked again"
+                )
+            self._in_trouble = True
         else:
-            self._troubles.discard(what)
+            self._in_trouble = False
 
-    async def _query(self, tool: str, *words: str) -> str:
-        """Ask Slurm, and take note of how long it takes."""
-        begun = time.monotonic()
-        try:
-            text = await asyncio.to_thread(tools.ask, tool, *words)
-        except UnicronError:
-            self._pace.failed()
-            raise
-        self._pace.answered(time.monotonic() - begun)
-        return text
-
-    async def _ask_end(self) -> None:
-        text = await self._query("squeue", "--all", "--noheader", "-j", self._allocation.job, "-o", shown.JOBS)
-        for each in shown.jobs(text):
-            if each.job == self._allocation.job:
-                self._end = each.end
-                self._comment.see(each.comment)
-
-    async def _ask_nodes(self) -> None:
-        names = ",".join(self._names)
-        text = await self._query("sinfo", "--all", "--noheader", "-N", "-n", names, "-o", shown.NODES)
-        nodes = shown.nodes(text)
+    async def _compare(self, nodes: dict[str, NodeShown]) -> None:
+        """Drain here what is drained in Slurm, and tell in the job's comment what the task does."""
         async with connected_client(self._servers.settings(), "unicron-slurm") as client:
             status = await client.status()
             drained = {view.node for view in status.nodes if view.state == NodeState.DRAINING}

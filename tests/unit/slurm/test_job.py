@@ -176,11 +176,12 @@ def test_an_epilog_removes_what_agents_of_the_user_left_long_ago(tmp_path, monke
 
 
 def test_a_machine_whose_comment_may_not_be_changed_leaves_at_its_limit_all_the_same(tmp_path, monkeypatch, capfd):
-    (tmp_path / "workers").mkdir()
-    (tmp_path / "workers" / "t-1.json").touch()
-    monkeypatch.setattr(tools, "ask", lambda *_: "7|RUNNING|1|n1|gpu-1|x\n")
+    run_dir = tmp_path / "gpu-1"
+    (run_dir / "workers").mkdir(parents=True)
+    (run_dir / "workers" / "t-1.json").touch()
+    monkeypatch.setattr(tools, "ask", lambda tool, *_: "7|RUNNING|1|n1|gpu-1|x\n" if tool == "squeue" else "")
     monkeypatch.setattr(tools, "run", _refuse)
-    machine = Machine("7", tmp_path, leave_s=8.0)
+    machine = Machine("7", run_dir, leave_s=8.0)
     assert machine._look() < 0
     assert machine._look() < 0
     assert capfd.readouterr().err == "unicron: job 7 keeps its comment: scontrol: no\n"

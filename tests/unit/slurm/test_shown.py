@@ -72,6 +72,11 @@ def test_jobs():
     assert shown.jobs("\n") == []
 
 
+def test_a_comment_of_several_lines_hides_no_job():
+    line = "7|RUNNING|N/A|n1|x|a"
+    assert [job.job for job in shown.jobs(f"{line}\nsecond | line\n{line.replace('7', '8')}\n")] == ["7", "8"]
+
+
 def test_nodes():
     text = (
         "n1|idle|none\nn1|idle|none\nn2|drained*|bad | disk\nn3|down*|Not responding\nn4|DRAINING|x\nn5|mixed-|none\n"
