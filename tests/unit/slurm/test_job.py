@@ -1,6 +1,8 @@
 """What is given to sbatch and srun, what a job is by its environment, and who follows whom in draining nodes."""
 
 import pytest
+from helpers import ROOT
+from unicron_deploy.nats_server import QUIET_PORTS
 from unicron_deploy.slurm import prolog
 from unicron_deploy.slurm.allocation import Allocation, counts, node_names
 from unicron_deploy.slurm.drains import REASON, DrainHere, Drains, DrainThere
@@ -138,6 +140,11 @@ def test_a_node_that_slurm_gives_a_job_is_used():
     drains = Drains({"n1": "n1", "n2": "n2"})
     found = drains.look(shown(n1=("allocated", ""), n2=("draining", "x")), {"n1", "n2"})
     assert found == [DrainHere("n1", False, "Slurm has given it to this job")]
+
+
+def test_the_page_names_the_ports_that_servers_take():
+    first, end = QUIET_PORTS
+    assert f"one of {first} to {end - 1} |" in (ROOT / "docs" / "slurm.md").read_text()
 
 
 def test_counts():
