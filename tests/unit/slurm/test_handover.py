@@ -207,7 +207,7 @@ def test_a_signal_that_comes_again_does_not_end_a_job_that_ends(tmp_path):
         "    def _order(self, step, order): step.stdin.close()\n"
         "async def main():\n"
         "    one = Quiet(allocation, servers, {'n1': 'n1'}, None, None, lambda _: None)\n"
-        "    return await one.run(asyncio.sleep(60))\n"
+        "    return await one.run(asyncio.Event().wait())\n"
         "ended = asyncio.run(main())\n"
         "os.kill(os.getpid(), signal.SIGUSR1)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
