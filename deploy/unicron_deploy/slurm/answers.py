@@ -45,7 +45,7 @@ class Answers:
     """
 
     def __init__(self, folder: Path, cluster: str) -> None:
-        self._path = folder / f"queue-{cluster}.json"
+        self._path = folder / f"queue-{cluster}.answer"  # .json is of machines, in the folder of a pool
         self._pace = Pace(LOOK_S)
 
     @property

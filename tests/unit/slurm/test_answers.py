@@ -36,7 +36,7 @@ def test_many_jobs_ask_as_one(controller, tmp_path):
             assert each.look().nodes["n1"].state == "idle"
             controller.now += LOOK_S / len(jobs)
     assert 10 <= controller.calls.count("squeue") == controller.calls.count("sinfo") <= 15
-    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".json", ".lock"]
+    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".answer", ".lock"]
 
 
 def test_a_job_alone_asks_each_time_and_another_cluster_for_itself(controller, tmp_path):
@@ -50,7 +50,7 @@ def test_a_job_alone_asks_each_time_and_another_cluster_for_itself(controller, t
 
 @pytest.mark.parametrize("text", ["", "{", '{"at": "x"}'])
 def test_an_answer_that_can_not_be_read_is_asked_for(controller, tmp_path, text):
-    (tmp_path / "queue-c.json").write_text(text)
+    (tmp_path / "queue-c.answer").write_text(text)
     assert Answers(tmp_path, "c").look().nodes
     assert len(controller.calls) == 2
 
