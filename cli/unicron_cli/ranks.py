@@ -20,15 +20,16 @@ class Ranks:
         root: folder that `pattern` is looked for in.
         pattern: of their files.
         named: whether each line begins with the rank, TASK:RANK; the process, until it has one.
+        again: whether what an earlier run wrote is shown as well.
 
     Attributes:
         names: to be told of the journal's messages.
     """
 
-    def __init__(self, root: Path, pattern: str, *, named: bool = True) -> None:
+    def __init__(self, root: Path, pattern: str, *, named: bool = True, again: bool = False) -> None:
         self._root, self._pattern, self._named = root, pattern, named
         self.names = RankNames()
-        self._read = {path: path.stat().st_size for path in self._files()}  # what an earlier run wrote was shown then
+        self._read = {} if again else {path: path.stat().st_size for path in self._files()}
 
     def _files(self) -> Iterator[Path]:
         return self._root.glob(self._pattern)

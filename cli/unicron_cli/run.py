@@ -229,12 +229,13 @@ class Program:
         cluster: that runs.
         what: is to be run.
         log: shows a line to a person.
+        again: also what ranks of an earlier run in its folder wrote is shown.
 
     Attributes:
         drilled: how that came out.
     """
 
-    def __init__(self, cluster: Cluster, what: Run, log: Callable[[str], None]) -> None:
+    def __init__(self, cluster: Cluster, what: Run, log: Callable[[str], None], *, again: bool = False) -> None:
         self._cluster, self._what, self._log = cluster, what, log
         self._spec, self._drill = what.spec, what.drill
         self._attendance = Attendance(what.nodes, JOIN_S)
@@ -242,7 +243,7 @@ class Program:
         self._passed = False
         named = self._spec.max_workers > 1
         self._ending = Ending(self._spec.name)
-        self._ranks = Ranks(cluster.root, f"nodes/*/logs/{self._spec.name}-*.log", named=named)
+        self._ranks = Ranks(cluster.root, f"nodes/*/logs/{self._spec.name}-*.log", named=named, again=again)
 
     async def run(self) -> TaskView:
         """Submit it, and show what it writes and what befalls it until it has ended."""

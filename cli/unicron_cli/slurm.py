@@ -5,16 +5,22 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 import typer.core
 from msgspec.structs import replace
 from unicron_deploy.slurm import job as jobs
+from unicron_deploy.slurm import queue
 from unicron_deploy.slurm.allocation import JOB, Allocation, node_names
-from unicron_deploy.slurm.script import batch_script, checked, folder
+from unicron_deploy.slurm.answers import Answers
+from unicron_deploy.slurm.comment import Comment
+from unicron_deploy.slurm.handover import Ending
+from unicron_deploy.slurm.outcome import Outcome
+from unicron_deploy.slurm.ownership import Claim, Owner, claim, claim_given
+from unicron_deploy.slurm.script import batch_script, checked
 from unicron_deploy.slurm.servers import JobServers, own_address
 
 from unicron.contracts.tasks import Healing, TaskSpec
@@ -49,6 +55,9 @@ Dir = Annotated[
         "--dir", resolve_path=True, help="Folder that all nodes see, for keys, journal and logs. [.unicron/slurm/JOB]"
     ),
 ]
+UntilDone = Annotated[
+    bool, typer.Option("--until-done", help="At its time limit the job is requeued, until its task is done.")
+]
 Slots = Annotated[int, typer.Option("--nproc-per-node", min=0, help="Ranks of each node; 0: its GPUs, else its tasks.")]
 
 
@@ -69,6 +78,7 @@ def run(
     ] = None,
     slots: Slots = 0,
     root: Dir = None,
+    until_done: UntilDone = False,
 ) -> None:
     """Run a program as a job: unicron slurm run [OPTIONS] [OPTIONS OF sbatch] -- PROGRAM ARGUMENTS.
 
@@ -77,10 +87,10 @@ def run(
     program: list[str] = ctx.meta[COMMAND]
     if not program:
         raise InvalidInputError("no program: write it behind `--`, as in: unicron slurm run --nodes=2 -- train.py")
-    if not within(ctx.args):
-        submit_again(ctx, ctx.args, "--", *program)
-        return
     words = worded(program, module=False)
+    if not within(ctx.args):
+        submit_again(ctx, ctx.args, spec_of(words, 1, 1, None).name, "--", *program)
+        return
     allocation = Allocation.read(os.environ, slots)
     ranks = (len(allocation.nodes) - spares) * allocation.slots
     if ranks < 1:
@@ -91,7 +101,7 @@ def run(
         spec = spec_of(words, ranks, least or ranks, checkpoints)
     if in_place:
         spec = healed_by(Healing.IN_PLACE, spec)
-    raise typer.Exit(_run(allocation, spec, root))
+    raise typer.Exit(_run(allocation, spec, root, until_done=until_done))
 
 
 @app.command(cls=WithCommand, context_settings=SETTINGS)
@@ -99,6 +109,7 @@ def submit(
     ctx: typer.Context,
     slots: Slots = 0,
     root: Dir = None,
+    until_done: UntilDone = False,
 ) -> None:
     """Run the task of a task file as a job: unicron slurm submit [OPTIONS] [OPTIONS OF sbatch] FILE."""
     if not ctx.args:
@@ -109,10 +120,11 @@ def submit(
         warn(warning)
     check_storage(spec)
     if not within(options):
-        submit_again(ctx, options, str(Path(file).resolve()))
+        submit_again(ctx, options, spec.name, str(Path(file).resolve()))
         return
     allocation = Allocation.read(os.environ, slots)
-    raise typer.Exit(_run(allocation, replace(spec, resume=bool(spec.checkpoints)), root))
+    spec = replace(spec, resume=bool(spec.checkpoints))
+    raise typer.Exit(_run(allocation, spec, root, until_done=until_done))
 
 
 def check_storage(spec: TaskSpec) -> None:
@@ -137,19 +149,21 @@ def within(options: Sequence[str]) -> bool:
     return True
 
 
-def submit_again(ctx: typer.Context, options: Sequence[str], *behind: str) -> None:
+def submit_again(ctx: typer.Context, options: Sequence[str], name: str, *behind: str) -> None:
     """Submit a job in which this same command is called, without the options of sbatch.
 
     Args:
         ctx: of the command.
         options: of sbatch.
+        name: of the task; the job is called so.
         behind: what stands behind the command's own options.
     """
     given, changes = checked(options, tools.version())
     for change in changes:
         warn(change)
     words = [sys.executable, "-m", "unicron_cli", "slurm", ctx.command.name or "", *own_options(ctx), *behind]
-    say(f"submitted job {_sbatch(given, batch_script(words))}")
+    requeued = ["--requeue"] if ctx.params["until_done"] else []
+    say(f"submitted job {_sbatch([f'--job-name={name}', *requeued, *given], batch_script(words))}")
 
 
 def own_options(ctx: typer.Context) -> list[str]:
@@ -171,19 +185,27 @@ def _sbatch(options: Sequence[str], script: str) -> str:
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", errors="surrogateescape", suffix=".sh") as file:
         file.write(script)
         file.flush()
-        return shown.submitted(tools.run(["sbatch", "--parsable", "--job-name=unicron", *options, file.name]))
+        return shown.submitted(tools.run(["sbatch", "--parsable", *options, file.name]))
 
 
-def _run(allocation: Allocation, spec: TaskSpec, given: Path | None) -> int:
+def _run(allocation: Allocation, spec: TaskSpec, given: Path | None, *, until_done: bool) -> int:
     """Run a task on a cluster of its own in this job; return the exit status."""
-    log = console(err=True).print
-    root = folder(str(given) if given else "", str(allocation.submitted_in), allocation.family).resolve()
-    before = jobs.outcome(root)
-    if before is not None and before.settles(allocation.family):
-        log(f"unicron: {spec.name} has ended before: {before.reason}")
-        return before.status
+    log = partial(console(err=True).print, soft_wrap=True)  # one line stays one
+    claimed = _claimed(allocation, spec, given)
+    if claimed.note:
+        log(f"unicron: {claimed.note}")
+    if claimed.before is not None and claimed.before.settles(allocation.family):
+        log(f"unicron: {spec.name} has ended before, in {claimed.root}: {claimed.before.reason}")
+        return claimed.before.status
+    again = queue.overwrites(os.environ)
+    if again:
+        shown_again = "; what its ranks wrote before follows" if allocation.restarts else ""
+        log(
+            f"unicron: add #SBATCH --open-mode=append: Slurm overwrites this output as it requeues the job{shown_again}"
+        )
     nodes = node_names(allocation.nodes)
-    servers = JobServers(root, _address(allocation), list(nodes.values()))
+    servers = JobServers(claimed.root, _address(allocation), list(nodes.values()))
+    comment = Comment(allocation.job, log)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     servers.prepare()
     try:
@@ -191,22 +213,36 @@ def _run(allocation: Allocation, spec: TaskSpec, given: Path | None) -> int:
         asyncio.run(servers.wait_until_ready())
         log(
             f"unicron: job {allocation.job}: {len(nodes)} nodes of {allocation.slots} slots for {spec.name}; "
-            f"the cluster is at {servers.url}, all of it in {root}"
+            f"the cluster is at {servers.url}, all of it in {claimed.root}"
         )
-        outcome = asyncio.run(_trained(allocation, servers, nodes, spec, log))
+        leave_s = float(os.environ.get("UNICRON_LEAVE_S") or jobs.LEAVE_S)
+        answers = Answers(claimed.root if given else claimed.root.parent, allocation.cluster)
+        job = jobs.Job(allocation, servers, nodes, answers, comment, log, leave_s)
+        program = Program(servers, Run(spec, Nodes(len(nodes), len(nodes)), allocation.slots), log, again=again)
+        ended = asyncio.run(_trained(job, program))
     finally:
         servers.stop()
-    (root / "outcome.json").write_bytes(msgspec.json.encode(outcome))
-    log(f"unicron: job {allocation.job} ends with status {outcome.status}: {outcome.reason}")
-    return outcome.status
+    return Ending(allocation, claimed, spec.name, until_done, comment, log).tell(ended)
 
 
-async def _trained(
-    allocation: Allocation, servers: JobServers, nodes: dict[str, str], spec: TaskSpec, log: Any
-) -> jobs.Outcome:
-    leave_s = float(os.environ.get("UNICRON_LEAVE_S") or jobs.LEAVE_S)
-    job = jobs.Job(allocation, servers, nodes, log, leave_s)
-    return await job.run(Program(servers, Run(spec, Nodes(len(nodes), len(nodes)), allocation.slots), log).run())
+async def _trained(job: jobs.Job, program: Program) -> Outcome:
+    return await job.run(program.run())
+
+
+def _claimed(allocation: Allocation, spec: TaskSpec, given: Path | None) -> Claim:
+    """Have a folder for this job."""
+    known = queue.own_jobs()
+    own = Owner(
+        cluster=allocation.cluster,
+        family=allocation.family,
+        job=allocation.job,
+        submitted=queue.this_job(known, allocation).submitted,
+        restarts=allocation.restarts,
+        spec=spec,
+    )
+    if given is not None:
+        return claim_given(given, own)
+    return claim((allocation.submitted_in / ".unicron" / "slurm").resolve(), own, queue.alive(known))
 
 
 def _address(allocation: Allocation) -> str:

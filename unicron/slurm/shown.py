@@ -1,14 +1,20 @@
 """What Slurm's commands write, read and checked. All were asked for columns of our choice, with `|` between."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from unicron.errors import InvalidInputError
 
+T = TypeVar("T")
+
 JOBS = "%A|%T|%e|%R|%j|%k"
 """Columns of `squeue`, of which the last two may hold anything: id, state, end, reason or nodes, name, comment."""
+
+QUEUE = "%A|%F|%V|%T|%E|%Z|%j"
+"""Columns of `squeue`, of which the last two may hold anything: id, that of the array, when it was submitted, state,
+which others it waits for, folder, name."""
 
 NODES = "%N|%T|%E"
 """Columns of `sinfo -N`, of which the last one may hold anything: name, state, reason."""
@@ -37,6 +43,7 @@ _SIGNS = "*~#!%$@^-+"
 
 _NEVER = frozenset(("N/A", "NONE", "Unknown", "UNLIMITED", "INVALID", ""))
 _VERSION = re.compile(r"slurm(?:-wlm)? ([0-9]+)\.([0-9]+)")
+_APPENDS = re.compile(r"^JobFileAppend\s*= ([01])$", re.MULTILINE)
 _JOB_ID = re.compile(r"([0-9]+)(?:;.*)?")
 _PAIR = re.compile(r"(?:^| )([A-Z][A-Za-z0-9/:_]*)=")
 
@@ -55,6 +62,29 @@ class JobShown(NamedTuple):
     where: str
     name: str
     comment: str
+
+
+class JobQueued(NamedTuple):
+    """A job in the queue, as one that has to do with others.
+
+    Attributes:
+        family: the id of the array that it is of; its own where it is of none.
+        submitted: Unix seconds.
+        waits_for: other jobs, as squeue writes them.
+        label: its folder and its name.
+    """
+
+    job: str
+    family: str
+    submitted: float
+    state: str
+    waits_for: str
+    label: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, or is to run."""
+        return self.state not in JOB_ENDED | {"COMPLETING"}
 
 
 class NodeShown(NamedTuple):
@@ -81,7 +111,7 @@ def jobs(text: str) -> list[JobShown]:
     Raises:
         InvalidInputError: it is nothing of that form.
     """
-    return [_job(line) for line in _lines(text)]
+    return _read(text, _job)
 
 
 def _job(line: str) -> JobShown:
@@ -94,20 +124,40 @@ def _job(line: str) -> JobShown:
     return JobShown(job, state, moment(end), where, name, "" if comment == "(null)" else comment)
 
 
+def queue(text: str) -> list[JobQueued]:
+    """Return the jobs that `squeue --noheader -o QUEUE` has written.
+
+    Raises:
+        InvalidInputError: it is nothing of that form.
+    """
+    return _read(text, _queued)
+
+
+def _queued(line: str) -> JobQueued:
+    fields = line.split("|", 5)
+    numbers = all(each.isdecimal() for each in fields[:2])
+    submitted = moment(fields[2]) if len(fields) == QUEUE.count("|") and numbers else None
+    if submitted is None or not _JOB_STATE.fullmatch(fields[3]):
+        raise _strange("squeue", line, "JOB|ARRAY|SUBMITTED|STATE|DEPENDENCY|FOLDER|NAME")
+    job, family, _, state, waits_for, label = fields
+    return JobQueued(job, family, submitted, state, waits_for, label)
+
+
 def nodes(text: str) -> dict[str, NodeShown]:
     """Return the nodes that `sinfo --noheader -N -o NODES` has written, which names one once for each partition.
 
     Raises:
         InvalidInputError: it is nothing of that form.
     """
-    found = {}
-    for line in _lines(text):
-        fields = line.split("|", NODES.count("|"))
-        state = fields[1].rstrip(_SIGNS).lower() if len(fields) == NODES.count("|") + 1 else ""
-        if not fields[0] or not _NODE_STATE.fullmatch(state):
-            raise _strange("sinfo", line, "NODE|STATE|REASON with a state such as idle")
-        found[fields[0]] = NodeShown(fields[0], state, "" if fields[2] == "none" else fields[2])
-    return found
+    return {node.node: node for node in _read(text, _node)}
+
+
+def _node(line: str) -> NodeShown:
+    fields = line.split("|", NODES.count("|"))
+    state = fields[1].rstrip(_SIGNS).lower() if len(fields) == NODES.count("|") + 1 else ""
+    if not fields[0] or not _NODE_STATE.fullmatch(state):
+        raise _strange("sinfo", line, "NODE|STATE|REASON with a state such as idle")
+    return NodeShown(fields[0], state, "" if fields[2] == "none" else fields[2])
 
 
 def addresses(text: str) -> dict[str, str]:
@@ -160,6 +210,18 @@ def version(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def appends(text: str) -> bool:
+    """Return whether output of jobs is appended to unless they say otherwise, by `scontrol show config`.
+
+    Raises:
+        InvalidInputError: it does not say.
+    """
+    match = _APPENDS.search(text)
+    if match is None:
+        raise _strange("scontrol", text, "JobFileAppend = 0")
+    return match[1] == "1"
+
+
 def submitted(text: str) -> str:
     """Return the id of the job that `sbatch --parsable` has submitted.
 
@@ -171,6 +233,19 @@ def submitted(text: str) -> str:
     if match is None:
         raise _strange("sbatch", last, "the number of a job")
     return match[1]
+
+
+def _read(text: str, read: Callable[[str], T]) -> list[T]:
+    """Return what lines say; raise where none says anything. A comment of one job may have lines of its own."""
+    found, strange = [], []
+    for line in _lines(text):
+        try:
+            found.append(read(line))
+        except InvalidInputError as error:
+            strange.append(error)
+    if strange and not found:
+        raise strange[0]
+    return found
 
 
 def _lines(text: str) -> Iterator[str]:

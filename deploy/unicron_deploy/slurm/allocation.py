@@ -18,6 +18,7 @@ class Allocation(NamedTuple):
     """A job, as its first node sees it.
 
     Attributes:
+        cluster: Slurm's name of the cluster.
         job: its id.
         family: the id that it shares with all jobs of its array; its own where it is of none.
         nodes: names of its nodes, as Slurm has them; the first is this one.
@@ -27,6 +28,7 @@ class Allocation(NamedTuple):
         restarts: how often it was requeued.
     """
 
+    cluster: str
     job: str
     family: str
     nodes: list[str]
@@ -48,6 +50,7 @@ class Allocation(NamedTuple):
         """
         nodes = expand(_given(environ, "SLURM_JOB_NODELIST"))
         return cls(
+            cluster=environ.get("SLURM_CLUSTER_NAME", ""),
             job=_number(environ, JOB),
             family=_number(environ, "SLURM_ARRAY_JOB_ID" if environ.get("SLURM_ARRAY_JOB_ID") else JOB),
             nodes=nodes,

@@ -12,8 +12,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from unicron.client import Client
 from unicron.contracts import time_limits
 from unicron.contracts.answers import TaskView
@@ -21,14 +19,15 @@ from unicron.contracts.events import NodeDrained, NodeJoined, NodeLeaving
 from unicron.contracts.tasks import NodeState, TaskState
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.service.bootstrap import connected_client
-from unicron.slurm import shown, tools
+from unicron.slurm import tools
+from unicron.slurm.shown import NodeShown
 from unicron_deploy.slurm.allocation import Allocation
+from unicron_deploy.slurm.answers import Answers
+from unicron_deploy.slurm.comment import Comment, state_of
 from unicron_deploy.slurm.drains import DrainHere, Drains
 from unicron_deploy.slurm.node import END, LEAVE
+from unicron_deploy.slurm.outcome import UNFINISHED, Outcome, status_of
 from unicron_deploy.slurm.servers import JobServers
-
-FINISHED, UNFINISHED, GIVEN_UP = 0, 75, 93
-"""Exit statuses: it is done; it goes on in the next job (EX_TEMPFAIL); nothing that Slurm does again would help."""
 
 LEAVE_S = time_limits.LEAVE_S
 """Seconds that an agent has to hand over, as in its settings."""
@@ -36,39 +35,8 @@ LEAVE_S = time_limits.LEAVE_S
 MARGIN_S = 15.0
 """Seconds from when the agents must be gone to the end of the job: for the servers, and for Slurm."""
 
-LOOK_S = 10.0
-"""How often Slurm is asked when the job ends, and which of its nodes are drained."""
-
-
-class Outcome(msgspec.Struct, kw_only=True, frozen=True):
-    """How a job ended, as it stands in its folder for the next one there.
-
-    Attributes:
-        family: job, or the array that it was of.
-        status: exit status.
-        reason: of the task's end.
-    """
-
-    family: str
-    status: int
-    reason: str = ""
-
-    def settles(self, family: str) -> bool:
-        """Return whether a job of this family has nothing to do any more: what failed is tried again by another."""
-        return self.status == FINISHED or (self.status == GIVEN_UP and self.family == family)
-
-
-def outcome(root: Path) -> Outcome | None:
-    """Return how the last job in a folder ended, None where none has."""
-    try:
-        return msgspec.json.decode((root / "outcome.json").read_bytes(), type=Outcome)
-    except (FileNotFoundError, msgspec.MsgspecError):
-        return None
-
-
-def status_of(view: TaskView) -> int:
-    """Return the exit status of a job whose task has ended so."""
-    return FINISHED if view.state == TaskState.FINISHED else GIVEN_UP
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+"""By which Slurm says that the job is to end."""
 
 
 def srun(allocation: Allocation, root: Path, url: str) -> list[str]:
@@ -105,6 +73,8 @@ class Job:
         allocation: that it has.
         servers: that run.
         names: what each of its nodes is called here.
+        answers: of Slurm.
+        comment: of the job.
         log: shows a line to a person.
         leave_s: seconds that agents have to hand over.
     """
@@ -114,20 +84,25 @@ class Job:
         allocation: Allocation,
         servers: JobServers,
         names: dict[str, str],
+        answers: Answers,
+        comment: Comment,
         log: Callable[[str], None],
         leave_s: float = LEAVE_S,
     ) -> None:
         self._allocation, self._servers, self._log, self._leave_s = allocation, servers, log, leave_s
-        self._names = names
+        self._names, self._comment = names, comment
+        self._seen: TaskView | None = None
+        self._computed = False
+        self._answers = answers
         self._drains = Drains(names)
         self._told, self._why = asyncio.Event(), ""
         self._end: float | None = None
-        self._troubles: set[str] = set()
+        self._in_trouble = False
 
     async def run(self, training: Coroutine[Any, Any, TaskView]) -> Outcome:
         """Run until the task has ended, or the job is to: then its state is handed over and all agents have ended."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in SIGNALS:
             loop.add_signal_handler(number, self._tell, f"Slurm has sent {number.name}")
         command = srun(self._allocation, self._servers.root, self._servers.url)
         step = subprocess.Popen(  # noqa: ASYNC220 returns at once
@@ -153,13 +128,22 @@ class Job:
                     await asyncio.shield(ended)
             step.kill()
             await ended
+            # scancel may repeat itself, which would end us before Slurm is told how this ended
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
     async def _outcome(self, trained: asyncio.Task[TaskView]) -> Outcome:
         family = self._allocation.family
         if trained.done():
             view = trained.result()
             return Outcome(family=family, status=status_of(view), reason=view.reason)
-        return Outcome(family=family, status=UNFINISHED, reason=self._why or "no agent of the job is left")
+        iteration = self._seen.iteration if self._seen else -1
+        return Outcome(
+            family=family,
+            status=UNFINISHED,
+            reason=self._why or "no agent of the job is left",
+            iteration=iteration,
+            blind=self._computed and iteration < 0,
+        )
 
     def _tell(self, why: str) -> None:
         if not self._told.is_set():
@@ -177,44 +161,45 @@ class Job:
     # --- what Slurm says ---------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Ask Slurm again and again when the job ends, and which nodes are drained."""
+        """Look again and again when the job ends, and which nodes are drained."""
         while True:
-            await self._asked(self._ask_end, "when this job ends")
-            await self._asked(self._ask_nodes, "which nodes are drained")
-            now = time.time()
-            due = self._end - self._leave_s - MARGIN_S if self._end is not None else now + LOOK_S
+            await self._look()
+            now, pause_s = time.time(), self._answers.pause_s
+            due = self._end - self._leave_s - MARGIN_S if self._end is not None else now + pause_s
             if due <= now:
                 self._tell(f"the job ends in {max(0.0, (self._end or now) - now):.0f} s")
                 return
-            await asyncio.sleep(min(LOOK_S, due - now))
+            await asyncio.sleep(min(pause_s, due - now))
 
-    async def _asked(self, ask: Callable[[], Coroutine[Any, Any, None]], what: str) -> None:
-        """Ask something. The controller may be away: what is known holds on, and it is asked again."""
+    async def _look(self) -> None:
+        """Ask Slurm, and act on it. The controller may be away: what is known holds on, and it is asked again."""
         try:
-            await ask()
-        except UnicronError as error:
-            if what not in self._troubles:
-                self._log(f"unicron: Slurm does not say {what}: {error}; it is asked again")
-            self._troubles.add(what)
+            look = await asyncio.to_thread(self._answers.look)
+            own = look.jobs.get(self._allocation.job)
+            if own is not None:
+                self._end = own.end
+                self._comment.see(own.comment)
+            await self._compare({name: look.nodes[name] for name in self._names if name in look.nodes})
+        except (UnicronError, OSError) as error:
+            if not self._in_trouble:
+                self._log(
+                    f"unicron: Slurm does not say when this job ends and which nodes are drained: {error}; "
+                    "it is asked again"
+                )
+            self._in_trouble = True
         else:
-            self._troubles.discard(what)
+            self._in_trouble = False
 
-    async def _ask_end(self) -> None:
-        text = await asyncio.to_thread(
-            tools.ask, "squeue", "--all", "--noheader", "-j", self._allocation.job, "-o", shown.JOBS
-        )
-        for each in shown.jobs(text):
-            if each.job == self._allocation.job:
-                self._end = each.end
-
-    async def _ask_nodes(self) -> None:
-        names = ",".join(self._names)
-        text = await asyncio.to_thread(tools.ask, "sinfo", "--all", "--noheader", "-N", "-n", names, "-o", shown.NODES)
-        nodes = shown.nodes(text)
+    async def _compare(self, nodes: dict[str, NodeShown]) -> None:
+        """Drain here what is drained in Slurm, and tell in the job's comment what the task does."""
         async with connected_client(self._servers.settings(), "unicron-slurm") as client:
-            views = (await client.status()).nodes
-            drained = {view.node for view in views if view.state == NodeState.DRAINING}
+            status = await client.status()
+            drained = {view.node for view in status.nodes if view.state == NodeState.DRAINING}
             await self._drain(client, self._drains.look(nodes, drained))
+        for view in status.tasks:  # there is one
+            self._seen = view
+            self._computed = self._computed or view.state == TaskState.RUNNING
+            await asyncio.to_thread(self._comment.say, state_of(view))
 
     async def _drain(self, client: Client, orders: list[DrainHere]) -> None:
         for order in orders:

@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 
 from unicron.errors import UnicronError
-from unicron.slurm import shown, tools
 from unicron_deploy.slurm.allocation import JOB
-from unicron_deploy.slurm.job import LEAVE_S, LOOK_S, MARGIN_S
+from unicron_deploy.slurm.answers import Answers
+from unicron_deploy.slurm.comment import Comment
+from unicron_deploy.slurm.job import LEAVE_S, MARGIN_S
 from unicron_deploy.slurm.node import Supervised
 
 
@@ -36,8 +37,9 @@ class Machine:
 
     def __init__(self, job: str, run_dir: Path, leave_s: float) -> None:
         self._job, self._run_dir, self._leave_s = job, run_dir, leave_s
-        self._agent = Supervised([sys.executable, "-m", "unicron_agent"], _say)
-        self._comment = ""
+        self._agent = Supervised([sys.executable, "-m", "unicron_agent"], lambda text: _say(f"unicron: {text}"))
+        self._answers = Answers(run_dir.parent, os.environ.get("SLURM_CLUSTER_NAME", ""))
+        self._comment = Comment(job, _say, ours=True)
 
     async def run(self) -> int:
         """Run the agent until it ends, or is to, as the job or its node is; return its exit status."""
@@ -52,40 +54,31 @@ class Machine:
 
     async def _watch(self) -> None:
         while True:
-            due_s = LOOK_S
+            due_s = self._answers.pause_s
             try:
                 due_s = await asyncio.to_thread(self._look)
-            except UnicronError as error:
-                _say(f"Slurm does not say when job {self._job} ends: {error}")
+            except (UnicronError, OSError) as error:
+                _say(f"unicron: Slurm does not say when job {self._job} ends: {error}")
             if due_s <= 0:
                 self._agent.tell(signal.SIGUSR1)
                 return
-            await asyncio.sleep(min(LOOK_S, due_s))
+            await asyncio.sleep(min(self._answers.pause_s, due_s))
 
     def _look(self) -> float:
         """Return in how many seconds the agent is to begin to leave, and have the job's comment say what it does."""
-        jobs = shown.jobs(tools.ask("squeue", "--all", "--noheader", "-j", self._job, "-o", shown.JOBS))
-        ends = [job.end for job in jobs if job.end is not None]
-        tasks = ", ".join(tasks_in(self._run_dir))
-        if tasks and tasks != self._comment:
-            self._comment = tasks
-            try:
-                tools.run(["scontrol", "update", f"JobId={self._job}", f"Comment=task {tasks}"])
-            except tools.SlurmError as error:  # a comment is for people: the limit is looked at all the same
-                _say(f"job {self._job} keeps its comment: {error}")
-        node = os.environ.get("SLURMD_NODENAME", "")
-        if node:
-            found = shown.nodes(tools.ask("sinfo", "--all", "--noheader", "-N", "-n", node, "-o", shown.NODES)).get(
-                node
-            )
-            if found is not None and found.drained:
-                _say(f"{node} was drained in Slurm: {found.reason or 'no reason given'}")
-                return 0.0
-        return ends[0] - time.time() - self._leave_s - MARGIN_S if ends else LOOK_S
+        look = self._answers.look()
+        if tasks := tasks_in(self._run_dir):
+            self._comment.say(f"task {', '.join(tasks)}")
+        node = look.nodes.get(os.environ.get("SLURMD_NODENAME", ""))
+        if node is not None and node.drained:
+            _say(f"unicron: {node.node} was drained in Slurm: {node.reason or 'no reason given'}")
+            return 0.0
+        job = look.jobs.get(self._job)
+        return job.end - time.time() - self._leave_s - MARGIN_S if job and job.end else self._answers.pause_s
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"unicron: {text}\n")
+    sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 

@@ -3,7 +3,6 @@
 import re
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 from unicron.errors import InvalidInputError
 
@@ -60,8 +59,3 @@ def _check_array(options: Sequence[str]) -> None:
     match = re.search(r"(?:^| )(?:--array[= ]|-a ?=?)([^ ]+)", text)
     if match and not match[1].endswith("%1") and not match[1].isdecimal():
         raise InvalidInputError(f"--array={match[1]}: " + _ALL_AT_ONCE.format(match[1].partition("%")[0]))
-
-
-def folder(environ_folder: str, submitted_in: str, job: str) -> Path:
-    """Return the folder of a job: the one that was given, else one named after the job, or the array that it is of."""
-    return Path(environ_folder) if environ_folder else Path(submitted_in, ".unicron", "slurm", job)

@@ -1,7 +1,5 @@
 """The servers of a job, on its first node: NATS with TLS, and the services."""
 
-import fcntl
-import os
 import socket
 from pathlib import Path
 
@@ -30,16 +28,15 @@ class JobServers(Cluster):
         """Make the folder, which is ours alone, and all keys and certificates.
 
         Raises:
-            InvalidInputError: a key that is there can't be used, or another job works in this folder.
+            InvalidInputError: a key that is there can't be used.
         """
         for path in (self.root, self.keys.folder):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = lock(self.root)
         self.keys.ensure(self._members)
         self.keys.certify([self._address, socket.gethostname()])
 
     def _refuse_a_second(self) -> None:
-        """Have the folder's lock see to that: what its record names ran on the first node of another job."""
+        """Have the lock of the folder's job see to that: what its record names ran on the first node of another job."""
 
     def _new_servers(self) -> dict[str, NatsServer]:
         accounts = self.keys.accounts
@@ -47,23 +44,6 @@ class JobServers(Cluster):
             self.root / NATS, self._layout.port, self._address, self._ping_s, accounts, tls=accounts.parent
         )
         return {NATS: server}
-
-
-def lock(root: Path) -> int:
-    """Have a folder for this process alone, as long as it lives.
-
-    Raises:
-        InvalidInputError: another one has it.
-    """
-    held = os.open(root / "job.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(held)
-        raise InvalidInputError(
-            f"another job works in {root}: wait for its end, as with --dependency=singleton, or give another --dir"
-        ) from None
-    return held
 
 
 def own_address(other: str) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 
@@ -63,8 +64,18 @@ QUICK = {"UNICRON_LEAVE_S": "8"}
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    with slurm(tmp_path_factory.mktemp("slurm"), nodes=4, more=PREEMPTED) as running:
+def mails(tmp_path_factory):
+    """Return the file with the subjects of all mails of Slurm."""
+    return tmp_path_factory.mktemp("mail") / "sent"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory, mails):
+    program = mails.with_name("mail.sh")
+    program.write_text(f'#!/bin/sh\necho "$2" >> {mails}\n')
+    program.chmod(0o755)
+    more = f"{PREEMPTED}MailProg={program}\n"
+    with slurm(tmp_path_factory.mktemp("slurm"), nodes=4, more=more) as running:
         yield running
 
 
@@ -214,10 +225,13 @@ def test_a_job_whose_first_node_is_lost_goes_on_elsewhere_from_the_memory_of_the
         cluster.until(lambda: cluster.states()["n1"] == "idle", "the node")
 
 
-def test_an_array_whose_jobs_are_too_short_ends_as_one_run(cluster, submit, tmp_path):
+def test_an_array_whose_jobs_are_too_short_ends_as_one_run_and_none_of_them_has_failed(
+    cluster, submit, mails, tmp_path
+):
     pace = tmp_path / "pace"
     pace.write_text("0.3")  # with which the first can't be through at its limit
-    job = submit("--nodes=2", "--array=1-5%1", "--time=1", workers=2, iterations=300, nap=pace)
+    mailed = ("--mail-type=ALL,ARRAY_TASKS", "--mail-user=me")
+    job = submit("--nodes=2", "--array=1-5%1", "--time=1", *mailed, workers=2, iterations=300, nap=pace)
     for number in (1, 2, 3, 4):
         out = job.folder / f"slurm-{job.job}_{number}.out"
         job.until(out.exists, out.name)
@@ -229,15 +243,55 @@ def test_an_array_whose_jobs_are_too_short_ends_as_one_run(cluster, submit, tmp_
             job.until(lambda begun=begun: job.computed >= begun + 3, "three more iterations")
             # Slurm says of a member that it can't be altered now, and does it
             cluster.try_("scancel", "--batch", "--signal=USR1", f"{job.job}_{number}")
-        job.until(lambda out=out, why=why: f"ends with status 75: {why}" in out.read_text(), "an orderly end")
+        job.until(lambda out=out, why=why: f"ends with status 0: {why}" in out.read_text(), "an orderly end")
         if number == 1:  # the others' limits are too far away to come first
             cluster.run("scontrol", "update", f"JobId={job.job}_[2-5]", "TimeLimit=30")
     (tmp_path / "at once").write_text("0")
     (tmp_path / "at once").replace(pace)
     job.until_ended()
+    states = [cluster.job(f"{job.job}_{number}") for number in range(1, 6)]
+    assert [(each["JobState"], each["ExitCode"]) for each in states] == 5 * [("COMPLETED", "0:0")]
+    assert job.text.count(f"t is not done, job {job.job} goes on with it") == 4
+    ended = [line for line in mails.read_text().splitlines() if " Ended" in line]
+    assert len(ended) == 5
+    assert all("COMPLETED, ExitCode 0" in line for line in ended)
     assert job.computed == 299
     assert len(job.iterations) == 2 * 300  # each worker has written each once
     check(job, tmp_path, 300)
+
+
+def test_what_a_job_could_not_end_and_nobody_takes_up_has_failed_until_the_same_task_is_submitted_again(
+    cluster, submit, tmp_path
+):
+    first = submit("--nodes=1", workers=1, iterations=60)
+    first.until_iteration(10)
+    cluster.run("scancel", "--batch", "--signal=USR1", first.job)
+    first.until_ended()
+    assert cluster.job(first.job)["ExitCode"] == "75:0"
+    assert "no job waits to go on with it: submit it again" in first.text
+    assert "Comment=unicron t: not done" in cluster.run("scontrol", "-o", "show", "job", first.job)
+    again = submit("--nodes=1", workers=1, iterations=60)
+    again.until_ended()
+    assert f"goes on with what job {first.job} has left in {first.root}" in again.text
+    assert again.iterations == [*range(60)]
+    assert "Comment=unicron t: finished" in cluster.run("scontrol", "-o", "show", "job", again.job)
+    check(again, tmp_path, 60)
+
+
+def test_a_job_of_a_users_script_is_requeued_until_its_task_is_done_and_keeps_its_output(cluster, submit, tmp_path):
+    cluster.run("scancel", submit("--nodes=1", "--hold", workers=1, iterations=60).job)  # it has written the task file
+    script = f"#!/bin/sh\n#SBATCH --nodes=1\nexec {shlex.join(UNICRON)} slurm submit --until-done task.yaml\n"
+    (tmp_path / "job.sh").write_text(script)
+    number = cluster.try_("sbatch", "--parsable", "job.sh", cwd=tmp_path, env=QUICK).stdout.strip()
+    job = Submitted(cluster, tmp_path, number, tmp_path / ".unicron" / "slurm" / number)
+    job.until_iteration(10)
+    job.until(lambda: "Comment=unicron t: running" in cluster.run("scontrol", "-o", "show", "job", number), "a comment")
+    cluster.run("scancel", "--batch", "--signal=USR1", number)
+    job.until_ended()
+    state = cluster.job(number)
+    assert (state["JobState"], state["Restarts"]) == ("COMPLETED", "1"), job.text
+    assert "Slurm overwrites this output as it requeues the job; what its ranks wrote before follows" in job.text
+    assert job.iterations == [*range(60)]
 
 
 def test_a_job_is_preempted_and_the_next_cancelled_and_another_goes_on(cluster, submit, tmp_path):

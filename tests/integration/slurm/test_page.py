@@ -108,7 +108,7 @@ def test_a_script_with_torchrun_after_the_change_that_the_page_shows(cluster, fo
     (folder / "job.sh").write_text(text.replace("unicron ", f"{shlex.join(UNICRON)} ") + "\n")
     job = cluster.run("sbatch", "--parsable", "--chdir", str(folder), str(folder / "job.sh")).strip()
     assert "rank 3 of 4 ['--lr', '0.1']" in ended(cluster, folder, job)
-    assert sum(line[0] == "+" for line in change.splitlines()) == 2
+    assert sum(line[0] == "+" for line in change.splitlines()) == 3
 
 
 def test_the_pool_of_the_page_can_be_used(tmp_path):

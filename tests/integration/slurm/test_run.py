@@ -64,9 +64,29 @@ def test_a_program_of_torchruns_users_is_run_as_a_job(cluster, tmp_path):
     assert len(seeds) > 6
     shown = text + cluster.run("scontrol", "show", "job", job) + "".join(map(logged, root.glob("logs/*")))
     assert not [seed for seed in seeds if seed in shown]
-    again = call(cluster, tmp_path, "run", "--dir", str(root), "--", "train.py", **within(job))
+    same = ["train.py", "--lr", "0.1", "-h"]
+    again = call(cluster, tmp_path, "run", "--nproc-per-node=2", "--", *same, **within(job))
     assert again.returncode == 0
     assert "has ended before" in again.stderr
+    other = call(cluster, tmp_path, "run", "--dir", str(root), "--", "train.py", **within(job))
+    assert other.returncode
+    assert f"of job {job} of cluster tests" in other.stderr
+
+
+def test_what_another_cluster_left_under_this_number_is_not_this_job(cluster, tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    first = call(cluster, tmp_path, "run", "-N1", "--", "train.py", SLURM_CLUSTER_NAME="tests").stdout.split()[-1]
+    number = str(int(first) + 1)
+    cluster.until(lambda: first not in cluster.squeue(), "the end of the first")
+    record = tmp_path / ".unicron" / "slurm" / first / "work.json"
+    record.write_text(record.read_text().replace('"tests"', '"alpha"'))
+    record.parent.rename(record.parent.with_name(number))  # which has ended with success there
+    job = call(cluster, tmp_path, "run", "-N1", "--", "train.py").stdout.split()[-1]
+    assert job == number
+    cluster.until(lambda: job not in cluster.squeue(), "the end of the job")
+    text = (tmp_path / f"slurm-{job}.out").read_text()
+    assert "rank 0 of 1 got []" in text
+    assert f"slurm/{job} is of job {first} of cluster alpha" in text
 
 
 def logged(path):
@@ -75,7 +95,7 @@ def logged(path):
 
 def within(job):
     """Return the environment of a job, without one."""
-    return {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_CPUS_PER_NODE": "2", "SLURMD_NODENAME": "n1"}
+    return {"SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": "n1", "SLURM_CLUSTER_NAME": "tests"}
 
 
 @pytest.mark.parametrize(

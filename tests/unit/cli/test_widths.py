@@ -71,7 +71,8 @@ def test_top_cuts_no_name_and_no_figure(found, width):
     assert "…" not in text
     assert max(map(cell_len, text.splitlines())) <= width
     for task in found.tasks:
-        assert rows(text, task.spec.name)[0][1:3] == [task.state, f"{len(task.members)}"]
+        workers = 0 if task.state.ended or task.state is TaskState.WAITING else len(task.members)
+        assert rows(text, task.spec.name)[0][1:3] == [task.state, f"{workers}"]
 
 
 def test_what_matters_less_goes_first():

@@ -1,11 +1,14 @@
 """What is given to sbatch and srun, what a job is by its environment, and who follows whom in draining nodes."""
 
 import pytest
+from helpers import ROOT
+from unicron_deploy.nats_server import QUIET_PORTS
 from unicron_deploy.slurm import prolog
 from unicron_deploy.slurm.allocation import Allocation, counts, node_names
 from unicron_deploy.slurm.drains import REASON, DrainHere, Drains, DrainThere
-from unicron_deploy.slurm.job import GIVEN_UP, UNFINISHED, Outcome, srun, step_environment
+from unicron_deploy.slurm.job import srun, step_environment
 from unicron_deploy.slurm.machine import Machine, tasks_in
+from unicron_deploy.slurm.outcome import GIVEN_UP, UNFINISHED, Outcome
 from unicron_deploy.slurm.script import batch_script, checked
 
 from unicron.errors import InvalidInputError
@@ -139,6 +142,11 @@ def test_a_node_that_slurm_gives_a_job_is_used():
     assert found == [DrainHere("n1", False, "Slurm has given it to this job")]
 
 
+def test_the_page_names_the_ports_that_servers_take():
+    first, end = QUIET_PORTS
+    assert f"one of {first} to {end - 1} |" in (ROOT / "docs" / "reference" / "processes.md").read_text()
+
+
 def test_counts():
     assert counts("X", "2(x3),1") == [2, 1]
     with pytest.raises(InvalidInputError, match="X '2\\(x\\)'"):
@@ -175,11 +183,12 @@ def test_an_epilog_removes_what_agents_of_the_user_left_long_ago(tmp_path, monke
 
 
 def test_a_machine_whose_comment_may_not_be_changed_leaves_at_its_limit_all_the_same(tmp_path, monkeypatch, capfd):
-    (tmp_path / "workers").mkdir()
-    (tmp_path / "workers" / "t-1.json").touch()
-    monkeypatch.setattr(tools, "ask", lambda *_: "7|RUNNING|1|n1|gpu-1|x\n")
+    run_dir = tmp_path / "gpu-1"
+    (run_dir / "workers").mkdir(parents=True)
+    (run_dir / "workers" / "t-1.json").touch()
+    monkeypatch.setattr(tools, "ask", lambda tool, *_: "7|RUNNING|1|n1|gpu-1|x\n" if tool == "squeue" else "")
     monkeypatch.setattr(tools, "run", _refuse)
-    machine = Machine("7", tmp_path, leave_s=8.0)
+    machine = Machine("7", run_dir, leave_s=8.0)
     assert machine._look() < 0
     assert machine._look() < 0
     assert capfd.readouterr().err == "unicron: job 7 keeps its comment: scontrol: no\n"

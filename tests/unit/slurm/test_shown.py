@@ -72,6 +72,11 @@ def test_jobs():
     assert shown.jobs("\n") == []
 
 
+def test_a_comment_of_several_lines_hides_no_job():
+    line = "7|RUNNING|N/A|n1|x|a"
+    assert [job.job for job in shown.jobs(f"{line}\nsecond | line\n{line.replace('7', '8')}\n")] == ["7", "8"]
+
+
 def test_nodes():
     text = (
         "n1|idle|none\nn1|idle|none\nn2|drained*|bad | disk\nn3|down*|Not responding\nn4|DRAINING|x\nn5|mixed-|none\n"
@@ -113,10 +118,13 @@ def test_submitted(text, job):
         (shown.jobs, "7|LÄUFT|N/A|n1|x|y\n"),
         (shown.jobs, "7|RUNNING|demain|n1|x|y\n"),
         (shown.jobs, "x|RUNNING|N/A|n1|x|y\n"),
+        (shown.queue, "7|RUNNING|N/A|n1|x|y\n"),
+        (shown.queue, "7|7|N/A|RUNNING|(null)|/home/me|gpt\n"),
         (shown.nodes, "PARTITION AVAIL\n"),
         (shown.nodes, "n1|untätig|none\n"),
         (shown.nodes, "|idle|none\n"),
         (shown.addresses, "no nodes\n"),
+        (shown.appends, "Configuration data\n"),
         (shown.version, "bash: scontrol: command not found"),
         (shown.submitted, "Submitted batch job\n"),
         (shown.submitted, ""),
@@ -129,7 +137,7 @@ def test_what_is_of_no_slurm_is_refused(read, text):
 
 @given(st.text(max_size=60))
 def test_any_text_is_read_or_refused(text):
-    for read in (shown.jobs, shown.nodes, shown.addresses, shown.submitted, shown.moment):
+    for read in (shown.jobs, shown.queue, shown.nodes, shown.addresses, shown.submitted, shown.moment):
         try:
             read(text)
         except InvalidInputError:
