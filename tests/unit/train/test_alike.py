@@ -8,7 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unicron.train.carry.beside import Beside
+from unicron.train.carry.own_snapshot import Heap
+from unicron.train.carry.variables import Variables
 from unicron.train.inplace.alike import Alike, Moments
+from unicron.train.inplace.ghost import _differences
+from unicron.train.loops.active_loops import LoopSnapshot
 from unicron.train.snapshots.digest import digests
 
 
@@ -209,6 +213,27 @@ def test_a_new_rank_is_compared_when_the_others_are():
     new.update(scale=7.0)
     assert compared(those, 3) == [""] * 3
     assert compared(those, 4) == ["parameter weight"] * 3
+
+
+def test_what_a_rank_finds_out_to_be_its_own_amid_a_trial_is_no_difference():
+    def record(own):
+        torch.manual_seed(0)
+        parameter = torch.nn.Parameter(torch.ones(2))
+        optimizer, seen = torch.optim.Adam([parameter]), []
+        moments = Moments([optimizer], {id(parameter)})
+        heap, spaces = (
+            Heap([optimizer]),
+            {"x": Variables({"seen": seen}), "optimizers": Variables({"moments": moments})},
+        )
+        heap.number_objects(spaces)
+        parameter.grad = torch.ones(2)
+        optimizer.step()
+        seen.append(own)
+        moments.keep_own(["optimizer's state of parameter 0: exp_avg"] * own, [], {})
+        return LoopSnapshot([("a", 0, 0, 0)], [b""], [heap.snapshot(spaces, {})])
+
+    assert list(_differences(record(0), record(1))) == ["`seen` of x"]
+    assert not _differences(record(1), record(1))
 
 
 def test_they_are_compared_again_when_four_times_as_many_iterations_are_done():

@@ -45,6 +45,9 @@ OTHER = "other"
 COMPARED_APART = frozenset({"loops", "groups", "before"})
 """Parts of the state that say where a script is, what its collectives gave, and what was before."""
 
+OWN_MOMENTS = "`moments` of optimizers"
+"""How a snapshot names what of optimizers' states is the rank's own."""
+
 
 class Silent:
     """An agent's channel that leads nowhere."""
@@ -268,6 +271,7 @@ def _differences(ours: LoopSnapshot, theirs: LoopSnapshot) -> dict[str, str]:
     pairs = zip(ours.snapshots, theirs.snapshots, strict=True)
     for mine, other in ((mine, other) for mine, other in pairs if mine != other):
         found |= snapshot_differences(mine, other)
+    found.pop(OWN_MOMENTS, None)  # compared with the optimizers; whose they are the rank may find out meanwhile
     for (place, *_), mine, other in zip(ours.chain, ours.positions, theirs.positions, strict=True):
         if mine != other and (where := first_difference(*(without_aids(read(each)) for each in (mine, other) if each))):
             found[place] = f"what the loop at {place} goes over: {where}"
