@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -187,7 +188,9 @@ def read(path):
 def test_nothing_outlives_the_command_however_it_ends(tmp_path, number, words):
     (tmp_path / "train.py").write_text(ENDLESS)
     command = [*UNICRON, "run", "--dir", str(tmp_path / "u"), *words, "--slots", "2", "train.py"]
-    with subprocess.Popen(command, cwd=tmp_path, env=CLEAN, text=True, start_new_session=True, **PIPES) as running:
+    options = {"cwd": tmp_path, "env": CLEAN, "text": True, "start_new_session": True, **PIPES}
+    hears = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup
+    with subprocess.Popen(command, preexec_fn=hears, **options) as running:  # noqa: PLW1509 there are none here
         for _ in range(4 if words else 2):
             next(line for line in running.stdout if "begins" in line)
         assert len(mentioning(tmp_path)) > 6, "a server, services, an agent and ranks"
