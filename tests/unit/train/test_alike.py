@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from unicron.train.carry.beside import Beside
 from unicron.train.carry.own_snapshot import Heap
+from unicron.train.carry.tensors import Given
 from unicron.train.carry.variables import Variables
 from unicron.train.inplace.alike import Alike, Moments
 from unicron.train.inplace.ghost import _differences
@@ -234,6 +235,34 @@ def test_what_a_rank_finds_out_to_be_its_own_amid_a_trial_is_no_difference():
 
     assert list(_differences(record(0), record(1))) == ["`seen` of x"]
     assert not _differences(record(1), record(1))
+
+
+def test_moments_that_become_alike_between_the_snapshots_of_two_loops_are_as_new_as_what_was_loaded():
+    def made(updates):
+        parameter = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+        moments = Moments([optimizer], {id(parameter)})
+        heap, spaces = Heap([optimizer]), {"optimizers": Variables({"moments": moments})}
+        heap.number_objects(spaces)
+        heap.keep_states([Given(moments)])
+        update(parameter, optimizer, updates)
+        return heap, spaces, moments, parameter, optimizer
+
+    def update(parameter, optimizer, times):
+        for _ in range(times):
+            parameter.grad = torch.ones(2)
+            optimizer.step()
+
+    heap, spaces, moments, parameter, optimizer = made(1)
+    outer = heap.snapshot(spaces, {}, ends=False)  # of the epoch's head
+    moments.keep_own([], [0], {})
+    update(parameter, optimizer, 4)
+    inner = heap.snapshot(spaces, {})
+    other, its_spaces, _, its_parameter, its_optimizer = made(5)  # what it was given by another rank
+    newest = its_optimizer.state[its_parameter]["momentum_buffer"].clone()
+    other.restore(its_spaces, outer, ends=False)
+    other.restore(its_spaces, inner)
+    assert torch.equal(its_optimizer.state[its_parameter]["momentum_buffer"], newest)
 
 
 def test_they_are_compared_again_when_four_times_as_many_iterations_are_done():

@@ -113,7 +113,14 @@ class Resumable:
 
 
 class Stateful:
-    """Something whose state is more than what it holds, and that says itself what it is."""
+    """Something whose state is more than what it holds, and that says itself what it is.
+
+    Attributes:
+        comes_last: only the last of several snapshots is for it: it has a part of what all ranks have alike, and an
+            earlier one would put something older in its place.
+    """
+
+    comes_last = False
 
     def look(self) -> Any:
         """Return what shows whether it has changed."""

@@ -357,8 +357,13 @@ class Heap:
             )
         if missing := [key for key, _ in entries if key not in self._numbered]:
             raise NotCarriedError(f"{describe(missing[0])} is not here")
-        self._restore_objects(entries)
-        still = [(key, state) for key, state in entries if self._numbered[key].kind is not POSITION]
+        now = [
+            (key, state)
+            for key, state in entries
+            if ends or not getattr(self._numbered[key].thing, "comes_last", False)
+        ]
+        self._restore_objects(now)
+        still = [(key, state) for key, state in now if self._numbered[key].kind is not POSITION]
         unpickler.begin_unbegun(lambda: self._restore_objects(still))
         for name, values, names, as_first in variables:
             if name not in spaces:

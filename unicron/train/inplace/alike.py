@@ -36,6 +36,8 @@ class Moments(Stateful):
         shared: parameters whose gradients are reduced over the ranks, by identity: their moments are alike, as a rule.
     """
 
+    comes_last = True
+
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], shared: set[int]) -> None:
         self._optimizers = list(optimizers)
         self._own, self._alike = 0, 0  # a bit for each parameter, so that it costs nothing to carry them
