@@ -408,7 +408,7 @@ class TransitionCore(Core):
         if run is None or worker is None or worker.stage is not WorkerStage.STARTING:
             return []
         if 0 <= refused.token < self.state.token:  # an earlier instance gave it, and it came late: nothing was tried
-            return order_again(self.state, run, worker)
+            return order_again(self.state, run, worker) if worker.token < self.state.token else []
         return [_attempt_failed(refused.task, Cure.RESTART, worker, refused.reason)]
 
     def _timer_fired(self, fired: TimerFired) -> list[Message]:

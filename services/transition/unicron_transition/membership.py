@@ -5,7 +5,7 @@ from enum import StrEnum
 
 import msgspec
 
-from unicron.contracts.ranges import Number
+from unicron.contracts.ranges import Number, Size
 from unicron.contracts.states import COPIES, ParkedSnapshot, StateRef
 from unicron.contracts.tasks import ParallelLayout, SlotRef
 
@@ -26,6 +26,7 @@ class WorkerRun(msgspec.Struct, kw_only=True, array_like=True):
 
     Attributes:
         called: it was ordered into a membership. Even if that never met, it may have got a state there, unreported.
+        token: of the instance of this service that ordered it last.
     """
 
     worker: str
@@ -34,6 +35,7 @@ class WorkerRun(msgspec.Struct, kw_only=True, array_like=True):
     place: Number = 0
     layout: ParallelLayout = ParallelLayout(replicas=0)
     called: bool = False
+    token: Size = 0
 
 
 class HeldState(msgspec.Struct, kw_only=True, array_like=True):

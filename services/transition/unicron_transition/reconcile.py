@@ -240,7 +240,7 @@ def _script_slots(run: TaskRun) -> list[SlotRef]:
 
 
 def _start_order(state: TransitionState, run: TaskRun, worker: WorkerRun, slots: list[SlotRef]) -> StartWorker:
-    """Return the order for a worker.
+    """Return the order for a worker, of this instance.
 
     Args:
         state: of the service.
@@ -248,7 +248,7 @@ def _start_order(state: TransitionState, run: TaskRun, worker: WorkerRun, slots:
         worker: of it.
         slots: of each place, where its script reads who is beside it before there is a membership.
     """
-    node = worker.slot.node
+    node, worker.token = worker.slot.node, state.token
     nodes = list(dict.fromkeys(slot.node for slot in slots)) or [node]
     return StartWorker(
         **state.command_fields(worker.slot.node),

@@ -62,14 +62,14 @@ def test_what_can_not_be_carried_is_tried_with_no_older_copy():
     assert [(each.epoch, each.iteration) for each in told] == [(3, 0)]
 
 
-@pytest.mark.parametrize("taken", [True, False])
-def test_a_variable_that_is_missing_is_no_fault_of_the_script_in_a_process_that_has_taken_a_ranks_place(taken):
+@pytest.mark.parametrize(
+    ("lacking", "raised"), [({"saving"}, NotCarriedError), ({"other"}, NameError), (set(), NameError)]
+)
+def test_a_variable_that_could_not_go_along_is_no_fault_of_the_script_and_any_other_that_is_missing_is(lacking, raised):
     def begin_again(why):
         raise NotCarriedError(why)
 
-    rank = SimpleNamespace(_takeover=SimpleNamespace(has_taken=taken, begin_again=begin_again))
-    with (
-        pytest.raises(NotCarriedError if taken else NameError, match="'saving' is not defined"),
-        InPlace.run_to_end(rank),
-    ):
+    loops = SimpleNamespace(taker=SimpleNamespace(lacking=lacking))
+    rank = SimpleNamespace(_takeover=SimpleNamespace(begin_again=begin_again), loops=loops)
+    with pytest.raises(raised, match="'saving' is not defined"), InPlace.run_to_end(rank):
         exec("saving.result()", {})

@@ -274,8 +274,10 @@ def test_variables_that_are_set_before_they_are_read_or_can_not_be_carried_are_l
         "BODY", "kept = lock if step > 1 else 0; lock = threading.Lock()"
     )
     whole = Watched(later)
+    new = Watched.__new__(Watched)
     with pytest.raises(NameError, match="lock"):
-        Watched(later, whole.there[2])
+        new.__init__(later, whole.there[2])
+    assert new.loops.taker.lacking == {"lock"}
 
 
 @pytest.mark.parametrize(

@@ -576,6 +576,7 @@ def test_a_start_that_came_late_from_an_earlier_instance_is_ordered_again_and_he
     refused = {"command": "c", "reason": "12 has been seen", "task": "a", "worker": "a-1", "token": first.token}
     [again] = scene.feed(events.CommandRefused(node="n1", **refused))
     assert again == msgspec.structs.replace(first, token=12)
+    assert scene.feed(events.CommandRefused(node="n1", **refused)) == [], "once"
 
 
 def test_an_older_plan_changes_nothing():

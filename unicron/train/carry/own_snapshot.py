@@ -28,7 +28,7 @@ from unicron.train.carry.kinds import (
     Kind,
     NotCarriedError,
 )
-from unicron.train.carry.objects import INLINE, OPAQUE, POSITION, TENSOR, is_moving, kind_of
+from unicron.train.carry.objects import INLINE, OPAQUE, POSITION, TENSOR, Stateful, is_moving, kind_of
 from unicron.train.carry.pickling import LARGE_BYTES, LARGEST_BYTES, Key, Limited, Pickler, TooLargeError, Unpickler
 from unicron.train.carry.randomness import drawn_beside, generators, set_generators, thread_that_may_draw
 from unicron.train.carry.tensors import Given
@@ -52,6 +52,7 @@ class Heap:
     Attributes:
         missing_gradients: parameters that had a gradient when the snapshot restored last was taken, which that left
             out. They have NaN as gradient: if more is added to it that shows, and nothing is where it is made zero.
+        lacking: names of variables that a snapshot could not have, and that are not here since it was restored.
     """
 
     def __init__(self, carried: Iterable[Any], beside: Beside | None = None) -> None:
@@ -67,7 +68,7 @@ class Heap:
         self._keys: dict[int, Key] = {}
         self._first_values: dict[str, dict[str, Any]] = {}
         self._present: dict[int, Any] = {}
-        self._unbound: set[tuple[str, str]] = set()
+        self._unbound, self.lacking = set[tuple[str, str]](), set[str]()
         self._kept_states, self._given_keys, self._memories = dict[Key, Any](), set[Key](), Memories()
         self._last_states, self._drawn_beside = generators(), False
         self._hooks = Hooks()
@@ -219,7 +220,8 @@ class Heap:
             names = [each for each in values if (name, each) not in self._unbound or each not in live]
             # what is as it was first may have become something else on the other process's way to here
             as_first = [each for each in names if each in live and each not in known]
-            variables.append((name, known, names, as_first))
+            unbound = {each for space, each in self._unbound if space == name}
+            variables.append((name, known, names, as_first, unbound))
         summed = gradients_of(self._parameters, whole=gradients, zeroed=zeroed)
         whole = variables, entries, self._certain_generators(), gradients, summed, self._hooks.registered
         try:
@@ -289,7 +291,7 @@ class Heap:
             return str(error) or type(error).__name__
         return ""
 
-    def _exclude_unpicklable(self, variables: Sequence[tuple[str, dict[str, Any], Any, Any]]) -> bool:
+    def _exclude_unpicklable(self, variables: Sequence[tuple[str, dict[str, Any], Any, Any, Any]]) -> bool:
         """Leave out variables that can't be carried: a script that reads one before it sets it gets a NameError."""
         before = len(self._unbound)
         for name, values, *_ in variables:
@@ -357,17 +359,14 @@ class Heap:
             )
         if missing := [key for key, _ in entries if key not in self._numbered]:
             raise NotCarriedError(f"{describe(missing[0])} is not here")
-        now = [
-            (key, state)
-            for key, state in entries
-            if ends or not getattr(self._numbered[key].thing, "comes_last", False)
-        ]
+        now = [(key, state) for key, state in entries if ends or not _comes_last(self._numbered[key].thing)]
         self._restore_objects(now)
         still = [(key, state) for key, state in now if self._numbered[key].kind is not POSITION]
         unpickler.begin_unbegun(lambda: self._restore_objects(still))
-        for name, values, names, as_first in variables:
+        for name, values, names, as_first, unbound in variables:
             if name not in spaces:
                 raise NotCarriedError(f"the variables of {name} are not here")
+            self.lacking |= unbound
             spaces[name].assign(self._moved_on(name, spaces[name], as_first) | values, names)
         set_generators(states)
         self._last_states = states
@@ -397,6 +396,10 @@ class Heap:
             except Exception as error:
                 why = str(error) if isinstance(error, NotCarriedError) else repr(error)
                 raise NotCarriedError(f"{describe(key)} can't be made what it was: {why}") from error
+
+
+def _comes_last(thing: Any) -> bool:
+    return isinstance(thing, Stateful) and thing.comes_last
 
 
 def _is_taken(kind: Kind, state: Any) -> bool:

@@ -171,7 +171,7 @@ class InPlace:
                 self._finish(f"by sys.exit() at {script_line(traceback.extract_tb(ending.__traceback__))}")
             raise
         except NameError as error:
-            if self._takeover.has_taken:
+            if any(f"'{name}'" in str(error) for name in self.loops.taker.lacking):
                 where = script_line(traceback.extract_tb(error.__traceback__))
                 self._takeover.begin_again(f"{error} at {where}, as it can't go along to a new rank")
             raise

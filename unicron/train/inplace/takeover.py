@@ -30,7 +30,6 @@ class Takeover:
 
     Attributes:
         drill: in which such a process is tried.
-        has_taken: this process has taken a rank's place.
     """
 
     _alike: Alike
@@ -39,7 +38,6 @@ class Takeover:
         self._member, self._records, self._loops, self._files = member, member.records, member.loops, files
         self.drill = Drill(member.channel, member.rank, seed, member.records.refuse_all)
         self._unpublished: LoopSnapshot | NotCarriedError | None = None
-        self.has_taken = False
 
     def begin(self) -> None:
         """Begin to compare this rank with the others, as the first loop trains."""
@@ -129,7 +127,6 @@ class Takeover:
             self._report_unusable(error)
             raise
         self._alike.confirm(self._member.core.iteration)
-        self.has_taken = True
 
     def begin_again(self, why: str) -> NoReturn:
         """Restart all ranks, as this process would not continue as the rank which it replaces."""

@@ -35,11 +35,13 @@ class SnapshotTaker:
         pending: a gradient was reduced, and no update has used it.
         updates: made so far.
         beside: large tensors that another rank gives.
+        lacking: names of variables that this rank does not have, as they could not go along to it.
     """
 
     def __init__(self, stack: LoopStack) -> None:
         self.beside, self._stack = Beside(), stack
         self._heap: Heap | None = None
+        self.lacking = set[str]()
         self._modules: dict[str, dict[str, Any]] = {}
         self.accumulates = self.zeroed = self.keeps_gradients = self.pending = False
         self.updates = self._versions = 0
@@ -247,4 +249,5 @@ class SnapshotTaker:
         if self._heap is None or not snapshot:
             raise NotCarriedError("there is no snapshot of the rank that is replaced, or none can be taken here")
         self.accumulates = self._heap.restore(self.spaces(caller), snapshot, ends=ends)
+        self.lacking |= self._heap.lacking
         self._heap.record_present(self.spaces(caller))
