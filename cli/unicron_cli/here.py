@@ -153,7 +153,7 @@ def _checkout() -> Iterator[Finding]:
         found = "the checkout of Unicron: two small models train here, while faults strike them"
         yield Finding(name="demo", found=found, command="unicron demo")
         if shutil.which("docker"):
-            found = "a container engine: the cluster of docker-compose.yml (README has its key)"
+            found = "a container engine: the cluster of docker-compose.yml (docs/start/containers.md has its key)"
             yield Finding(name="containers", found=found, command="docker-compose up --build -d")
 
 

@@ -3,6 +3,7 @@
 import io
 import os
 import shutil
+import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from unicron.train.carry.files import FILE, Files
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.carry.newer_files import FilesRead, born_at
+from unicron.train.carry.own_folders import OwnFolders
 from unicron.train.carry.variables import NAME
 
 SCRIPT = """
@@ -262,3 +264,17 @@ def test_a_file_that_was_read_before_the_loops_and_is_another_one_now_is_named(t
     (tmp_path / "later").write_text("other")
     exec(f"path.{change}" if change else "", {"path": path})
     assert str(path) in read.changed_reason() if change else read.changed_reason() == ""
+
+
+@pytest.mark.parametrize("make", ["tempfile.mkdtemp()", "tempfile.TemporaryDirectory()"])
+@pytest.mark.parametrize(("whose", "named"), [({NAME: None}, True), ({}, False)], ids=["script", "library"])
+def test_a_temporary_folder_that_the_loop_has_put_files_into_is_named(tmp_path, monkeypatch, make, whose, named):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.mkdtemp", tempfile.mkdtemp)
+    folders, variables = OwnFolders(), {"tempfile": tempfile, "__name__": "__main__", **whose}
+    folders.begin()
+    exec(f"kept = {make}; path = getattr(kept, 'name', kept); open(path + '/before', 'w').close()", variables)
+    assert folders.written() == folders.written() == ""
+    tick()
+    (Path(variables["path"]) / "of the loop").write_text("x")
+    assert (variables["path"] in folders.written()) == named

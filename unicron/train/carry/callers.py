@@ -5,7 +5,7 @@ from typing import Any
 
 _BETWEEN = frozenset(
     {"functools", "genericpath", "glob", "io", "logging", "logging.handlers", "os", "pathlib", "posixpath", "shutil"}
-    | {f"{__package__}.newer_files"}
+    | {"tempfile", f"{__package__}.newer_files"}
 )
 """Modules by way of which others call."""
 

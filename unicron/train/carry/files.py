@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 from unicron.train.carry.callers import caller
 from unicron.train.carry.kinds import Kind, NotCarriedError, Parts
 from unicron.train.carry.newer_files import FilesAsked, FilesRead, NewerFiles
+from unicron.train.carry.own_folders import OwnFolders
 from unicron.train.carry.variables import NAME
 
 _open = io.open
@@ -41,6 +42,7 @@ class Files:
     Attributes:
         diverts_writes: what is opened for writing now is written to a hidden file.
         read: what the script has read before its loops.
+        own_folders: that it has made for this process alone.
         begins_otherwise: why this process does not begin as the first ones did; empty where it does.
     """
 
@@ -49,11 +51,12 @@ class Files:
         self._opened: list[tuple[Any, int | None]] = []
         self._reported, self._made = set[str](), set[str]()
         self.read, self._newer, self._began_at = FilesRead(), NewerFiles(math.inf), time.time()
-        self._asked, self.begins_otherwise = FilesAsked(), ""
+        self._asked, self.begins_otherwise, self.own_folders = FilesAsked(), "", OwnFolders()
 
     def begin(self) -> None:
         """Note from now on what the script finds."""
         self.read.begin()
+        self.own_folders.begin()
         if self.diverts_writes:
             self._asked.begin()
 

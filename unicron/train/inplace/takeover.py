@@ -82,6 +82,8 @@ class Takeover:
 
     def publish(self, record: LoopSnapshot | NotCarriedError) -> None:
         """Publish this rank's own record, or why there is none; between iterations, go on comparing and drilling."""
+        if isinstance(record, LoopSnapshot) and (why := self._files.own_folders.written()):
+            record = NotCarriedError(why)
         between = self._member.in_loops and self._member.core.phase is IterationPhase.BETWEEN
         if between:
             self._end_comparison()
