@@ -233,8 +233,8 @@ def test_what_a_rank_finds_out_to_be_its_own_amid_a_trial_is_no_difference():
         moments.keep_own(["optimizer's state of parameter 0: exp_avg"] * own, [], {})
         return LoopSnapshot([("a", 0, 0, 0)], [b""], [heap.snapshot(spaces, {})])
 
-    assert list(_differences(record(0), record(1))) == ["`seen` of x"]
-    assert not _differences(record(1), record(1))
+    assert list(_differences(record(0), record(1), set())) == ["`seen` of x"]
+    assert not _differences(record(1), record(1), set())
 
 
 def test_moments_that_become_alike_between_the_snapshots_of_two_loops_are_as_new_as_what_was_loaded():

@@ -21,7 +21,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron.train.carry.compare import first_difference, snapshot_differences
+from unicron.train.carry.compare import first_difference, never_read, snapshot_differences
 from unicron.train.carry.inert import read
 from unicron.train.carry.own_snapshot import Heap
 from unicron.train.carry.pickling import Pickler
@@ -178,6 +178,20 @@ def test_nothing_that_is_read_is_run(tmp_path):
     assert math.isnan(read(pickle.dumps(math.nan)))
     for kind in (lambda number: uuid.UUID(int=number), Lazy):
         assert "2 there" in first_difference(*(read(pickle.dumps(kind(number))) for number in (1, 2)))
+
+
+def test_a_variable_that_is_yet_to_be_set_is_missed_where_the_snapshot_from_which_this_began_had_it_and_else_not():
+    def snapshot(variables, dead=()):
+        heap, spaces = Heap([]), {"train.py": Variables({"lr": 0.5})}
+        heap.number_objects(spaces)
+        return heap.snapshot({"train.py": Variables({"lr": 0.5, **variables})}, {"train.py": set(dead)})
+
+    lived, began = snapshot({"loss": 8.0, "best": 2.0}), snapshot({"loss": 9.0, "best": 2.0}, dead=["loss"])
+    dead = never_read(began)
+    assert snapshot_differences(snapshot({"best": 2.0}), lived, dead) == {}
+    assert "`best`" in str(snapshot_differences(snapshot({}), lived, dead))
+    assert "7.0 here, 8.0 there" in str(snapshot_differences(snapshot({"loss": 7.0, "best": 2.0}), lived, dead))
+    assert "nothing here, 8.0 there" in str(snapshot_differences(snapshot({"best": 2.0}), lived))
 
 
 def test_snapshots_of_a_script_differ_by_the_name_of_a_variable():

@@ -9,6 +9,7 @@ import sys
 import types
 import weakref
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -41,11 +42,30 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 
-def snapshot_differences(ours: bytes, theirs: bytes) -> dict[str, str]:
-    """Return where two snapshots of a script differ, by the name of a variable, each where it does first."""
+def never_read(snapshot: bytes) -> set[Any]:
+    """Return the keys of the variables that a snapshot leaves out, as each is set before anybody reads it."""
+    variables, *_ = Reader(io.BytesIO(snapshot)).load()
+    return {
+        ("", space, name)
+        for space, values, names, as_first, *_ in variables
+        for name in names
+        if name not in values and name not in as_first
+    }
+
+
+def snapshot_differences(ours: bytes, theirs: bytes, dead: AbstractSet[Any] = frozenset()) -> dict[str, str]:
+    """Return where two snapshots of a script differ, by the name of a variable, each where it does first.
+
+    Args:
+        ours: of a process that began from another snapshot.
+        theirs: of the one that was there all the while.
+        dead: variables that the snapshot had left out from which ours began: those that are not set yet are not missed.
+    """
     mine, other = _Snapshot(ours), _Snapshot(theirs)
     partners, found = _Partners(), dict[str, str]()
     for key, name in (mine.names | other.names).items():
+        if key in dead and key not in mine.parts:
+            continue
         if key not in mine.left_out | other.left_out:
             pair = mine.parts.get(key, _NOTHING), other.parts.get(key, _NOTHING)
             if where := _first_difference([(name, *pair)], partners):

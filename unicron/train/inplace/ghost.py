@@ -10,13 +10,14 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import torch
 
 from unicron.contracts.worker import NOWHERE, Membership, ToAgent
-from unicron.train.carry.compare import first_difference, snapshot_differences
+from unicron.train.carry.compare import first_difference, never_read, snapshot_differences
 from unicron.train.carry.files import Files
 from unicron.train.carry.inert import read, without_aids
 from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
@@ -158,14 +159,15 @@ class TrialTakeover(Takeover):
         for name, value in found.items():
             if name not in COMPARED_APART and (where := state_difference(value, end["objects"][name], rounding)):
                 finish_trial(problem=f"{name} differs after iteration {end['iteration'] - 1}: {where}")
-        differences = _differences(record, record_of(end))
+        dead = set[Any]().union(*map(never_read, record_of(self._recorded.begin).snapshots))
+        differences = _differences(record, record_of(end), dead)
         other = self._folder / OTHER
         if not differences:
             finish_trial()
         if not other.exists():  # a clock differs by itself: another ghost shows what does
             self._through_file(OTHER, record_state(self._member.core.iteration, record))
             finish_trial(again=True)
-        by_itself = _differences(record, record_of(unpack(other, other.stat().st_size)))
+        by_itself = _differences(record, record_of(unpack(other, other.stat().st_size)), dead)
         for name, text in differences.items():
             if name not in by_itself:
                 finish_trial(problem=f"{text}, after iteration {end['iteration'] - 1}")
@@ -265,12 +267,12 @@ def state_difference(ours: Any, theirs: Any, rounding: float) -> str:
     return next((f"{path}{where}" for path, where in found if where), "")
 
 
-def _differences(ours: LoopSnapshot, theirs: LoopSnapshot) -> dict[str, str]:
+def _differences(ours: LoopSnapshot, theirs: LoopSnapshot, dead: AbstractSet[Any]) -> dict[str, str]:
     """Return where the snapshots of two processes that are at the same place differ, by what it is."""
     found = dict[str, str]()
     pairs = zip(ours.snapshots, theirs.snapshots, strict=True)
     for mine, other in ((mine, other) for mine, other in pairs if mine != other):
-        found |= snapshot_differences(mine, other)
+        found |= snapshot_differences(mine, other, dead)
     found.pop(OWN_MOMENTS, None)  # compared with the optimizers; whose they are the rank may find out meanwhile
     for (place, *_), mine, other in zip(ours.chain, ours.positions, theirs.positions, strict=True):
         if mine != other and (where := first_difference(*(without_aids(read(each)) for each in (mine, other) if each))):
