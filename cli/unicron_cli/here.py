@@ -47,7 +47,7 @@ def findings(environ: Mapping[str, str]) -> list[Finding]:
     own, running = FOLDER.resolve(), clusters()
     near = [*_named(environ, task), *_own(running, own, task)]
     far = [finding for folder in running if folder != own for finding in _running(folder, running[folder])]
-    return [*near, *_left(), *_slurm(environ, script), *_script(script), *_task(task, near), *far, *_checkout()]
+    return [*near, *_left(), *_slurm(environ, script), *_script(script), *_task(task, near), *_checkout(), *far]
 
 
 def lead(found: list[Finding]) -> RenderableType:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +14,15 @@ from unicron_deploy.options import PORT, Options, Value
 from unicron_deploy.production.layout import TARGETS
 from unicron_provisioner.config import load
 
+from unicron.contracts.answers import Status
+from unicron.errors import UnicronError
+from unicron.healing import way_of
 from unicron_cli.doctor import examine, examine_cluster, table
 from unicron_cli.here import findings, lead, next_command
 from unicron_cli.output import FOLDER, Folder, Json, Nats, console, done, patient, print_json, settings, warn
+
+STATUS_S = 5.0
+"""So long a cluster that is to be stopped may take to say what its tasks have done."""
 
 
 def up(
@@ -179,9 +185,37 @@ def down(folder: Folder = FOLDER, as_json: Json = False) -> None:
     """Stop the embedded cluster; its journal and options stay, so that `up` goes on where it was."""
     cluster = Cluster.load(folder)
     running = cluster.alive()
+    lost = asyncio.run(_unstored(cluster)) if running else {}
+    for task, iteration in lost.items():
+        warn(
+            f"{task} has no `checkpoints` in its task file: its state goes with the memory of the nodes, and the next "
+            f"`up` begins it at iteration 0, not {iteration + 1}"
+        )
     with _progress("stopping the cluster") as on_step:
         cluster.stop(on_step)
-    done(f"stopped {', '.join(running) or 'nothing: no process was running'}", as_json, stopped=running)
+    done(f"stopped {', '.join(running) or 'nothing: no process was running'}", as_json, stopped=running, lost=[*lost])
+
+
+async def _unstored(cluster: Cluster) -> dict[str, int]:
+    """Return what `unstored` does; nothing where the cluster does not say so at once."""
+    from unicron.service.bootstrap import connected_client  # noqa: PLC0415 --help needs none of it
+
+    with suppress(UnicronError, TimeoutError):
+        async with (
+            asyncio.timeout(STATUS_S),
+            connected_client(cluster.settings(), "unicron-cli", patient=False) as client,
+        ):
+            return unstored(await client.status())
+    return {}
+
+
+def unstored(status: Status) -> dict[str, int]:
+    """Return the tasks whose state lies in the memory of nodes alone, each with its last iteration."""
+    return {
+        view.spec.name: view.iteration
+        for view in status.tasks
+        if way_of(view.spec).tracks_states and not (view.spec.checkpoints or view.state.ended) and view.iteration >= 0
+    }
 
 
 def demo(

@@ -20,7 +20,7 @@ from unicron_deploy.nats_server import free_port
 
 from unicron.client import Client
 from unicron.contracts.answers import Status, TaskView
-from unicron.contracts.events import FailureDetected, ScriptDrilled, TaskRecovered
+from unicron.contracts.events import Alert, FailureDetected, ScriptDrilled, TaskRecovered
 from unicron.contracts.tasks import Healing, NodeState, TaskSpec, TaskState
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.healing import healed_by, way_of
@@ -306,6 +306,8 @@ class Program:
                 if self.drilled is None or message.problem != self.drilled.problem or message.unproven:
                     self._log(f"unicron: in place: {message.outcome}")
                 self._take_outcome(message)
+            elif isinstance(message, Alert) and (message.task, message.source) == (self._spec.name, "transition"):
+                self._log(f"unicron: {self._ranks.names.explain(message.text)}")
             elif isinstance(message, TaskRecovered) and failed:
                 text = self._ranks.names.explain(describe(message))
                 self._log(f"unicron: {text}, {message.seconds:.2f} s after the failure was detected")

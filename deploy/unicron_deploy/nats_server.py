@@ -289,7 +289,7 @@ class NatsServer:
                     if time.monotonic() < deadline:  # of a server that was killed some threads may be about to end
                         time.sleep(DYING_S / 20)
                         continue
-                    cure = "stop what listens there or choose another port"
+                    cure = "stop what listens there or choose another port (`--port`)"
                     if error.errno == errno.EADDRNOTAVAIL:
                         cure = "name an address of this machine: `ip address` shows them"
                     raise InvalidInputError(

@@ -172,7 +172,7 @@ def _alert_restart_from_scratch(run: TaskRun) -> list[Message]:
     if not began or run.snapshots.saved_whole or run.held_places(run.membership.group):
         return []
     text = f"of what task {run.spec.name} has computed no whole copy was saved yet: its program begins again"
-    return [Alert(text=f"{text}, from a checkpoint of its own if it has one")]
+    return [Alert(text=f"{text}, from a checkpoint of its own if it has one", task=run.spec.name)]
 
 
 # --- slots -----------------------------------------------------------------------------------------------------------

@@ -5,9 +5,12 @@ import json
 import pytest
 from helpers.cli import invoke
 from typer.testing import CliRunner
+from unicron_cli.local import unstored
 from unicron_cli.main import app
 from unicron_deploy.embedded import Cluster
 
+from unicron.contracts.answers import Status, TaskView
+from unicron.contracts.tasks import Healing, TaskSpec, TaskState
 from unicron.errors import InvalidInputError
 
 
@@ -44,3 +47,18 @@ def test_a_cluster_that_runs_stays_as_it_is_and_that_is_said(up, tmp_path, monke
 def test_a_node_in_a_container_is_not_started_from_here_and_how_it_is_is_said(tmp_path):
     with pytest.raises(InvalidInputError, match=r"no cluster in .*: name .*, in containers by `docker start`"):
         invoke("chaos", "restart-node", "node-3", "--dir", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "iteration", "lost"),
+    [
+        ({}, TaskState.RUNNING, 41, {"gpt": 41}),
+        ({}, TaskState.RUNNING, -1, {}),
+        ({}, TaskState.FINISHED, 41, {}),
+        ({"checkpoints": "/shared"}, TaskState.RUNNING, 41, {}),
+        ({"heal": Healing.RESTART}, TaskState.RUNNING, 41, {}),
+    ],
+)
+def test_a_task_whose_state_lies_in_memory_alone_is_named_before_that_is_gone(fields, state, iteration, lost):
+    spec = TaskSpec(name="gpt", command=["x"], **fields)
+    assert unstored(Status(tasks=[TaskView(spec=spec, state=state, iteration=iteration)])) == lost

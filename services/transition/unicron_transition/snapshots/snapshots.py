@@ -373,8 +373,9 @@ class Snapshots(msgspec.Struct, kw_only=True):
         if way_of(group.spec).tracks_states:
             return self._search_storage(cluster, group, search)
         search.over = True  # what is in its folder of checkpoints is its script's affair
-        text = f"what task {group.spec.name} had saved in memory is gone with its nodes: its program begins again"
-        return [Alert(text=f"{text}, from a checkpoint of its own if it has one")]
+        why = "can't be taken up by other processes" if group.uncarried else "is gone with its nodes"
+        text = f"what task {group.spec.name} had saved in memory {why}: its program begins again"
+        return [Alert(text=f"{text}, from a checkpoint of its own if it has one", task=group.spec.name)]
 
     def _search_storage(self, cluster: KnownNodes, group: WorkerGroup, search: Search) -> list[Message]:
         """Order a node to look for a checkpoint, as no memory has the state; a task without storage begins anew."""
@@ -433,7 +434,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         self.rewind = None
         task, root = group.spec.name, group.spec.checkpoints
         text = f"task {task} goes on where it is, not from iteration {rewind.iteration} in {root}: {why}"
-        return [Alert(text=f"{text}; unicron checkpoints list {task} --at {root} shows what is there")]
+        return [Alert(text=f"{text}; unicron checkpoints list {task} --at {root} shows what is there", task=task)]
 
     def _reject_copy(self, cluster: KnownNodes, group: WorkerGroup, bad: StateRef) -> list[Message]:
         """Drop a copy that is corrupt; return the command that removes it."""
