@@ -206,13 +206,14 @@ PLACES = """
     import json, threading
     import torch
     from unicron.errors import GroupBrokenError
-    from unicron.train.groups.group import Group
+    from unicron.train.groups.group import SHORT, Group
 
     layout = ParallelLayout(tensor=2, replicas=2)
     group, told = Group(torch.device("cpu")), []
     given = membership("places", 0, 4, layout=layout)
     group.form(given)
     told.append([text.decode() for text in group.gather(b"x" * given.rank)])
+    told.append([len(text) - SHORT for text in group.gather(b"x" * (SHORT - 1 + given.rank))])
     numbers = torch.tensor([10.0 ** given.rank])
     group.finish(group.begin_all_reduce(numbers))
     told.append(numbers.item())
@@ -235,12 +236,12 @@ PLACES = """
 
 
 async def test_gradients_are_summed_over_the_replicas_place_by_place_and_one_abort_wakes_all(tmp_path):
-    everybody = ["", "x", "xx", "xxx"]
+    everybody, about_short = ["", "x", "xx", "xxx"], [-1, 0, 1, 2]
     assert await run_ranks(tmp_path, PLACES, 4) == [
-        [everybody, 101.0, 2.0, "woken"],
-        [everybody, 1010.0, 3.0, "woken"],
-        [everybody, 101.0, 2.0],
-        [everybody, 1010.0, 3.0],
+        [everybody, about_short, 101.0, 2.0, "woken"],
+        [everybody, about_short, 1010.0, 3.0, "woken"],
+        [everybody, about_short, 101.0, 2.0],
+        [everybody, about_short, 1010.0, 3.0],
     ]
 
 

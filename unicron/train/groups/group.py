@@ -20,6 +20,9 @@ from unicron.train.groups.connections import Connections
 from unicron.train.groups.rendezvous import Rendezvous
 from unicron.train.worker.traffic import Traffic
 
+SIZE_BYTES, SHORT = 8, 504
+"""Bytes of a length, and of what goes along with it: nearly all that ranks tell one another while they regroup."""
+
 
 class Group:
     """The one mutable context that holds the process groups; a regroup swaps what is inside.
@@ -172,19 +175,24 @@ class Group:
         return [tuple(each.tolist()) for each in rows]
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the `data` of every rank of every replica.
+        """Return the `data` of every rank of every replica; in one round where each is short.
 
         Raises:
             GroupBrokenError: the group broke.
         """
-        sizes = [int(row.item()) for row in self._all_gather(torch.tensor([len(data)]))]
-        row = torch.tensor([*data, *bytes(max(sizes) - len(data))], dtype=torch.uint8)
-        return [bytes(row[:size].tolist()) for row, size in zip(self._all_gather(row), sizes, strict=True)]
+        rows = self._all_gather(len(data).to_bytes(SIZE_BYTES, "big") + data[:SHORT], SIZE_BYTES + SHORT)
+        sizes = [int.from_bytes(row[:SIZE_BYTES], "big") for row in rows]
+        if (longest := max(sizes)) > SHORT:
+            rests = self._all_gather(data[SHORT:], longest - SHORT)
+            rows = [row + rest for row, rest in zip(rows, rests, strict=True)]
+        return [row[SIZE_BYTES : SIZE_BYTES + size] for row, size in zip(rows, sizes, strict=True)]
 
-    def _all_gather(self, row: torch.Tensor) -> list[torch.Tensor]:
+    def _all_gather(self, data: bytes, size: int) -> list[bytes]:
+        """Return the `data` of every rank, filled up to so many bytes."""
+        row = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
         rows = [torch.empty_like(row) for _ in range(self._size)]
         self._wait(self._everybody, lambda group: group.allgather(rows, row))
-        return rows
+        return [each.numpy().tobytes() for each in rows]
 
     def _wait(self, group: Any, begin: Callable[[Any], Work]) -> None:
         """Run a collective of a group and wait for its end."""

@@ -202,13 +202,12 @@ class ScriptStates(TorchStates):
             if self._have_moved and self._saver is not None:
                 self._saver.wait()
 
-    def digest(self) -> int:
-        """Return the same on all ranks: in the midst of an iteration a script may have its own values anywhere.
+    def digest(self) -> None:
+        """Have no states compared: in the midst of an iteration a script may have its own values anywhere.
 
         No rank's state is overwritten because it is not as another's. They are compared between iterations
         (`unicron.train.inplace.alike`).
         """
-        return 0
 
     def _is_whole(self) -> bool:
         """Return whether parameters have stayed what they were; a script may change them as they are copied."""

@@ -153,7 +153,7 @@ class TorchStates:
 
     # --- to other workers, and from them -----------------------------------------------------------------------------
 
-    def digest(self) -> int:
+    def digest(self) -> int | None:
         """Return a digest of parameters and the optimizer's state."""
         return digest(named_tensors(self.protected))
 

@@ -116,7 +116,9 @@ class Duties:
         seat = membership.seat
         if Due.COMPARE not in self.due or seat is None or membership.layout.replicas == 1:
             return
-        reports = await self._ranks.gather_across_replicas(self._states.digest(), int(self._restored))
+        if (digest := self._states.digest()) is None:
+            return
+        reports = await self._ranks.gather_across_replicas(digest, int(self._restored))
         votes = [Vote(digest, bool(taken)) for digest, taken in reports]
         wrong, undecided = compare_votes(votes)
         if seat.replica in wrong:

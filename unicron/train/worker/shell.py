@@ -117,8 +117,11 @@ class States(Protocol):
             OSError: it can't be written.
         """
 
-    def digest(self) -> int:
-        """Return 64 bits, as a signed number, of this rank's state: the same where the states are."""
+    def digest(self) -> int | None:
+        """Return 64 bits, as a signed number, of this rank's state, the same where the states are.
+
+        None, on all ranks, where states may differ and are not to be compared.
+        """
 
     async def export(self, place: int, iteration: int, *, taken: bool = False, kept: bool = False) -> StateRef:
         """Export the state from before the update of `iteration` to others: the one fetched, if `taken`, or its own.
