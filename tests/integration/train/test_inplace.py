@@ -339,6 +339,8 @@ VARIES = """
     average = AveragedModel(model.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.7, patience=0, threshold=0.5)
+    mine = torch.nn.Parameter(torch.ones(4))
+    own = torch.optim.SGD([mine], lr=0.01 * (rank + 1), momentum=0.9)
     gate.at(-1, phase="begins", rank=rank)
     for step in range(24):
         if step == 8:
@@ -348,13 +350,16 @@ VARIES = """
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        mine.square().sum().backward()
+        own.step()
+        own.zero_grad()
         average.update_parameters(model)
         if step % 4 == 3:
             with torch.no_grad():
                 loss = (model.eval()(data(1000), 0) - 1).square().mean()
             model.train()
             plateau.step(loss)
-    buffers = torch.cat([each.reshape(-1).double() for each in model.module.buffers()])
+    buffers = torch.cat([each.detach().reshape(-1).double() for each in (*model.module.buffers(), mine)])
     both = [torch.zeros_like(buffers) for _ in range(2)]
     dist.all_gather(both, buffers)
     if rank == 0:
@@ -390,6 +395,29 @@ async def test_what_can_not_be_healed_in_place_is_refused_at_the_start(scene, tm
     name = f"refused-{abs(hash(line))}"
     await scene.client.submit(program(tmp_path, name, text, ranks=2))
     assert told[1] in (await scene.fails(name)).reason
+
+
+BUSY = """
+    import os
+
+    if rank == 1:
+        told = os.open("tries", os.O_APPEND | os.O_CREAT | os.O_WRONLY)
+        os.write(told, b"x")
+        if os.fstat(told).st_size == 2:
+            raise OSError("the server has no licence left")
+"""
+
+
+async def test_where_a_new_rank_fails_before_the_loop_of_the_others_all_begin_again(scene):
+    joined = "    rank = dist.get_rank()\n"
+    async with disturbed(scene, LOOSE.replace(joined, joined + BUSY), (10,), calm=LOOSE) as run:
+        await run.at(10)
+        await run.strike(1)
+    assert run.begun == [0, 0, 1, 1], "none for the rank that is lost, then all of them"
+    reasons = [each.reason for each in scene.of(FailureDetected, task=run.name) if "licence" in each.reason]
+    told = "a new rank failed before their loop with OSError: the server has no licence left at script.py:"
+    assert reasons
+    assert all(told in each for each in reasons)
 
 
 LOOKS = "    def microbatches(step):\n"

@@ -240,6 +240,9 @@ class Ghost(InPlace):
         self._member.core = core
         self._trial.take_over()
 
+    def _tell_failed(self, error: BaseException) -> None:
+        """Leave it to whoever has started this process."""
+
     def _finish(self, where: str) -> None:
         finish_trial(problem=f"it has ended its script {where}, and the rank had not")
 

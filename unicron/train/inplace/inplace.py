@@ -145,20 +145,18 @@ class InPlace:
     def _join_ranks(self) -> None:
         """Join the other ranks and load their state; take over the replaced rank if there is one."""
         self._channel.on_membership = self._member.rendezvous.interrupt
-        own = [(each, each.detach().clone()) for model in self.trained.models for each in model.own_tensors()]
         core = self._member.core
         with self._member.peers.waiting(Waiting(Wait.LOOP)):
             run(core.join_first())
         if core.phase is IterationPhase.TAKEN:
+            if not core.established:  # all have made their models alike, and whatever else differs is to differ
+                self._member.states.discard_taken()
             core.enter()
         if self.loops.candidate_chains:
             self._takeover.take_over()
         else:
             self._files.set_joins_late(late=False)
             self._member.records.move_to(core.membership, ())
-            with torch.no_grad():
-                for tensor, value in own:  # the first state is the first rank's
-                    tensor.copy_(value)
             self._takeover.compare_parameters()
 
     @contextlib.contextmanager
@@ -169,13 +167,34 @@ class InPlace:
         except SystemExit as ending:
             if ending.code is None or ending.code == 0:
                 self._finish(f"by sys.exit() at {script_line(traceback.extract_tb(ending.__traceback__))}")
+            self._tell_failed(ending)
             raise
         except NameError as error:
             if any(f"'{name}'" in str(error) for name in self.loops.taker.lacking):
                 where = script_line(traceback.extract_tb(error.__traceback__))
                 self._takeover.begin_again(f"{error} at {where}, as it can't go along to a new rank")
+            self._tell_failed(error)
+            raise
+        except Exception as error:
+            self._tell_failed(error)
             raise
         self._finish(f"at the end of {Path(sys.argv[0]).name}")
+
+    def _tell_failed(self, error: BaseException) -> None:
+        """Have all ranks begin again where this one, which replaces another, fails before the loop that they are in.
+
+        It fails where no rank did before, so maybe for what it found because it came later; another would fail, too.
+
+        Args:
+            error: that has left the script.
+
+        Raises:
+            ConnectionAbortedError: they do.
+        """
+        if os.getpid() != self._pid or not self._member.comes_before_loops_of_others:
+            return
+        what, where = f"{type(error).__name__}: {error}".partition("\n")[0], traceback.extract_tb(error.__traceback__)
+        self._member.refuse_to_join(f"a new rank failed before their loop with {what} at {script_line(where)}")
 
     def _finish(self, where: str) -> None:
         """Report that the script is done, once it is on all ranks: one that ends closes connections that others use.
@@ -193,8 +212,8 @@ class InPlace:
         if self._member.groups is None:
             self.join_group()
         self._files.set_joins_late(late=False)
-        groups, in_loops = self._member.groups, self._member.in_loops
-        if groups is not None and not in_loops and groups.replays_next and not groups.restored:
+        in_loops = self._member.in_loops
+        if self._member.comes_before_loops_of_others:
             raise InvalidInputError(
                 "this script has ended before the loop that the other ranks are in: something is not as it was "
                 "when they began, such as a file of theirs that it found; let it go on from that, or set "

@@ -1,5 +1,6 @@
 """A rank of a script that is healed in place, as a member of memberships: its groups and its worker's core."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -122,6 +123,33 @@ class Member:
         made = (f"{type(each).__name__} {name}" for name, each in protected.items())
         self.gradients.shapes = ", ".join([self.gradients.shapes, *made])
         self.states.protect(protected, own)
+
+    @property
+    def comes_before_loops_of_others(self) -> bool:
+        """Whether this rank replaces one whose others are in their loops, and has not come to its own."""
+        groups = self.groups
+        joined = self.rendezvous.group is not None
+        return groups is not None and not joined and groups.replays_next and not groups.restored
+
+    def refuse_to_join(self, why: str) -> None:
+        """Meet the others, who wait in their loops, only to have all ranks begin again.
+
+        Raises:
+            ConnectionAbortedError: they do.
+        """
+        if self.groups is None:
+            return
+        ranks, above = WholeRanks(self.line, self.groups, self.loops, self.records, self.files), -1
+        ranks.prepare(torch.device("cpu"))
+        self.channel.on_membership = lambda newer: (
+            self.rendezvous.interrupt(newer) | ranks.group.abort_below(newer.epoch)
+        )
+        ranks.refuse(why)
+        while True:
+            membership = run(ranks.await_membership(above))
+            above = membership.epoch
+            with contextlib.suppress(GroupBrokenError):  # somebody else was lost, too, and there is a newer one soon
+                run(ranks.form(membership))
 
     def next_microbatch(self) -> int | None:
         """Return the microbatch to compute; None once the gradient of all ranks is reduced."""

@@ -123,13 +123,6 @@ class Parallel(DistributedDataParallel):
         found: list[tuple[str, torch.Tensor]] = [*self.module.named_parameters(), *self.module.named_buffers()]
         return [each for name, each in found if name in self._given]
 
-    def own_tensors(self) -> list[torch.Tensor]:
-        """Return the tensors of the model that each rank has for itself."""
-        shared = self.shared_buffers() if self.forward_sync_buffers else {}
-        own: list[torch.Tensor] = [each for name, each in self.module.named_buffers() if name not in shared]
-        ignored = self.parameters_to_ignore
-        return own + [each for name, each in self.module.named_parameters() if name in ignored]
-
     def digest_buffers(self) -> int:
         """Return a digest of them."""
         found = 0

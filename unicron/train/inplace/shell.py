@@ -106,6 +106,10 @@ class WholeRanks(TorchRanks):
         self._fetcher = Fetcher(channel)
         self._takeover_refusal = ""
 
+    def refuse(self, why: str) -> None:
+        """Have all ranks begin again in the next membership, which they are told the reason of."""
+        self._takeover_refusal = why
+
     async def await_membership(self, above: int, within_s: float | None = None) -> Membership:
         """Block until there is a membership newer than epoch `above`, or so many seconds have passed."""
         membership = await super().await_membership(above, within_s)
