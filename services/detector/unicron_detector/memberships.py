@@ -28,7 +28,7 @@ from unicron_detector.state import PendingFailure, TaskRecord
 from unicron_detector.timers import TimerKind
 
 NOT_FINITE = 20
-"""Iterations in a row without a finite loss after which a task is broken. Scalers of losses need fewer to settle."""
+"""Iterations in a row without a finite loss after which that is reported. Scalers of losses need fewer to settle."""
 
 STALE = "Stale Connection"
 """The server's reason where a client did not answer its pings; a process that ends is another reason."""
@@ -70,26 +70,23 @@ class Memberships:
         return self._advance(task, regrouped.epoch)
 
     def record_iteration(self, finished: IterationFinished) -> list[Message]:
-        """Record how far a task has come; break a task whose loss is not finite any more, as it can't recover.
+        """Record how far a task has come; report once that its loss stays no number, whatever that means to it.
 
-        One whose loss never was may train without it, such as on batches that have no target: it is left to its user.
+        One whose loss never is a number may train without it, such as on batches that have no target.
         """
         task = self._reporter.task(finished.task)
         if task.closed or finished.epoch < task.epoch:
             return []
         task.standstill.record_progress(finished.iteration + 1)
-        is_finite = math.isfinite(finished.loss)
-        task.was_finite = task.was_finite or is_finite
-        task.not_finite = 0 if is_finite else task.not_finite + 1
+        if task.not_finite == NOT_FINITE:
+            return []
+        task.not_finite = 0 if math.isfinite(finished.loss) else task.not_finite + 1
         if task.not_finite < NOT_FINITE:
             return []
-        first, last = finished.iteration + 1 - task.not_finite, finished.iteration
-        if not task.was_finite:
-            text = f"task {finished.task}: its loss was {finished.loss} in all of its first {NOT_FINITE} iterations"
-            advice = f"{text}; it goes on: see what it learns, or end it by `unicron remove {finished.task}`"
-            return [Alert(text=advice, task=finished.task)] if task.not_finite == NOT_FINITE else []
-        why = f"no progress: the loss was {finished.loss} in all of the iterations {first} to {last}"
-        return self._reporter.break_task(finished.task, f"{why}; nothing that was tried in them has mended it")
+        first, last = finished.iteration + 1 - NOT_FINITE, finished.iteration
+        text = f"task {finished.task}: its loss was {finished.loss} in all of the iterations {first} to {last}"
+        advice = f"it goes on: see what it learns, or end it by `unicron remove {finished.task}`"
+        return [Alert(text=f"{text}; {advice}", task=finished.task)]
 
     def reset_task(self, submitted: TaskSubmitted) -> list[Message]:
         """Forget an earlier task of this name. Facts about the new task's workers come later than this one."""

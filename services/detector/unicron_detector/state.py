@@ -179,8 +179,7 @@ class TaskRecord(msgspec.Struct, kw_only=True):
         standstill: the iteration in which it fails again and again.
         outage: of a server outside of the cluster.
         lack: of something that a machine lacks, or of what nobody knows, where the program is not at fault.
-        not_finite: iterations in a row whose loss is no number.
-        was_finite: the loss of an iteration was one.
+        not_finite: iterations in a row whose loss is no number; stays once that was reported.
         replaced_at: when a worker of it was replaced last whose memory grew.
         last: the failure reported last, on which a failed attempt builds.
         cause: the first of the last few seconds that followed from no other.
@@ -203,7 +202,6 @@ class TaskRecord(msgspec.Struct, kw_only=True):
     outage: Outage = msgspec.field(default_factory=Outage)
     lack: Outage = msgspec.field(default_factory=Outage)
     not_finite: Count = 0
-    was_finite: bool = False
     replaced_at: Moment = 0.0
     last: FailureDetected | None = None
     cause: RecentCause | None = None

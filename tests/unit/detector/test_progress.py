@@ -132,21 +132,17 @@ def test_workers_that_end_one_after_the_other_before_they_have_joined_the_others
     assert f"no progress: 4 {what if ordered else 'workers in a row failed to start on n1:0'}" in told[-1].reason
 
 
-def test_a_loss_that_stays_no_number_ends_the_task(scene):
+@pytest.mark.parametrize("begins", [1.0, float("nan")])
+def test_a_loss_that_stays_no_number_is_told_once_and_the_task_goes_on(scene, begins):
     scene.run(w0="n0")
-    assert finish(scene, 0, 0, 1.0) == []
-    for iteration in range(1, NOT_FINITE):
-        assert finish(scene, 0, iteration, float("nan")) == []
-    [broken] = finish(scene, 0, NOT_FINITE, float("inf"))
-    assert broken.reason.startswith("no progress: the loss was inf in all of the iterations 1 to 20")
-    assert finish(scene, 0, NOT_FINITE + 1, float("nan")) == []
-
-
-def test_what_never_had_a_loss_that_is_a_number_is_told_once_and_goes_on(scene):
-    scene.run(w0="n0")
-    told = [each for iteration in range(3 * NOT_FINITE) for each in finish(scene, 0, iteration, float("nan"))]
+    told = finish(scene, 0, 0, begins)
+    for bout in range(2):
+        for iteration in range(1, 2 * NOT_FINITE):
+            told += finish(scene, 0, bout * 2 * NOT_FINITE + iteration, float("inf"))
+        told += finish(scene, 0, (bout + 1) * 2 * NOT_FINITE, 1.0)
     assert [type(each) for each in told] == [Alert]
-    assert "was nan in all of its first 20 iterations; it goes on" in told[0].text
+    first = 1 if begins == 1.0 else 0
+    assert f"was inf in all of the iterations {first} to {first + 19}; it goes on" in told[0].text
 
 
 def test_one_that_comes_to_its_senses_goes_on(scene):
