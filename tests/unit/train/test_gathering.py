@@ -197,13 +197,19 @@ class Mixed(torch.optim.Optimizer):
 def test_moments_keep_their_type_whatever_that_of_their_parameter_is():
     models = [nn.Linear(4, 4).bfloat16() for _ in range(2)]
     optimizers = [Mixed(model.parameters()) for model in models]
+    optimizers[0].param_groups[0]["lr"] = 0.2
     optimizers[0].step()
     state = collect_state(3, {"model": models[0], "optimizer": optimizers[0]})
     protected = {"model": models[1], "optimizer": optimizers[1]}
     gathering = Gathering(protected)
     gathering.add(state)
+    groups, states = optimizers[1].param_groups, optimizers[1].state
+    group = groups[0]
     load_state(gathering.result(3), protected)
     assert same(collect_state(3, protected)["objects"], state["objects"])
+    assert optimizers[1].param_groups is groups, "a script may have them in variables of its own"
+    assert groups[0] is group
+    assert optimizers[1].state is states
 
 
 def test_of_an_optimizer_a_rank_needs_all_settings_and_what_is_of_its_own_parameters():

@@ -132,6 +132,23 @@ for epoch in range(3):
 """
 
 
+TESTS = """
+for epoch in range(2):
+    items, kept = iter([[10 * epoch + each] for each in range(3)]), []
+    while (taken := next(items, None)) is not None:
+        kept.append(taken)
+        note(epoch, kept)
+        backward()
+"""
+
+
+def test_a_new_rank_enters_a_while_loop_without_what_its_test_has_made():
+    whole, there = noted(TESTS)
+    for begin in range(6):
+        again, _ = noted(TESTS, there[begin])
+        assert again == whole[begin:]
+
+
 def test_iterators_of_a_script_are_as_far_as_they_were_and_draw_what_they_drew():
     whole, there = noted(ITERATES)
     for begin in (0, 3, 7, 14):

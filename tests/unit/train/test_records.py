@@ -70,6 +70,6 @@ def test_a_variable_that_could_not_go_along_is_no_fault_of_the_script_and_any_ot
         raise NotCarriedError(why)
 
     loops = SimpleNamespace(taker=SimpleNamespace(lacking=lacking))
-    rank = SimpleNamespace(_takeover=SimpleNamespace(begin_again=begin_again), loops=loops)
+    rank = SimpleNamespace(_takeover=SimpleNamespace(begin_again=begin_again), loops=loops, _tell_failed=lambda _: None)
     with pytest.raises(raised, match="'saving' is not defined"), InPlace.run_to_end(rank):
         exec("saving.result()", {})

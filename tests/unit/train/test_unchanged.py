@@ -125,6 +125,15 @@ def test_what_changes_and_is_again_what_it_was_is_no_change_and_then_shows_in_or
     assert names(heap) == [(4,), (5,), (TOGETHER,), (TOGETHER + 1,), (2 * TOGETHER + 1,)]
 
 
+def test_a_frozen_set_is_as_before_where_it_was_made_anew_in_another_order():
+    things = [Slotted() for _ in range(2)]
+    for each in things:
+        each.names = frozenset({0, 8})
+    heap = numbered(things)
+    things[0].names, things[1].names = frozenset({8, 0}), frozenset({8.0, 0})
+    assert names(heap) == [(1,)]
+
+
 def test_what_raises_while_it_is_looked_at_loses_no_change():
     things = world()
     heap = numbered(things)

@@ -84,6 +84,11 @@ def bits_of(thing: Any) -> Any:
     return str(thing.dtype), thing.shape, bits
 
 
+def _members(found: frozenset[Any]) -> set[Any]:
+    """Return what is equal for two sets whose members are the same; their order is that of the process."""
+    return {id(each) if (value := value_of(each)) is None else (type(each), value) for each in found}
+
+
 def is_same(ours: Any, theirs: Any) -> bool:
     """Return whether nobody can tell two things apart: they are one, or plain, of a type, and with the same value."""
     if ours is theirs:
@@ -92,6 +97,8 @@ def is_same(ours: Any, theirs: Any) -> bool:
         return False
     if isinstance(ours, tuple):
         return len(ours) == len(theirs) and all(map(is_same, ours, theirs))
+    if isinstance(ours, frozenset):
+        return _members(ours) == _members(theirs)
     if isinstance(ours, types.MethodType):
         return ours.__self__ is theirs.__self__ and ours.__func__ is theirs.__func__
     if isinstance(ours, types.BuiltinFunctionType):

@@ -93,7 +93,8 @@ class Trained:
         first = {id(each) for model in self.models for each in model.given_tensors()} - trained
         tensors = [Given(each) if id(each) in first else each for each in (*models.parameters(), *models.buffers())]
         given = [Given(self.moments), *(Given(model.given_digest) for model in self.models)]
-        changed = [*self.models, *models.modules(), *tensors, *given]
+        groups = [group for each in self.optimizers for group in each.param_groups]
+        changed = [*self.models, *models.modules(), *tensors, *groups, *given]
         return [*carried, *self.optimizers], changed, {"moments": self.moments}
 
     @property

@@ -58,13 +58,18 @@ class LoopFollower:
     # --- what the script calls ------------------------------------------------------------
 
     def should_test(self, place: str) -> bool:
-        """Return whether a `while` loop's test is to be evaluated; not where the other ranks have left the loop."""
+        """Return whether a `while` loop's test is to be evaluated; not where the other ranks have left the loop.
+
+        What the test makes as the loop begins gets no number: where the others are in it, a new rank evaluates none.
+        """
         caller = sys._getframe(1)  # noqa: SLF001
         self.exit_abandoned(caller, place)
         at, index = self.stack.innermost, self.stack.next_index(place)
         if at is not None and at.place == place and at.frame is caller:
             return True
         if not self.replay.is_due or self.replay.target.where.is_loop(place, index):
+            if place not in self.stack.idle:
+                self._number_before(place, index, caller)
             return True
         self.stack.count_begin(place)
         return False
@@ -204,11 +209,16 @@ class LoopFollower:
 
     def enter_loop(self, place: str, caller: FrameType, last: int | None) -> ActiveLoop:
         """Push a loop; objects made on the way to it are numbered, as a new rank makes them, too."""
-        depth, index = len(self.stack.active), self.stack.next_index(place)
+        index = self.stack.next_index(place)
         self.stack.count_begin(place)
-        if depth or index:
-            self.taker.number_before(caller, f"{depth}.{place}#{index}")
+        if last is None:
+            self._number_before(place, index, caller)
         return self.stack.push(place, index, caller, last)
+
+    def _number_before(self, place: str, index: int, caller: FrameType) -> None:
+        depth = len(self.stack.active)
+        if depth or index:  # else all is numbered
+            self.taker.number_before(caller, f"{depth}.{place}#{index}")
 
     def exit_loops(self, depth: int) -> None:
         """Pop the loops from this depth on; a first one that was tried, and has not trained, is forgotten."""

@@ -10,14 +10,30 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     """Load an optimizer's state in the types that it has.
 
     Torch casts moments to the type of their parameter, and makes whatever can be iterated over anew, which hardly
-    anything but a list survives.
+    anything but a list survives. It puts new groups in place of those that the script may have in variables of its own.
     """
+    groups, states = optimizer.param_groups, optimizer.state
+    before = [*groups]
     optimizer.load_state_dict({**state, "state": {key: _hidden(each) for key, each in state["state"].items()}})
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     for number, parameter in enumerate(parameters):
         _restore_types(optimizer.state.get(parameter), state["state"].get(number))
     for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):  # torch has copied objects
         group.update({name: each for name, each in saved.items() if name != "params" and _is_object(each)})
+    if vars(optimizer).keys() >= {"param_groups", "state"}:  # else they are those of an optimizer inside of this one
+        for own, loaded in zip(before, optimizer.param_groups, strict=True):
+            _become(own, loaded)
+        groups[:] = before
+        _become(states, optimizer.state)
+        optimizer.param_groups, optimizer.state = groups, states
+
+
+def _become(own: Any, loaded: Any) -> None:
+    """Have a dictionary hold what another one does."""
+    if own is not loaded:
+        found = dict(loaded)
+        own.clear()
+        own.update(found)
 
 
 def _is_object(value: Any) -> bool:
