@@ -89,6 +89,10 @@ def _members(found: frozenset[Any]) -> set[Any]:
     return {id(each) if (value := value_of(each)) is None else (type(each), value) for each in found}
 
 
+def _named_alike(ours: types.BuiltinFunctionType, theirs: types.BuiltinFunctionType) -> bool:
+    return ours.__qualname__ == theirs.__qualname__
+
+
 def is_same(ours: Any, theirs: Any) -> bool:
     """Return whether nobody can tell two things apart: they are one, or plain, of a type, and with the same value."""
     if ours is theirs:
@@ -99,8 +103,7 @@ def is_same(ours: Any, theirs: Any) -> bool:
         return len(ours) == len(theirs) and all(map(is_same, ours, theirs))
     if isinstance(ours, frozenset):
         return _members(ours) == _members(theirs)
-    if isinstance(ours, types.MethodType):
-        return ours.__self__ is theirs.__self__ and ours.__func__ is theirs.__func__
-    if isinstance(ours, types.BuiltinFunctionType):
-        return ours.__self__ is theirs.__self__ and ours.__qualname__ == theirs.__qualname__
+    if isinstance(ours, types.MethodType | types.BuiltinFunctionType):
+        same = ours.__func__ is theirs.__func__ if isinstance(ours, types.MethodType) else _named_alike(ours, theirs)
+        return same and ours.__self__ is theirs.__self__
     return (value := value_of(ours)) is not None and bool(value == value_of(theirs))
