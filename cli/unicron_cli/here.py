@@ -11,7 +11,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from unicron_deploy.embedded import LAYOUT, Cluster
 from unicron_deploy.ends_with import left_behind, owner_of
-from unicron_deploy.options import PORT
 from unicron_deploy.rights import OPERATOR
 
 from unicron.contracts.base import Record
@@ -99,7 +98,7 @@ def _running(folder: Path, pid: int, task: Path | None = None) -> Iterator[Findi
     """Yield an embedded cluster that runs, and until when it does; what outlived its command is no cluster."""
     with contextlib.suppress(UnicronError):
         cluster, own = Cluster.load(folder), folder == FOLDER.resolve()
-        needed = {"UNICRON_NATS_URL": "" if own and cluster.options.port == PORT else cluster.url}
+        needed = {"UNICRON_NATS_URL": "" if own else cluster.url}
         needed["UNICRON_NATS_NKEY"] = "" if own or cluster.insecure else str(cluster.keys.path(OPERATOR))
         reach = " ".join([*(f"{name}={value}" for name, value in needed.items() if value), _look(task)])
         owner = owner_of(pid)

@@ -167,7 +167,7 @@ def _summary(cluster: Cluster, kept: list[str], folder: Path) -> str:
         text += f"   (orders from the page need the token in {cluster.keys.tokens})"
     if options.host:
         text += "\nother machines join it with a token: `unicron token create --pool POOL`"
-    if options.port != PORT or options.ha or options.host:
+    if folder != FOLDER and (options.port != PORT or options.ha or options.host):
         text += f"\nexport UNICRON_NATS_URL={cluster.url}   # for the other commands"
     if options.observe:
         text += "\nobserve only: it says what it would do by itself (`unicron events`), and does nothing of that"

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
+from unicron.addresses import Address
 from unicron.errors import UnicronError
 from unicron.printable import printable
 from unicron.processes import ProcessRecord
@@ -50,8 +51,11 @@ PLAIN_WIDTH = 160
 
 
 def settings(nats: str | None) -> Settings:
-    """Return the settings of a command: `--nats` over the environment over defaults."""
-    given = {PREFIX + "CONNECT_TIMEOUT_S": CONNECT_S, **os.environ} | ({PREFIX + "NATS_URL": nats} if nats else {})
+    """Return the settings of a command: `--nats` over the environment over this folder's cluster over defaults."""
+    name = PREFIX + "NATS_URL"
+    given = {PREFIX + "CONNECT_TIMEOUT_S": CONNECT_S, **os.environ}
+    if url := nats or (own_url() if name not in os.environ else ""):
+        given[name] = url
     found = Settings.load([], given)
     return found if found.nats_nkey or found.nats_creds else replace(found, nats_nkey=own_key(found.nats_servers[0]))
 
@@ -67,15 +71,27 @@ def own_key(url: str) -> str:
     It is that of the embedded cluster of this folder, if its record says that it is there. While that one does not run,
     the containers may be, whose key has a folder of its own.
     """
-    address, layout = urlsplit(url), dict[str, Any]()
-    with suppress(OSError, ValueError):
-        layout = json.loads((FOLDER / "cluster.json").read_bytes())
+    address, layout = urlsplit(url), _layout()
     here = address.hostname in {HOST, "localhost"}
     if here and not _runs(layout) and (key := _key_in(CONTAINERS)):
         return key
     if layout and (layout.get("insecure") or layout.get("port") != address.port):
         return ""
     return _key_in(FOLDER / "keys") if here or address.hostname == (layout.get("host") or HOST) else ""
+
+
+def own_url() -> str:
+    """Return where the embedded cluster of this folder is; empty where none runs."""
+    layout = _layout()
+    servers = layout.get("servers") or [{"host": layout.get("host") or HOST, "port": layout.get("port")}]
+    return ",".join(Address(each["host"], each["port"]).nats_url for each in servers) if _runs(layout) else ""
+
+
+def _layout() -> dict[str, Any]:
+    """Return the record of the embedded cluster of this folder; empty where there is none."""
+    with suppress(OSError, ValueError):
+        return dict(json.loads((FOLDER / "cluster.json").read_bytes()))
+    return {}
 
 
 def _runs(layout: dict[str, Any]) -> bool:

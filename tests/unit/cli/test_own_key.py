@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT
-from unicron_cli.output import own_key
+from unicron_cli.output import own_key, settings
 
 from unicron.processes import ProcessRecord
 
@@ -71,3 +71,25 @@ def test_what_is_typed_for_containers_is_in_their_own_folder(folder):
     assert len(lines) == 2
     for line in lines:
         assert {word for word in line.split() if ".unicron/" in word} <= {".unicron/containers", ".unicron/containers/"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "url"),
+    [
+        ({"port": 4333}, "nats://127.0.0.1:4333"),
+        ({"port": 4333, "host": "::1"}, "nats://[::1]:4333"),
+        ({"servers": [{"host": "a", "port": 1}, {"host": "b", "port": 2}]}, "nats://a:1,nats://b:2"),
+    ],
+)
+def test_the_cluster_of_this_folder_is_found_wherever_it_listens_unless_another_is_named(
+    folder, fields, url, monkeypatch
+):
+    monkeypatch.delenv("UNICRON_NATS_URL", raising=False)
+    folder.mkdir()
+    up(folder, runs=False, **fields)
+    assert settings(None).nats_url == URL
+    up(folder, runs=True, **fields)
+    assert settings(None).nats_url == url
+    assert settings("nats://c:3").nats_url == "nats://c:3"
+    monkeypatch.setenv("UNICRON_NATS_URL", "nats://d:4")
+    assert settings(None).nats_url == "nats://d:4"
