@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -290,12 +290,17 @@ async def _nodes(client: Client, parts: Mapping[str, PartHealth]) -> Check:
         status = await client.status()
     except UnicronError as error:
         return Check(name="nodes", state="missing", found=str(error), cure="see to the registry")
-    up = [view.node for view in status.nodes if view.state in {NodeState.UP, NodeState.DRAINING}]
-    lost = [view.node for view in status.nodes if view.state == NodeState.LOST]
-    if not up:
+    return judge_nodes({state: [view.node for view in status.nodes if view.state is state] for state in NodeState})
+
+
+def judge_nodes(nodes: Mapping[NodeState, Sequence[str]]) -> Check:
+    """Return what is to be said of nodes, given their names by state."""
+    up, draining, lost = (nodes.get(each, ()) for each in (NodeState.UP, NodeState.DRAINING, NodeState.LOST))
+    if not up and not draining:
         cure = "start an agent on each node: python -m unicron_agent --node NAME"
         return Check(name="nodes", state="missing", found="none is up", cure=cure)
-    if lost:
-        cure = "look at these machines, and start their agents again"
-        return Check(name="nodes", state="warning", found=f"{len(up)} up, lost: {', '.join(lost)}", cure=cure)
-    return Check(name="nodes", state="ok", found=f"{', '.join(up)} up")
+    cures = [f"{', '.join(lost)}: see to the machine, then start its agent (`unicron up` where that started it)"]
+    cures = cures * bool(lost) + [f"`unicron drain --undo {each}` puts it back into use" for each in draining]
+    words = zip((up, draining, lost), ("up", "drained: no work goes there", "lost"), strict=True)
+    found = "; ".join(f"{', '.join(names)} {word}" for names, word in words if names)
+    return Check(name="nodes", state="warning" if cures else "ok", found=found, cure="; ".join(cures))

@@ -45,7 +45,10 @@ def findings(environ: Mapping[str, str]) -> list[Finding]:
     task, script = next(_task_files(), None), next(_scripts(), None)
     own, running = FOLDER.resolve(), clusters()
     near = [*_named(environ, task), *_own(running, own, task)]
-    far = [finding for folder in running if folder != own for finding in _running(folder, running[folder])]
+    others = sorted((folder for folder in running if folder != own), key=lambda one: not _begun_here(running[one]))
+    begun = sum(_begun_here(running[folder]) for folder in others)
+    near += [finding for folder in others[:begun] for finding in _running(folder, running[folder])]
+    far = [finding for folder in others[begun:] for finding in _running(folder, running[folder])]
     return [*near, *_left(), *_slurm(environ, script), *_script(script), *_task(task, near), *_checkout(), *far]
 
 
@@ -108,6 +111,14 @@ def _running(folder: Path, pid: int, task: Path | None = None) -> Iterator[Findi
         elif owner.alive():
             found = f"runs in {folder} until the command ends that has started it, process {owner.pid}"
             yield Finding(name="cluster", found=found, command=reach)
+
+
+def _begun_here(pid: int) -> bool:
+    """Return whether a command that was given in this folder, such as `unicron run`, has a cluster with this server."""
+    owner = owner_of(pid)
+    with contextlib.suppress(OSError):
+        return owner is not None and owner.alive() and Path(f"/proc/{owner.pid}/cwd").samefile(Path.cwd())
+    return False
 
 
 def _look(task: Path | None) -> str:

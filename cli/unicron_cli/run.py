@@ -200,7 +200,8 @@ def _run(what: Run, root: Path, log: Callable[[str], None], *, remove: bool) -> 
         with console(err=True).status("starting the cluster") as spinner:
             cluster.start(spinner.update)
             asyncio.run(cluster.wait_until_ready(on_step=spinner.update))
-        log(f"unicron: {spec.max_workers} ranks; the cluster is at {cluster.url}, logs are in {root}")
+        fate = " (removed if it ends well; --dir keeps them)" if remove else ""
+        log(f"unicron: {spec.max_workers} ranks; the cluster is at {cluster.url}, logs are in {root}{fate}")
         program = Program(cluster, what, log)
         view = asyncio.run(program.run())
         came = program.drilled

@@ -11,6 +11,7 @@ from helpers.ports import free_port
 from helpers.refusing import REFUSED, serving
 from unicron_cli import doctor, production
 
+from unicron.contracts.tasks import NodeState
 from unicron.settings import Settings
 from unicron.train.groups.nccl import ENVIRONMENT
 
@@ -73,3 +74,21 @@ def test_variables_of_nccl_are_told_where_they_are_set_to_something_else(monkeyp
     assert doctor._overridden() == ""
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
     assert doctor._overridden() == "TORCH_NCCL_ASYNC_ERROR_HANDLING=3"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "state", "words"),
+    [
+        ({NodeState.UP: ["n1", "n2"], NodeState.LEFT: ["n3"]}, "ok", "n1, n2 up; "),
+        ({NodeState.UP: ["n1"], NodeState.DRAINING: ["n2"]}, "warning", "n1 up; n2 drained: no work goes there; "),
+        ({NodeState.DRAINING: ["n2"], NodeState.LOST: ["n3"]}, "warning", "n2 drained: no work goes there; n3 lost; "),
+        ({NodeState.LOST: ["n3"]}, "missing", "none is up; start an agent"),
+    ],
+)
+def test_a_node_that_does_not_work_is_named_with_the_command_for_it(nodes, state, words):
+    check = doctor.judge_nodes(nodes)
+    assert check.state == state
+    assert f"{check.found}; {check.cure}".startswith(words)
+    if state == "warning":
+        assert ("`unicron drain --undo n2`" in check.cure) == (NodeState.DRAINING in nodes)
+        assert ("n3: see to the machine" in check.cure) == (NodeState.LOST in nodes)

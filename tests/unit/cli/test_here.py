@@ -92,12 +92,15 @@ def test_clusters_that_run_say_until_when_and_those_of_other_folders_come_last(f
     monkeypatch.setattr(here, "clusters", lambda: {own: 1, other: 2, run: 3})
     monkeypatch.setattr(here, "owner_of", {1: None, 2: None, 3: us}.get)
     found = here.findings({})
-    assert [each.command.split()[-1] for each in found] == ["status", "train.py", "status", "status"]
+    assert [each.command.split()[-1] for each in found] == ["status", "status", "train.py", "status"]
     assert found[0].command == "unicron status"
     assert "until `unicron down`" in found[0].found
-    assert f"until `unicron down --dir {other}`" in found[2].found
-    assert found[2].command.startswith(f"UNICRON_NATS_URL=nats://127.0.0.1:4333 UNICRON_NATS_NKEY={other}/keys/")
-    assert f"until the command ends that has started it, process {us.pid}" in found[3].found
+    assert f"until `unicron down --dir {other}`" in found[3].found
+    assert found[3].command.startswith(f"UNICRON_NATS_URL=nats://127.0.0.1:4333 UNICRON_NATS_NKEY={other}/keys/")
+    assert f"until the command ends that has started it, process {us.pid}" in found[1].found, "a command given here"
+    monkeypatch.chdir(other)
+    assert [each.command.split()[-1] for each in here.findings({})] == ["status"] * 3
+    monkeypatch.chdir(folder)
     monkeypatch.setattr(here, "owner_of", lambda _: gone)
     assert [each.name for each in here.findings({})] == ["script"], "what outlived its command is no cluster"
 
