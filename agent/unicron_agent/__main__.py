@@ -1,7 +1,5 @@
 """`python -m unicron_agent`."""
 
-import sys
+from unicron.own_modules import run
 
-from unicron_agent.main import main
-
-sys.exit(main())
+run("unicron_agent.main")

@@ -1,5 +1,5 @@
 """`python -m unicron_cli`: the command `unicron`."""
 
-from unicron_cli.main import main
+from unicron_cli.entry import main
 
 main()

@@ -161,7 +161,7 @@ def submit_again(ctx: typer.Context, options: Sequence[str], name: str, *behind:
     given, changes = checked(options, tools.version())
     for change in changes:
         warn(change)
-    words = [sys.executable, "-m", "unicron_cli", "slurm", ctx.command.name or "", *own_options(ctx), *behind]
+    words = [sys.executable, "-P", "-m", "unicron_cli", "slurm", ctx.command.name or "", *own_options(ctx), *behind]
     requeued = ["--requeue"] if ctx.params["until_done"] else []
     say(f"submitted job {_sbatch([f'--job-name={name}', *requeued, *given], batch_script(words))}")
 

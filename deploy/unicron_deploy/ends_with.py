@@ -26,7 +26,7 @@ GRACE_S = 5.0
 def ends_with_us() -> Iterator[None]:
     """Have whatever is started inside end with this process; only where that raises may something be left to end."""
     us = ProcessRecord.from_pid(os.getpid())
-    command = [sys.executable, "-m", "unicron_deploy.ends_with", str(us.pid), str(us.ticks)]
+    command = [sys.executable, "-P", "-m", "unicron_deploy.ends_with", str(us.pid), str(us.ticks)]
     null = subprocess.DEVNULL
     # elsewhere, so that it keeps no file system busy
     watch = subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True, cwd="/")

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from unicron.own_modules import forget_others
+
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME, LONGEST_NAME = 15, 15
 PR_SET_PTRACER = 0x59616D61
@@ -45,6 +47,9 @@ those is forked."""
 FOR_MEGATRON = ("unicron.train.megatron",)
 """Modules for scripts that import Megatron: likewise. Not next to GPUs, where its imports might touch CUDA."""
 
+AT_START = frozenset(sys.modules)
+"""Names of modules that Python itself imports, a few of ours among them."""
+
 _NEVER_FREED: list[object] = []
 """The globals of a script, kept until its process ends: torch can hang while it frees a process group of gloo whose
 thread waits for the interpreter's lock."""
@@ -57,7 +62,8 @@ def main() -> None:
     os.dup2(2, 1)  # what an import or a script prints must not mix with the answers
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # forks would write the rest of a line again
-    _warm_up()
+    with contextlib.suppress(Exception):  # a module of the user's that stands in the way is the worker's own error
+        _warm_up()
     _answer(answers, {"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
@@ -192,7 +198,9 @@ def run_script(request: dict[str, Any], execute: Callable[[str], object] | None 
         os.chdir(request["cwd"])
         sys.argv = request["argv"]
         what = sys.argv[0]
-        sys.path.insert(0, request["cwd"] if request["module"] else str(Path(what).resolve().parent))
+        folder = request["cwd"] if request["module"] else str(Path(what).resolve().parent)
+        sys.path.insert(0, folder)
+        forget_others(folder, AT_START)
         if execute is not None:
             _NEVER_FREED.append(execute(what))
         elif request["module"]:

@@ -98,6 +98,7 @@ class WarmStandby:
     async def _spawn(self, log: TextIO) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # a script's folder is its own to look in
             "-m",
             "unicron_agent.workers.standby",
             stdin=subprocess.PIPE,

@@ -1,7 +1,5 @@
 """`python -m unicron_deploy.enrolment`."""
 
-import sys
+from unicron.own_modules import run
 
-from unicron_deploy.enrolment.main import main
-
-sys.exit(main())
+run("unicron_deploy.enrolment.main")

@@ -55,7 +55,7 @@ def srun(allocation: Allocation, root: Path, url: str) -> list[str]:
         "--open-mode=append",
         f"--output={tools.literal(root)}/logs/node-%n.log",
     ]
-    command = [sys.executable, "-m", "unicron_deploy.slurm.node", "--dir", str(root), "--url", url]
+    command = [sys.executable, "-P", "-m", "unicron_deploy.slurm.node", "--dir", str(root), "--url", url]
     return ["srun", *flags, *command, "--slots", str(allocation.slots)]
 
 

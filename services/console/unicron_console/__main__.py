@@ -1,8 +1,5 @@
 """`python -m unicron_console` runs the console."""
 
-import sys
+from unicron.own_modules import run
 
-from unicron_console.main import main
-
-if __name__ == "__main__":
-    sys.exit(main())
+run("unicron_console.main")

@@ -1,7 +1,5 @@
 """`python -m unicron_detector` runs the detector."""
 
-import sys
+from unicron.own_modules import run
 
-from unicron_detector.main import main
-
-sys.exit(main())
+run("unicron_detector.main")

@@ -1,7 +1,5 @@
 """`python -m unicron_notifier`."""
 
-import sys
+from unicron.own_modules import run
 
-from unicron_notifier.main import main
-
-sys.exit(main())
+run("unicron_notifier.main")

@@ -1,7 +1,5 @@
 """`python -m unicron_planner` runs the planner."""
 
-import sys
+from unicron.own_modules import run
 
-from unicron_planner.main import main
-
-sys.exit(main())
+run("unicron_planner.main")

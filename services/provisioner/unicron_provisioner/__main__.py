@@ -1,7 +1,5 @@
 """`python -m unicron_provisioner`."""
 
-import sys
+from unicron.own_modules import run
 
-from unicron_provisioner.main import main
-
-sys.exit(main())
+run("unicron_provisioner.main")

@@ -1,7 +1,5 @@
 """`python -m unicron_registry`."""
 
-import sys
+from unicron.own_modules import run
 
-from unicron_registry.main import main
-
-sys.exit(main())
+run("unicron_registry.main")

@@ -1,7 +1,5 @@
 """`python -m unicron_straggler`."""
 
-import sys
+from unicron.own_modules import run
 
-from unicron_straggler.main import main
-
-sys.exit(main())
+run("unicron_straggler.main")

@@ -1,7 +1,5 @@
 """`python -m unicron_transition`."""
 
-import sys
+from unicron.own_modules import run
 
-from unicron_transition.main import main
-
-sys.exit(main())
+run("unicron_transition.main")

@@ -21,10 +21,12 @@ from unicron.errors import InvalidInputError
 DOCS = ROOT / "docs"
 
 SCRIPT = """
-import os, sys
+import os, secrets, sys
 import torch
 import torch.distributed as dist
+import pynvml
 
+assert (secrets.OWN, pynvml.STUB) == (1, 2), "what is in the script's folder, and on its path"
 dist.init_process_group("gloo")
 print("rank", dist.get_rank(), "of", dist.get_world_size(), "got", sys.argv[1:], flush=True)
 total = torch.ones(1)
@@ -38,14 +40,18 @@ dist.destroy_process_group()
 """
 
 
-def run(folder, *words):
-    return call([*UNICRON, "run", *words], cwd=folder)
+def run(folder, *words, **more):
+    return call([*UNICRON, "run", *words], cwd=folder, **more)
 
 
 def test_a_script_with_the_options_of_torchrun_is_healed(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "secrets.py").write_text("OWN = 1")
+    (tmp_path / "stubs").mkdir()
+    (tmp_path / "stubs" / "pynvml.py").write_text("STUB = 2")
     options = ["--standalone", "--nnodes", "1", "--nproc_per_node", "2", "--checkpoints", "own", "--silence", "90"]
-    ended = run(tmp_path, *options, "train.py", "--lr", "3", "--help")
+    path = {"PYTHONPATH": str(tmp_path / "stubs")}
+    ended = run(tmp_path, *options, "train.py", "--lr", "3", "--help", environment=CLEAN | path)
     assert ended.returncode == 0, ended.stderr
     assert "train:0: rank 0 of 2 got ['--lr', '3', '--help']" in ended.stdout
     assert ended.stdout.count(f"total 2 {tmp_path / 'own' / 'train.own'}") == 2

@@ -234,7 +234,7 @@ def machine_script(machine: str, folder: Path, settings: Mapping[str, str]) -> s
     Settings hold paths of keys, never the keys: scripts of jobs are shown to whoever may see the job.
     """
     told = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(settings.items()))
-    command = [sys.executable, "-m", "unicron_deploy.slurm.machine", "--run-dir", str(folder / machine)]
+    command = [sys.executable, "-P", "-m", "unicron_deploy.slurm.machine", "--run-dir", str(folder / machine)]
     return f"#!/bin/sh\n#SBATCH --open-mode=append\n#SBATCH --signal=B:USR1@0\n{told}\nexec {shlex.join(command)}\n"
 
 
