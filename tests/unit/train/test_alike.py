@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unicron.train.carry.beside import Beside
+from unicron.train.carry.kinds import NotComparedError
 from unicron.train.carry.own_snapshot import Heap
-from unicron.train.carry.tensors import Given
+from unicron.train.carry.tensors import LARGE_BYTES, Given
 from unicron.train.carry.variables import Variables
 from unicron.train.inplace.alike import Alike, Moments
 from unicron.train.inplace.ghost import _differences
@@ -214,6 +215,23 @@ def test_a_new_rank_is_compared_when_the_others_are():
     new.update(scale=7.0)
     assert compared(those, 3) == [""] * 3
     assert compared(those, 4) == ["parameter weight"] * 3
+
+
+def test_large_moments_of_which_nobody_knows_yet_whether_they_are_alike_are_waited_for_and_not_refused():
+    parameter = torch.nn.Parameter(torch.ones(LARGE_BYTES // 8 + 1))
+    optimizer = torch.optim.Adam([parameter])
+    moments = Moments([optimizer], {id(parameter)})
+    heap, spaces = Heap([optimizer]), {"optimizers": Variables({"moments": moments})}
+    heap.number_objects(spaces)
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    with pytest.raises(NotComparedError, match="`moments` of optimizers: ranks are compared before"):
+        heap.snapshot(spaces, {})
+    moments.left_out = True  # as on trial
+    assert len(heap.snapshot(spaces, {})) < LARGE_BYTES
+    moments.left_out = False
+    moments.keep_own([], [0], {})
+    assert len(heap.snapshot(spaces, {})) < LARGE_BYTES
 
 
 def test_what_a_rank_finds_out_to_be_its_own_amid_a_trial_is_no_difference():

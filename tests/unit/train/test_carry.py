@@ -28,11 +28,12 @@ from hypothesis import strategies as st
 from tqdm import tqdm
 
 from unicron.train.carry.compare import first_difference, snapshot_differences
+from unicron.train.carry.gradients import gradients_of
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.carry.objects import text_of
 from unicron.train.carry.own_snapshot import Heap
 from unicron.train.carry.randomness import generators, set_generators
-from unicron.train.carry.tensors import Given
+from unicron.train.carry.tensors import LARGE_BYTES, Given
 from unicron.train.carry.variables import Variables
 
 MANY = int(os.environ.get("UNICRON_TEST_EXAMPLES", "150"))
@@ -618,3 +619,10 @@ def test_an_optimizer_whose_options_hold_a_function_is_carried_with_the_values_t
     other.restore(its_spaces, heap.snapshot(spaces, {}))
     assert (theirs["filter"], theirs["lr"]) == (own, 0.5)
     assert theirs["filter"]() == (1002, [1.0, 2.0, 1001, 1002])
+
+
+def test_a_large_gradient_that_is_kept_is_named_with_the_cure():
+    parameter = torch.nn.Parameter(torch.ones(LARGE_BYTES // 4 + 1))
+    parameter.grad = torch.ones_like(parameter)
+    with pytest.raises(NotCarriedError, match=r"gradients are kept .*: call zero_grad\(\) right behind each update"):
+        gradients_of([parameter], whole=True, zeroed=False)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.carry.tensors import raw, unraw
 from unicron.train.snapshots.shards import as_shard_of, local
 
@@ -19,6 +20,9 @@ def gradients_of(parameters: Iterable[torch.nn.Parameter], *, whole: bool, zeroe
         parameters: of the models.
         whole: all numbers; else which there are.
         zeroed: the script makes them zero where they are, so those that are there may be nothing.
+
+    Raises:
+        NotCarriedError: there is a large one, to which more may be added.
     """
     there = [each.grad for each in parameters]
     if whole:
@@ -48,4 +52,8 @@ def restore_gradients(
 
 
 def _raw_parts(tensor: torch.Tensor) -> tuple[bytes, torch.dtype, tuple[int, ...]]:
-    return raw(tensor), tensor.dtype, tuple(tensor.shape)
+    try:
+        return raw(tensor), tensor.dtype, tuple(tensor.shape)
+    except NotCarriedError as error:
+        why = "gradients are kept from one iteration to the next, as if more were to be added"
+        raise NotCarriedError(f"{why}, one of them {error}: call zero_grad() right behind each update") from error

@@ -35,6 +35,10 @@ class OwnCheckpointNewerError(NotCarriedError):
     """A script has begun from a checkpoint of its own that is newer than the snapshot to be taken, and so than any."""
 
 
+class NotComparedError(NotCarriedError):
+    """Something is too large to go along, and other ranks have it in a moment: once ranks have been compared."""
+
+
 class Kind:
     """Objects of a kind, whose state can be looked at, taken, and put into another one of the kind.
 

@@ -130,6 +130,13 @@ class Stateful:
         """Return its state."""
         raise NotImplementedError
 
+    def check(self) -> None:
+        """See whether its state can be part of a snapshot.
+
+        Raises:
+            NotCarriedError: it can't.
+        """
+
     def set_state(self, state: Any) -> None:
         """Take over a state."""
         raise NotImplementedError

@@ -266,9 +266,11 @@ class Heap:
         try:
             if one.kind is TENSOR:
                 return TENSOR.state_with(one.thing, self._beside.raw(one.thing, describe(key)))
+            if isinstance(one.thing, Stateful):
+                one.thing.check()
             return one.kind.state(one.thing)
         except NotCarriedError as error:
-            raise NotCarriedError(f"{describe(key)}: {error}") from error
+            raise type(error)(f"{describe(key)}: {error}") from error
 
     def pack(self, value: Any, own: Mapping[Key, Any] = MappingProxyType({})) -> bytes:
         """Return a value as another process can have it, with references to what is numbered, or has a key in `own`."""

@@ -13,7 +13,9 @@ import msgspec
 import torch
 
 from unicron.train.carry.beside import Beside
+from unicron.train.carry.kinds import NotComparedError
 from unicron.train.carry.objects import Stateful
+from unicron.train.carry.tensors import LARGE_BYTES
 from unicron.train.snapshots.digest import digests
 
 FIRST, AGAIN = 1, 4
@@ -34,9 +36,13 @@ class Moments(Stateful):
     Args:
         optimizers: of the script.
         shared: parameters whose gradients are reduced over the ranks, by identity: their moments are alike, as a rule.
+
+    Attributes:
+        left_out: of a process on trial, whose moments are compared apart: they are no part of the state.
     """
 
     comes_last = True
+    left_out = False
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], shared: set[int]) -> None:
         self._optimizers = list(optimizers)
@@ -100,7 +106,19 @@ class Moments(Stateful):
 
     def state(self) -> Any:
         """Return them."""
-        return self._own, self._alike, {number: dict(state) for number, *_, state in self._states()}
+        found = {number: dict(state) for number, *_, state in self._states()} if not self.left_out else {}
+        return self._own, self._alike, found
+
+    def check(self) -> None:
+        """See whether they can go along.
+
+        Raises:
+            NotComparedError: they are large, and ranks have not been compared since there are any.
+        """
+        new = (state for number, *_, state in self._states() if not self._own >> number & 1)
+        sizes = (each.nbytes for state in new for each in state.values() if isinstance(each, torch.Tensor))
+        if not self.left_out and sum(sizes) > LARGE_BYTES:
+            raise NotComparedError("ranks are compared before others' large moments count as those of a lost one")
 
     def set_state(self, state: Any) -> None:
         """Have them be as another process had them."""

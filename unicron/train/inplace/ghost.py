@@ -135,7 +135,7 @@ class TrialTakeover(Takeover):
         self._loops.take_over(record_of(self._recorded.begin), self._arrive)
 
     def _arrive(self) -> None:
-        self._arrived = True
+        self._arrived = self._member.trained.moments.left_out = True
         self._files.write_in_place()
 
     def publish(self, record: LoopSnapshot | NotCarriedError) -> None:

@@ -17,7 +17,7 @@ from unicron.addresses import Address, is_loopback
 from unicron.contracts.frames import LIMIT
 from unicron.contracts.worker import NOWHERE, UNCARRIED, Membership
 from unicron.errors import GroupBrokenError
-from unicron.train.carry.kinds import NotCarriedError
+from unicron.train.carry.kinds import NotCarriedError, NotComparedError
 from unicron.train.groups.rendezvous import Rendezvous
 from unicron.train.loops.active_loops import SNAPSHOTS_KEPT, Chain, LoopSnapshot
 
@@ -71,7 +71,7 @@ class Records:
         if why := self.shown or untrusted_reason(self._membership) or os.environ.get(UNCARRIED):
             record = NotCarriedError(why)
         if isinstance(record, NotCarriedError):
-            if str(record) not in self._reported:
+            if not isinstance(record, NotComparedError) and str(record) not in self._reported:
                 self._reported.add(str(record))
                 print(f"unicron: {_REFUSAL.format(record)}", file=sys.stderr)  # noqa: T201 goes to the worker's log
             data = b""

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 from unicron.contracts.worker import Drilled, Unusable
 from unicron.errors import GroupBrokenError
 from unicron.train.carry.files import Files
-from unicron.train.carry.kinds import NotCarriedError
+from unicron.train.carry.kinds import NotCarriedError, NotComparedError
 from unicron.train.inplace.alike import Alike, total_of
 from unicron.train.inplace.drill import Drill
 from unicron.train.inplace.member import Member
@@ -93,6 +93,8 @@ class Takeover:
                 self._records.wait_for_comparison()
                 return
         self._records.publish(record)
+        if isinstance(record, NotComparedError):  # that is over soon
+            return
         if isinstance(record, NotCarriedError) and self._loops.candidate_chains:
             self._report_unusable(record)
         elif between:
