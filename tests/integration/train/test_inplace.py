@@ -420,6 +420,30 @@ async def test_where_a_new_rank_fails_before_the_loop_of_the_others_all_begin_ag
     assert all(told in each for each in reasons)
 
 
+CATCHES = LOOSE.replace(
+    "        gate.at(step, rank=rank)\n        (model(last)",
+    "        try:\n"
+    "            gate.at(step, rank=rank)\n"
+    "            (model(last)",
+).replace(
+    "        optimizer.step()\n",
+    "            gate.at(step, 1, 'reduced', rank)\n"
+    "        except Exception:\n"
+    "            print('a batch that can not be trained is left out')\n"
+    "        optimizer.step()\n",
+)
+
+
+async def test_a_script_that_catches_all_errors_does_not_go_on_by_itself_where_all_are_to_begin_again(scene):
+    async with disturbed(scene, CATCHES, (10, 1), calm=LOOSE) as run:
+        run.gate.close(10, 1, phase="reduced", rank=1)
+        await run.gate.held()
+        ahead = {"iteration": 11, "microbatch": 0, "rank": 0}
+        await scene.until(lambda: any(ahead.items() <= at.items() for at in run.gate.passed))
+        await run.strike(1)
+    assert run.begun == [0, 0, 1, 1, 1], "one for the rank that is lost, then all of them"
+
+
 LOOKS = "    def microbatches(step):\n"
 LOOKS_EARLY = (
     "    import os\n    there = os.path.exists('mark')\n"

@@ -214,7 +214,8 @@ class Ghost(InPlace):
         files: Any = GhostFiles(folder, folder / f"files-{os.getpid()}")
         files.install()
         super().__init__(cast("AgentChannel", Silent()), files, None)
-        self._member.line = None
+        self._member.line, self._member.abandon = None, report_failure
+        self.abandon = self.loops.abandon = self.iteration.abandon = report_failure
 
     def _make_takeover(self, seed: Seed | None) -> TrialTakeover:  # noqa: ARG002 nobody tries a trial
         self._trial = TrialTakeover(self._member, self._files, self._folder, self._recorded)

@@ -13,6 +13,7 @@ from unicron.contracts.tasks import ParallelLayout
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.groups.inner import InnerGroups
 from unicron.train.groups.switched import COLLECTIVES, TRANSFERS, Switched, Work
+from unicron.train.inplace.abandon import abandons
 from unicron.train.inplace.peers import Peers, Wait, Waiting
 from unicron.train.loops.collective_results import (
     MOST_BYTES,
@@ -68,6 +69,7 @@ class ScriptGroups(InnerGroups):
         began_at: when the loops of the first ranks began, in seconds of the epoch; 0 before that.
         on_shared: is called with the tensors that a collective leaves the same on all ranks.
         trial: what records collectives in the loops, or gives what was recorded of them.
+        abandon: is called with an error that the script is not to see.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class ScriptGroups(InnerGroups):
         self._large_results: Results = []
         self.ended, self.began_at = EndedCollectives(), 0.0
         self.trial: Trial | None = None
+        self.abandon: Callable[[Exception], Any] = _raise
         super().__init__(layout, rank, device)
 
     @property
@@ -155,19 +158,21 @@ class ScriptGroups(InnerGroups):
         """
         begin = partial(self._begin_or_give, group, name, arguments, named)
         if self.trial is None or not self._loops.has_begun or group.size() == 1:
-            return begin()
+            given: Work = begin()
+            return given
         return self.trial.run_collective(name, arguments, group.rank(), begin)
 
+    @abandons(GroupBrokenError)
     def _begin_or_give(self, group: Switched, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Work:
         begun, of_all = self._loops.has_begun, self._is_global(group, name)
         self._setup_count += of_all and not begun
         begin = partial(self._begin, self._wait_of(group, name), group, name, arguments, named)
         if group.size() == 1 or not (begun or self.records_setup) or (group.ghost and not (begun or self._joins_late)):
-            return begin()
+            return self._guarded(begin())
         if self.sharded and begun and name in SHARDING:
             if not self._loops.in_iteration:
                 self._loops.record_result(None)  # nobody who comes later is given a whole model
-            return begin()
+            return self._guarded(begin())
         outputs, own = self._shared_outputs(group, name, arguments), _gathered_operand(name, arguments, group.size())
         give: Callable[[Results | None], None] = partial(_write_results, name, outputs)
         read: ReadResults = partial(_identity, outputs)
@@ -177,7 +182,7 @@ class ScriptGroups(InnerGroups):
         if self.replays_next:
             results = self._loops.replayed_result() if begun else self._setup.next_result()
             if self.restored and not (begun or results):
-                return begin()
+                return self._guarded(begin())
             if begun or results != [] or not outputs:  # else they are parameters
                 give(results)
             return Work()
@@ -190,6 +195,13 @@ class ScriptGroups(InnerGroups):
         collective.begin(self._rejoin)
         self._active.append(collective)
         return Work(lambda: self._finish_collective(collective))
+
+    def _guarded(self, work: Work) -> Work:
+        return Work(partial(self._await, work))
+
+    @abandons(GroupBrokenError)
+    def _await(self, work: Work) -> None:
+        work.wait()
 
     def _shared_outputs(self, group: Switched, name: str, arguments: Sequence[Any]) -> Results | None:
         """Return the tensors that a collective leaves the same on all ranks; None where they differ."""
@@ -253,6 +265,7 @@ class ScriptGroups(InnerGroups):
         give(results)
         return Work(), partial(_identity, results)
 
+    @abandons(GroupBrokenError)
     def _finish_collective(self, collective: "ScriptCollective") -> None:
         if collective not in self._active:
             return
@@ -273,6 +286,10 @@ class ScriptGroups(InnerGroups):
             self._setup.record(results)
         if self._loops.is_tried:
             self._loops.record_result(results)
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 class ScriptCollective:

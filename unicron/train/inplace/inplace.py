@@ -25,6 +25,7 @@ from unicron.contracts.worker import Finished, Progress
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.carry.files import Files
 from unicron.train.groups.rendezvous import await_all_done
+from unicron.train.inplace.abandon import abandons
 from unicron.train.inplace.groups import ScriptGroups
 from unicron.train.inplace.iteration import ScriptIteration
 from unicron.train.inplace.member import Member
@@ -55,6 +56,7 @@ class InPlace:
         trained: what the script has made.
         loops: that it is in.
         iteration: likewise.
+        abandon: ends this process, for an error that the script is not to see.
     """
 
     def __init__(self, channel: AgentChannel, files: Files, seed: Seed | None) -> None:
@@ -70,11 +72,13 @@ class InPlace:
         self.rank, self.size = self._member.rank, self._member.size
         self._takeover = self._make_takeover(seed)
         self.iteration = ScriptIteration(self._member, self._takeover)
+        self.abandon = self.loops.abandon = self._member.abandon
         self._pid = os.getpid()
 
     def _make_takeover(self, seed: Seed | None) -> Takeover:
         return Takeover(self._member, self._files, seed)
 
+    @abandons(Exception)
     def join_group(self) -> None:
         """Form the script's group, if all ranks are new; else a ghost stands in for it until the loops begin."""
         groups = self._member.make_groups(self.iteration.rejoin)
@@ -108,6 +112,7 @@ class InPlace:
             if id(parameter) in reduced:
                 parameter.register_post_accumulate_grad_hook(lambda _: self.iteration.on_gradient(model))
 
+    @abandons(Exception)
     def synchronize_buffers(self, model: Parallel) -> None:
         """Give a model the buffers of the first rank, as a forward pass begins that needs them equal on all ranks."""
         if self._member.piggyback is not None:
@@ -123,6 +128,7 @@ class InPlace:
         """Begin an iteration with the forward pass of a model, unless one has begun or the model is evaluated."""
         self.iteration.begin_forward(model)
 
+    @abandons(Exception)
     def _begin_loops(self) -> None:
         """Protect what the script has made, as its first loop trains, and join the other ranks.
 

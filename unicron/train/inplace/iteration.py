@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.train.inplace.abandon import abandons
 from unicron.train.inplace.member import Member
 from unicron.train.inplace.parallel import Parallel
 from unicron.train.inplace.peers import script_line
@@ -23,6 +24,9 @@ class ScriptIteration:
     Args:
         member: this rank.
         takeover: of this rank by another process.
+
+    Attributes:
+        abandon: ends this process, for an error that the script is not to see.
     """
 
     def __init__(self, member: Member, takeover: Takeover) -> None:
@@ -33,8 +37,10 @@ class ScriptIteration:
         self._reduce_queued = self._computing = self._backward_seen = False
         self._in_forward, self._with_gradient = set[int](), set[int]()
         self._begun_versions: int | None = None
+        self.abandon = member.abandon
         member.records.moved = self._moved
 
+    @abandons(Exception)
     def begin_forward(self, model: torch.nn.Module) -> None:
         """Begin an iteration with the forward pass of a model, unless one has begun or the model is evaluated."""
         if torch.is_grad_enabled():
@@ -95,6 +101,7 @@ class ScriptIteration:
         self._takeover.refuse_all(self._unfollowed)
         self._open_iteration()
 
+    @abandons(Exception)
     def extend(self, what: str) -> None:
         """Train something more from the next iteration on; a new rank, which begins in the loops, would not make it.
 
@@ -112,11 +119,13 @@ class ScriptIteration:
         self._takeover.refuse_all(why)
         self._is_extended = True
 
+    @abandons(Exception)
     def check_extension(self, optimizer: torch.optim.Optimizer) -> None:
         """Take in that an optimizer of the script is given parameters."""
         if any(each is optimizer for each in self._trained.optimizers):
             self.extend(f"{type(optimizer).__name__} is given parameters")
 
+    @abandons(Exception)
     def on_gradient(self, model: Parallel) -> None:
         """Have the gradient reduced as the backward pass ends, of which a model's parameter has just got its part."""
         if not model.expects_gradient:  # as with torch: under no_sync, or for a loss that goes past the model's forward
@@ -129,6 +138,7 @@ class ScriptIteration:
             engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 as FSDP2 does
             engine.queue_callback(lambda: self._reduce(piggyback))
 
+    @abandons(Exception)
     def _reduce(self, piggyback: Piggyback) -> None:
         """End the backward pass by reducing the gradient of all ranks to its mean."""
         gradients, records = self._member.gradients, self._member.records
@@ -167,6 +177,7 @@ class ScriptIteration:
             parameter.grad = gradient
         self._in_forward, self._with_gradient = self._in_forward - self._with_gradient, set()
 
+    @abandons(Exception)
     def rejoin(self, error: GroupBrokenError) -> bool:
         """Join the next membership from a broken collective; return whether a new rank gets to that collective, too."""
         if self._trained.sharded or not self._member.in_loops:
@@ -178,6 +189,7 @@ class ScriptIteration:
         run(core.rejoin(error))
         return core.phase is IterationPhase.OPEN or not self._computing
 
+    @abandons(Exception)
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Have all ranks agree that the iteration is whole, before any of them updates its shard of a model."""
         if not (self._trained.models or self._trained.sharded):
@@ -193,6 +205,7 @@ class ScriptIteration:
             self._loops.record_reduce()
             self._end_microbatch()
 
+    @abandons(Exception)
     def before_backward(self, loss: torch.Tensor) -> None:
         """Record the loss of a backward pass; put gradients that it adds to into snapshots."""
         expected = any(model.expects_gradient for model in self._trained.models)
@@ -219,6 +232,7 @@ class ScriptIteration:
         if any(id(each) in lacking and each.grad is not None and local(each.grad).isnan().any() for each in used):
             self._takeover.begin_again("more is added to gradients of an iteration before, which no snapshot has")
 
+    @abandons(Exception)
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """End the iteration."""
         if self._trained.updates_unreduced(optimizer):  # only now: a closure may have computed it

@@ -13,6 +13,7 @@ from unicron.contracts.worker import Membership, Ready
 from unicron.errors import GroupBrokenError
 from unicron.train.carry.beside import Nothing
 from unicron.train.carry.files import Files
+from unicron.train.inplace.abandon import Abandon, end_process
 from unicron.train.inplace.groups import ScriptGroups
 from unicron.train.inplace.peers import Peers, RankPosition, Wait, Waiting
 from unicron.train.inplace.piggyback import Piggyback
@@ -44,6 +45,7 @@ class Member:
         channel, loops, trained, files: see above.
         rank, size: of this process, and how many there are.
         line: to the agent, where there is one.
+        abandon: ends this process, for an error that the script is not to see.
         groups: of the script; None before it has made them.
         piggyback: what goes along with gradients; None before the loops, and where models are spread over the ranks.
         rendezvous, records, peers: by which ranks find one another, may replace one another, and tell where they are.
@@ -60,6 +62,7 @@ class Member:
         self.rank, self.size = int(os.environ["UNICRON_PLACE"]), self._layout.replica_workers
         self.channel, self.trained, self.loops, self.files = channel, trained, loops, files
         self.line: AgentChannel | None = channel
+        self.abandon: Abandon = end_process
         self.groups: ScriptGroups | None = None
         self.piggyback: Piggyback | None = None
         self.rendezvous, self.records = ScriptRendezvous(channel, files), Records()
@@ -78,6 +81,7 @@ class Member:
         )
         self.channel.send(Ready())
         self.groups = ScriptGroups(self._layout, self.rank, device, self.loops, rejoin, self.peers)
+        self.groups.abandon = self.abandon
         self.ranks = WholeRanks(self.line, self.groups, self.loops, self.records, self.files)
         return self.groups
 

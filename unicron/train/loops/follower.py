@@ -28,10 +28,12 @@ class LoopFollower:
         taker: of its snapshots.
         replay: the way to where others are.
         closed_reason: why no new rank can continue from the last snapshot; empty where one can.
+        abandon: is called with an error that the script is not to see.
     """
 
     def __init__(self, publish_record: Callable[[LoopSnapshot | NotCarriedError], None]) -> None:
         self._publish_record = publish_record
+        self.abandon: Callable[[Exception], None] = lambda _: None
         self.story, self.stack = Story(), LoopStack()
         self.taker = SnapshotTaker(self.stack)
         self.replay, self.closed_reason = Replay(self.stack), ""
@@ -165,6 +167,7 @@ class LoopFollower:
             yield
         except NotCarriedError as error:
             self._publish_record(error)
+            self.abandon(error)
             raise
 
     def _restore_at(self, at: ActiveLoop, caller: FrameType, *, ends: bool) -> None:

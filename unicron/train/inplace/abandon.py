@@ -1,0 +1,41 @@
+"""How a process ends that can't go on with its script: at once, as one that is killed, wherever the script is.
+
+An error of ours that went through the script could be caught there, as many scripts catch all errors of a batch, or of
+their main function: it would go on without the others, write what it has not computed, or end as if all were well.
+"""
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from unicron.train.restart.ending import flush
+from unicron.train.worker.channel import report_exception
+
+Abandon = Callable[[Exception], NoReturn]
+
+
+def end_process(error: Exception) -> NoReturn:
+    """Report an error to the agent, and end this process."""
+    report_exception(type(error), error, error.__traceback__)
+    flush()
+    os._exit(1)
+
+
+def abandons(*kinds: type[Exception]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator of a method that scripts call: no error of these kinds gets into the script.
+
+    `self.abandon` is called with it.
+    """
+
+    def guard(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def called(self: Any, *arguments: Any, **named: Any) -> Any:
+            try:
+                return method(self, *arguments, **named)
+            except kinds as error:
+                self.abandon(error)
+
+        return called
+
+    return guard
