@@ -422,9 +422,7 @@ async def test_where_a_new_rank_fails_before_the_loop_of_the_others_all_begin_ag
 
 CATCHES = LOOSE.replace(
     "        gate.at(step, rank=rank)\n        (model(last)",
-    "        try:\n"
-    "            gate.at(step, rank=rank)\n"
-    "            (model(last)",
+    "        try:\n            gate.at(step, rank=rank)\n            (model(last)",
 ).replace(
     "        optimizer.step()\n",
     "            gate.at(step, 1, 'reduced', rank)\n"

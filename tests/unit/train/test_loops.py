@@ -476,3 +476,27 @@ def test_what_a_thread_has_drawn_for_the_items_of_a_loop_is_refused_until_that_l
     there = Watched(1).run(LOADS_AHEAD, draws=draws).there
     beside = ["a thread that runs `load`" in str(record) for _, record, _ in there[2:]]
     assert beside == [draws, draws, False, False, False, False]
+
+
+UNPACKABLE = """
+class Shy:
+    def __reduce_ex__(self, _):
+        asked.append(1)
+        raise TypeError("no")
+
+seen = []
+for x in range(200):
+    note(x)
+    seen.append(Shy())
+    backward()
+"""
+
+
+def test_what_can_not_be_packed_time_after_time_is_asked_less_and_less(monkeypatch):
+    monkeypatch.setattr("unicron.train.loops.snapshot_taker.REST", 1e9)
+    asked = []
+    noted(UNPACKABLE, asked=asked)
+    once = len(asked)
+    monkeypatch.setattr("unicron.train.loops.snapshot_taker.REST", 0.0)
+    noted(UNPACKABLE, asked=asked)
+    assert 0 < once < (len(asked) - once) / 5

@@ -1,6 +1,7 @@
 """Takes a rank's snapshots at points of its loops, and restores there that of the rank which it replaces."""
 
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 
 from unicron.train.carry.beside import Beside
-from unicron.train.carry.kinds import NotCarriedError
+from unicron.train.carry.kinds import NotCarriedError, NotComparedError
 from unicron.train.carry.limit import TimeLimit
 from unicron.train.carry.own_snapshot import Heap
 from unicron.train.carry.variables import NAME, Variables, spaces_of
@@ -20,6 +21,12 @@ from unicron.train.worker.injected import InjectedFault
 
 EARLY, SMALL_BYTES = 4, 8 << 20
 """Updates before which snapshots have gradients of so many bytes: more may be added to them, which shows later."""
+
+OFTEN, REST = 8, 50.0
+"""Once there could be no snapshot at a point so often in a row, for so many times as long as it took to find that out
+none is tried there again."""
+
+_NEVER: tuple[int, float, NotCarriedError | None] = (0, 0.0, None)
 
 
 class SnapshotTaker:
@@ -46,6 +53,7 @@ class SnapshotTaker:
         self.accumulates = self.zeroed = self.keeps_gradients = self.pending = False
         self.updates = self._versions = 0
         self._limit, self._too_slow = TimeLimit(), None
+        self._refused = dict[tuple[str, int], tuple[int, float, NotCarriedError | None]]()
 
     _too_slow: NotCarriedError | None
 
@@ -171,8 +179,12 @@ class SnapshotTaker:
         """
         early = self.updates < EARLY and self._heap is not None and self._heap.gradient_bytes <= SMALL_BYTES
         accumulates = (self.keeps_gradients or self.pending or early) if leaves else self.accumulates
-        snapshot, refused = at.snapshot, self._too_slow
+        lately = self._refused_lately(at.place, point)
+        if lately and not needed:
+            return False
+        snapshot, refused = at.snapshot, self._too_slow or lately
         if self._heap is not None and not refused:
+            began = time.monotonic()
             try:
                 with self._limit.limited():
                     spaces = self.spaces(caller)
@@ -185,6 +197,7 @@ class SnapshotTaker:
                         ends=leaves,
                         at=(at.place, point),
                     )
+                    self._refused.pop((at.place, point), None)
                     if lasts:
                         self._heap.record_present(spaces)
             except InjectedFault:
@@ -193,12 +206,24 @@ class SnapshotTaker:
                 error = raised if isinstance(raised, NotCarriedError) else NotCarriedError(repr(raised))
                 if self._limit.exceeded:  # it would in each iteration
                     self._too_slow = error
+                if not isinstance(error, NotComparedError):
+                    now = time.monotonic()
+                    often = 1 + self._refused.get((at.place, point), _NEVER)[0]
+                    self._refused[at.place, point] = often, now + REST * (now - began), error
                 if not needed:
                     return False
                 refused = error
         at.record_point(point)
         at.snapshot, at.refusal, self.accumulates = snapshot, refused, accumulates
         return True
+
+    def _refused_lately(self, place: str, point: int) -> NotCarriedError | None:
+        """Return why there was no snapshot at a point, where that was found out just now.
+
+        It takes several times as long as a snapshot does, and mostly is so in each iteration.
+        """
+        often, until, error = self._refused.get((place, point), _NEVER)
+        return error if often >= OFTEN and time.monotonic() < until else None
 
     def record(self, active: Iterable[ActiveLoop]) -> LoopSnapshot | NotCarriedError:
         """Return a record of where this rank is, or why there is none."""
