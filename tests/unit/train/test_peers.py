@@ -1,9 +1,14 @@
 """Waits of a rank that are in vain, as another never comes there."""
 
+import threading
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 
-from unicron.train.inplace.peers import RankPosition, Wait, Waiting
+from unicron.contracts.tasks import WorkerPhase
+from unicron.errors import GroupBrokenError
+from unicron.train.inplace.peers import Peers, RankPosition, Wait, Waiting
 
 SETUP, LOOP = Waiting(Wait.SETUP, 3), Waiting(Wait.LOOP)
 COLLECTIVE, GRADIENT = Waiting(Wait.COLLECTIVE, 5), Waiting(Wait.GRADIENT, 9)
@@ -46,3 +51,22 @@ def test_a_position_is_read_as_it_was_told():
     assert f"{position.waits}, {GRADIENT}, {LOOP}" == (
         "collective 5 since the training loop began, the gradient of iteration 9, the beginning of the training loop"
     )
+
+
+@pytest.mark.parametrize(("waits", "told"), [(COLLECTIVE, {WorkerPhase.WAITING}), (GRADIENT, set())])
+def test_a_lasting_wait_in_a_collective_of_the_script_is_no_computation_that_hangs(waits, told, monkeypatch):
+    looks, enough = [], threading.Event()
+
+    def away():
+        looks.append(1)
+        if len(looks) == 3:
+            enough.set()
+        raise GroupBrokenError("no rendezvous")
+
+    monkeypatch.setattr("unicron.train.inplace.peers.LOOK_S", 0.001)
+    sent = []
+    peers = Peers(SimpleNamespace(iteration=4, send=sent.append), away, lambda *_: None)
+    peers.watch()
+    with peers.waiting(waits):
+        assert enough.wait(30)
+    assert {each.phase for each in sent} == told

@@ -1,7 +1,7 @@
 """Notices that a rank waits for one that never comes there: it has ended its script, or waits elsewhere for this one.
 
-A thread looks every second whether the script is still in the same wait. If so it leaves its rank's position at the
-rendezvous of the membership, and looks at those of the others; a rank that has ended the script leaves its own, too.
+A thread looks every half second whether the script is still in the same wait. If so it leaves its rank's position at
+the rendezvous of the membership, and looks at those of the others; a rank that has ended the script leaves its own.
 That a wait is in vain follows from what ranks have begun: how long it lasts only says when to look.
 """
 
@@ -18,14 +18,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from unicron.contracts.worker import Membership, Raised
+from unicron.contracts.tasks import WorkerPhase
+from unicron.contracts.worker import Membership, Progress, Raised
 from unicron.errors import GroupBrokenError, RankEndedError
 from unicron.flight import is_of_library
 from unicron.train.groups.rendezvous import Rendezvous
 from unicron.train.restart import ending
 from unicron.train.worker.channel import AgentChannel
 
-LOOK_S, RARELY_S = 1.0, 30.0
+LOOK_S, RARELY_S = 0.5, 30.0
 """How often a wait is looked at; the longer it lasts, the more rarely the others' positions are."""
 
 
@@ -157,6 +158,9 @@ class Peers:
             if self._waiting is None or self._waiting is not seen:
                 seen, pause_s = self._waiting, LOOK_S
                 continue
+            if seen.wait is Wait.COLLECTIVE:  # a forward pass before it may have been of no iteration, but to evaluate
+                at = max(0, self._channel.iteration)
+                self._channel.send(Progress(iteration=at, phase=WorkerPhase.WAITING, done=0))
             pause_s = min(2 * pause_s, RARELY_S)
             with contextlib.suppress(GroupBrokenError, msgspec.MsgspecError):  # it is looked at again
                 self._compare_positions(seen)
