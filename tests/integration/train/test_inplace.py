@@ -178,7 +178,7 @@ CHOOSES = """
     if os.path.exists("own.pt"):
         raise FileExistsError("a checkpoint that none of the others has begun from")
     chosen = [{"seed": 7 if first and rank == 0 else 8}]
-    dist.broadcast_object_list(chosen)
+    dist.broadcast_object_list(object_list=chosen, src=0)
     rates = [None] * dist.get_world_size()
     dist.all_gather_object(rates, 0.05 if first else 1.0)
     torch.manual_seed(chosen[0]["seed"])

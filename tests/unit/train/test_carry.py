@@ -626,3 +626,25 @@ def test_a_large_gradient_that_is_kept_is_named_with_the_cure():
     parameter.grad = torch.ones_like(parameter)
     with pytest.raises(NotCarriedError, match=r"gradients are kept .*: call zero_grad\(\) right behind each update"):
         gradients_of([parameter], whole=True, zeroed=False)
+
+
+class Spread(torch.Tensor):
+    """A tensor with a shape and no numbers of its own, as DTensor is."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), named=None):
+        return function(*(each.inner if isinstance(each, cls) else each for each in arguments), **(named or {}))
+
+
+def test_a_large_tensor_without_memory_of_its_own_is_not_read():
+    heap, spaces = Heap([]), {"x": Variables({"one": Spread(torch.ones(LARGE_BYTES))})}
+    heap.number_objects(spaces)
+    heap.find_written()
+    assert heap.snapshot(spaces, {})

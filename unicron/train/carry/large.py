@@ -14,6 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.snapshots.digest import digest
+from unicron.train.snapshots.shards import local
 
 SAMPLES = 64
 """Words of each that are looked at in each iteration."""
@@ -82,7 +83,13 @@ def _memory_of(thing: Any) -> torch.Tensor | None:
     if isinstance(thing, torch.Tensor):
         if thing.layout != torch.strided or thing.device.type == "meta":
             return None
-        storage = thing.detach().untyped_storage()
+        storage = local(thing).detach().untyped_storage()
+        try:
+            held = storage.data_ptr() != 0
+        except RuntimeError:
+            held = False
+        if not held:  # a class of its own, that holds its numbers in other tensors
+            return None
         memory = torch.empty(0, dtype=torch.uint8, device=thing.device).set_(storage)
     else:
         numpy = sys.modules["numpy"]

@@ -155,8 +155,6 @@ class InPlace:
         with self._member.peers.waiting(Waiting(Wait.LOOP)):
             run(core.join_first())
         if core.phase is IterationPhase.TAKEN:
-            if not core.established:  # all have made their models alike, and whatever else differs is to differ
-                self._member.states.discard_taken()
             core.enter()
         if self.loops.candidate_chains:
             self._takeover.take_over()

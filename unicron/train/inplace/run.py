@@ -57,13 +57,13 @@ def install(channel: AgentChannel | None, seed: Seed | None = None) -> InPlace:
         mine.iteration.before_backward(tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors)))
         backward(tensors, *arguments, **named)
 
-    def broadcast_object_list(objects: list[Any], src: int | None = None, *arguments: Any, **named: Any) -> None:
+    def broadcast_object_list(object_list: list[Any], src: int | None = None, *arguments: Any, **named: Any) -> None:
         if (
             mine.replays_next
         ):  # whose objects these are never looks at what it gets: it gave something else than it has now
             named.pop("group_src", None)
             src = (mine.rank + 1) % mine.size
-        hand_out(objects, src, *arguments, **named)
+        hand_out(object_list, src, *arguments, **named)
 
     model = parallel(mine)
     for place, name, mended in (

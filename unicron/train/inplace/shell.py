@@ -62,7 +62,9 @@ class WholeCore(WorkerCore):
         plan = super()._plan(standings)
         missing = {microbatch for each in plan.todo for microbatch in each}
         todo = tuple((rank,) if rank in missing else () for rank in range(len(standings)))
-        return replace(plan, todo=todo, sources=tuple(map(self._prefer_in_loops, plan.sources)))
+        # at first nobody needs anything: all have made their models alike, and whatever else differs is to differ
+        sources = plan.sources if plan.established else ((),) * len(standings)
+        return replace(plan, todo=todo, sources=tuple(map(self._prefer_in_loops, sources)))
 
     def _prefer_in_loops(self, sources: tuple[int, ...]) -> tuple[int, ...]:
         """Return the sources that are in their loops, if any: those know more results of collectives."""

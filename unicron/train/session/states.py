@@ -184,11 +184,6 @@ class TorchStates:
         self._fetched = restore(stored, task, ranks.membership.shape, ranks.place, self.protected)
         ranks.mute()
 
-    def discard_taken(self) -> None:
-        """Have `load` leave this process as it is."""
-        self._fetched = None
-        self._fetcher.remove_files()
-
     def load(self) -> None:
         """Load the state that was taken."""
         if self._fetched is not None:
