@@ -43,10 +43,11 @@ class ScriptIteration:
     @abandons(Exception)
     def begin_forward(self, model: torch.nn.Module) -> None:
         """Begin an iteration with the forward pass of a model, unless one has begun or the model is evaluated."""
-        if torch.is_grad_enabled():
+        trains = torch.is_grad_enabled() and any(each.requires_grad for each in model.parameters())
+        if trains:
             self._in_forward |= {id(each) for each in model.parameters()}
         self._takeover.publish_unpublished()
-        if self._computing or not torch.is_grad_enabled():
+        if self._computing or not trains:
             return
         if not self._loops.has_begun and (reason := self._loops.confirm()):
             self._unfollowed = reason  # nothing may come of it: some scripts only look at what a model returns

@@ -130,7 +130,7 @@ class Piggyback:
         self._followers = still if small else []  # as a key encoder, that follows in the forward pass
         self._synchronized = [Buffers(each) for each in models if each.forward_sync_buffers and each.shared_buffers()]
         self._in_iteration = False
-        self._base = self._current()
+        self._base, self._flags = self._current(), dict[str, Any]()
         kinds = [each.dtype.to_real() for each in self._reduced.values()]
         dtype = functools.reduce(torch.promote_types, kinds)
         self._word = WORDS.get(dtype, torch.int8)
@@ -240,18 +240,30 @@ class Piggyback:
             parameter.grad = _as_sparse(parameter.grad, next(parts) > 0)
 
     def _current(self) -> dict[str, Any]:
-        modules = [each for model in self._models for each in model.module.modules()]
         return {
             "buffers": [each.read() for each in self._synchronized],
             "reduced": [each.reduced for each in self._synchronized],
             "followers": [each.detach().clone() for each in self._followers],
+            **self._which(),
+        }
+
+    def record_point(self) -> None:
+        """Keep which parameters and modules train now, at a point at which another process can begin.
+
+        A script may change that for a while on its way to the next iteration, and changes it again there.
+        """
+        self._flags = self._which()
+
+    def _which(self) -> dict[str, Any]:
+        modules = [each for model in self._models for each in model.module.modules()]
+        return {
             "requires_grad": [each.requires_grad for model in self._models for each in model.module.parameters()],
             "training": [each.training for each in modules],
         }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values at the beginning of the iteration; between iterations, the present ones."""
-        return self._base if self._in_iteration else self._current()
+        return {**self._base, **self._flags} if self._in_iteration else self._current()
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -269,7 +281,7 @@ class Piggyback:
         modules = [each for model in self._models for each in model.module.modules()]
         for module, training in zip(modules, state["training"], strict=True):
             module.training = training
-        self._base = self._current()
+        self._base, self._flags = self._current(), self._which()
 
 
 def _touched_rows(parameter: torch.Tensor) -> torch.Tensor:

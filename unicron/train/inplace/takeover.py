@@ -85,6 +85,8 @@ class Takeover:
         if isinstance(record, LoopSnapshot) and (why := self._files.own_folders.written()):
             record = NotCarriedError(why)
         between = self._member.in_loops and self._member.core.phase is IterationPhase.BETWEEN
+        if between and self._member.piggyback is not None:
+            self._member.piggyback.record_point()
         if between:
             self._end_comparison()
             self._alike.begin(self._member.core.iteration, self._records)
