@@ -4,6 +4,7 @@ import re
 import textwrap
 
 import pytest
+import torch
 from helpers import likenccl
 from helpers.gate import gate
 from helpers.local_cluster import local_cluster
@@ -398,6 +399,32 @@ async def test_what_can_not_be_healed_in_place_is_refused_at_the_start(scene, tm
     name = f"refused-{abs(hash(line))}"
     await scene.client.submit(program(tmp_path, name, text, ranks=2))
     assert told[1] in (await scene.fails(name)).reason
+
+
+APART = """
+    import os
+    import gate
+    import torch
+    import torch.distributed as dist
+
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    total = torch.full((1,), float(rank + 1))
+    for step in range(4):
+        gate.at(step, rank=rank)
+        dist.all_reduce(total)
+    torch.save({"model": {"total": total}, "lr": dist.get_world_size(), "seen": dist.get_rank()}, f"out-{rank}.pt")
+    if rank == 1:
+        os.replace("out-1.pt", "out.pt")
+"""
+
+
+async def test_ranks_that_are_in_no_group_together_stay_apart_and_all_begin_again(scene):
+    async with disturbed(scene, APART, (2,)) as run:
+        await run.at(2)
+        await run.strike(1)
+    out = torch.load(scene.cluster.root.parent / run.name / "out.pt", weights_only=True)
+    assert (float(out["model"]["total"]), out["lr"], out["seen"]) == (2.0, 1, 0)
 
 
 BUSY = """

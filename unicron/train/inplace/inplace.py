@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from unicron.contracts.tasks import WorkerPhase
-from unicron.contracts.worker import Finished, Progress
+from unicron.contracts.worker import Finished, Progress, Ready
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.carry.files import Files
 from unicron.train.groups.rendezvous import await_all_done
@@ -73,10 +73,30 @@ class InPlace:
         self._takeover = self._make_takeover(seed)
         self.iteration = ScriptIteration(self._member, self._takeover)
         self.abandon = self.loops.abandon = self._member.abandon
-        self._pid = os.getpid()
+        self._pid, self._is_apart = os.getpid(), False
 
     def _make_takeover(self, seed: Seed | None) -> Takeover:
         return Takeover(self._member, self._files, seed)
+
+    def stay_apart(self, given: Mapping[str, Any]) -> bool:
+        """Return whether the script begins another group than that of all ranks, as where each trains by itself.
+
+        Then torch makes it, nobody is healed in place, and all begin again where a rank is lost.
+
+        Args:
+            given: to `init_process_group`, by name.
+        """
+        own = {"world_size": self.size, "rank": self.rank}
+        other = next((name for name, each in own.items() if given.get(name, -1) not in {-1, None, each}), "")
+        if other and not self._is_apart:
+            self._is_apart = True
+            self._takeover.drill.skip(
+                f"init_process_group() is given {other}={given[other]}, and so the ranks are in no group together: all "
+                "begin again, whichever is lost"
+            )
+            self._channel.on_membership = self._member.rendezvous.interrupt
+            self._channel.send(Ready())
+        return self._is_apart
 
     @abandons(Exception)
     def join_group(self) -> None:
@@ -98,7 +118,16 @@ class InPlace:
         return self._member.groups is not None and self._member.groups.can_replay(2)
 
     def add_model(self, model: Parallel, shared: Iterable[torch.Tensor]) -> None:
-        """Add a model whose gradients are to be reduced, and broadcast these tensors of the first rank."""
+        """Add a model whose gradients are to be reduced, and broadcast these tensors of the first rank.
+
+        Raises:
+            InvalidInputError: the ranks are in no group together.
+        """
+        if self._is_apart:
+            raise InvalidInputError(
+                "`heal: in-place` can't have DistributedDataParallel in a group that is not that of all ranks: call "
+                "init_process_group() without world_size and rank, or set `heal: restart`"
+            )
         self.iteration.extend("a model is made DistributedDataParallel")
         if (groups := self._member.groups) is not None:  # who comes later gets them with the state
             groups.records_setup = False
@@ -213,7 +242,7 @@ class InPlace:
         if os.getpid() != self._pid:  # a process that the script has forked ends
             return
         self._takeover.drill.finish()
-        if self._member.groups is None:
+        if self._member.groups is None and not self._is_apart:
             self.join_group()
         self._files.set_joins_late(late=False)
         in_loops = self._member.in_loops
@@ -223,6 +252,8 @@ class InPlace:
                 "when they began, such as a file of theirs that it found; let it go on from that, or set "
                 "`heal: restart`"
             )
+        if self._is_apart:
+            self._member.rendezvous.membership = self._channel.await_membership(-1)
         membership = self._member.membership()
         self._channel.send(Progress(iteration=max(0, self._channel.iteration), phase=WorkerPhase.WAITING, done=0))
         with contextlib.suppress(GroupBrokenError):

@@ -24,6 +24,9 @@ from unicron.train.loops.program import InstrumentingFinder, ScriptProgram, loca
 from unicron.train.restart.launcher import Place, variables_of
 from unicron.train.worker.channel import AgentChannel
 
+PLACES = ("backend", "init_method", "timeout", "world_size", "rank")
+"""The first parameters of `torch.distributed.init_process_group`."""
+
 BESIDE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
 """The agent's description of the ranks on its node: a script reads it before there is a membership."""
 
@@ -38,7 +41,7 @@ def install(channel: AgentChannel | None, seed: Seed | None = None) -> InPlace:
     ask, make = dist.get_backend, dist.new_group
 
     def init_process_group(*arguments: Any, **named: Any) -> None:
-        if NAME in arguments:
+        if NAME in arguments or mine.stay_apart(dict(zip(PLACES, arguments, strict=False)) | named):
             begin(*arguments, **named)
         else:
             mine.join_group()
