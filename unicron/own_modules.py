@@ -40,6 +40,6 @@ def forget_others(folder: str, kept: frozenset[str]) -> None:
     own = Path(folder)
     names = {path.stem for path in own.glob("*.py")} | {path.parent.name for path in own.glob("*/__init__.py")}
     for name in names & sys.modules.keys() - kept - {"torch", "unicron"}:
-        origin = Path(str(getattr(sys.modules[name].__spec__, "origin", None)))
+        origin = Path(str(getattr(getattr(sys.modules[name], "__spec__", None), "origin", None)))
         if own not in {origin.parent, origin.parent.parent}:
             del sys.modules[name]

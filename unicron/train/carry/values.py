@@ -89,10 +89,6 @@ def _members(found: frozenset[Any]) -> set[Any]:
     return {id(each) if (value := value_of(each)) is None else (type(each), value) for each in found}
 
 
-def _named_alike(ours: types.BuiltinFunctionType, theirs: types.BuiltinFunctionType) -> bool:
-    return ours.__qualname__ == theirs.__qualname__
-
-
 def is_same(ours: Any, theirs: Any) -> bool:
     """Return whether nobody can tell two things apart: they are one, or plain, of a type, and with the same value."""
     if ours is theirs:
@@ -104,6 +100,6 @@ def is_same(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, frozenset):
         return _members(ours) == _members(theirs)
     if isinstance(ours, types.MethodType | types.BuiltinFunctionType):
-        same = ours.__func__ is theirs.__func__ if isinstance(ours, types.MethodType) else _named_alike(ours, theirs)
-        return same and ours.__self__ is theirs.__self__
+        functions = [getattr(each, "__func__", each.__qualname__) for each in (ours, theirs)]
+        return ours.__self__ is theirs.__self__ and is_same(*functions)
     return (value := value_of(ours)) is not None and bool(value == value_of(theirs))

@@ -7,12 +7,13 @@ their main function: it would go on without the others, write what it has not co
 import functools
 import os
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 from unicron.train.restart.ending import flush
 from unicron.train.worker.channel import report_exception
 
 Abandon = Callable[[Exception], NoReturn]
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def end_process(error: Exception) -> NoReturn:
@@ -22,13 +23,13 @@ def end_process(error: Exception) -> NoReturn:
     os._exit(1)
 
 
-def abandons(*kinds: type[Exception]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def abandons(*kinds: type[Exception]) -> Callable[[Method], Method]:
     """Return a decorator of a method that scripts call: no error of these kinds gets into the script.
 
     `self.abandon` is called with it.
     """
 
-    def guard(method: Callable[..., Any]) -> Callable[..., Any]:
+    def guard(method: Method) -> Method:
         @functools.wraps(method)
         def called(self: Any, *arguments: Any, **named: Any) -> Any:
             try:
@@ -36,6 +37,6 @@ def abandons(*kinds: type[Exception]) -> Callable[[Callable[..., Any]], Callable
             except kinds as error:
                 self.abandon(error)
 
-        return called
+        return cast("Method", called)
 
     return guard

@@ -158,8 +158,7 @@ class ScriptGroups(InnerGroups):
         """
         begin = partial(self._begin_or_give, group, name, arguments, named)
         if self.trial is None or not self._loops.has_begun or group.size() == 1:
-            given: Work = begin()
-            return given
+            return begin()
         return self.trial.run_collective(name, arguments, group.rank(), begin)
 
     @abandons(GroupBrokenError)
