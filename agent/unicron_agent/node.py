@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import os
 import shutil
-import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 
@@ -59,6 +58,7 @@ from unicron_agent.workers.channels import Channels
 from unicron_agent.workers.output import Outputs, rotate
 from unicron_agent.workers.rendezvous import RendezvousServer
 from unicron_agent.workers.stacks import stacks_of
+from unicron_agent.workers.starts import Outcome, Starts
 from unicron_agent.workers.supervisor import Supervisor
 from unicron_agent.workers.warm import Standby
 from unicron_agent.workers.watch import QUIET_S
@@ -123,7 +123,7 @@ class NodeShell:
         )
         self._pressure = Pressure()
         self._jobs: set[asyncio.Task[None]] = set()
-        self._starting: dict[str, asyncio.Task[None]] = {}
+        self._starts = Starts(self._start, self._start_ended)
         self._transfers = Transfers(
             self._name,
             self._memory,
@@ -329,11 +329,10 @@ class NodeShell:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case StartProcess(command):
-                self._starting[command.worker] = self._spawn(self._start(command))
+                self._starts.begin(command)
             case Kill(worker):
                 self._supervisor.kill(worker)
-                if worker in self._starting:
-                    self._starting[worker].cancel()
+                self._starts.call_off(worker)
             case StartStandby():
                 self._spawn(self._standby.start(self._handle))
             case TakeStacks(worker, pid):
@@ -361,23 +360,23 @@ class NodeShell:
         task.add_done_callback(self._jobs.discard)
         return task
 
-    async def _start(self, command: StartWorker) -> None:
+    async def _start(self, command: StartWorker) -> Outcome:
         spec = command.spec
         try:
             recorder = flight.dump_variables(self._dump_prefix(command.worker), os.environ, spec.env)
             ours = environment.of_worker(command, self._slots)
             variables = {**environment.of_checkpoints(spec), **recorder, **spec.env, **ours}
-            pid = await self._supervisor.start_worker(command, variables)
+            return ProcessStarted(command.worker, await self._supervisor.start_worker(command, variables))
         except (OSError, UnicronError) as error:
             why = explain_lack(error) if isinstance(error, OSError) else error
             reason = f"{self._name} can't start {spec.command[0]!r} in {spec.workdir!r}: {why}"
-            self._exited(ProcessExited(command.worker, 127, stderr=(reason,)))
-        except asyncio.CancelledError:  # there was no standby yet
-            self._exited(ProcessExited(command.worker, signal=signal.SIGKILL))
+            return ProcessExited(command.worker, 127, stderr=(reason,))
+
+    def _start_ended(self, outcome: Outcome) -> None:
+        if isinstance(outcome, ProcessExited):
+            self._exited(outcome)
         else:
-            self._handle(ProcessStarted(command.worker, pid))
-        finally:
-            del self._starting[command.worker]
+            self._handle(outcome)
 
     async def _take_stacks(self, worker: str, pid: int) -> None:
         self._handle(StacksTaken(worker, await stacks_of(pid)))
