@@ -1,11 +1,11 @@
-"""The ranks of a program: what they write, as it comes, from the files of their agents; and whether they have ended."""
+"""The ranks of a program: what they write, as it comes; which of them were replaced, and whether they have ended."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from unicron.contracts.base import Message
-from unicron.contracts.events import FailureDetected, TaskStateChanged, WorkerExited, WorkerFinished
+from unicron.contracts.events import FailureDetected, TaskRecovered, TaskStateChanged, WorkerExited, WorkerFinished
 from unicron.observe.words.ranks import RankNames
 from unicron_cli.output import say
 
@@ -71,3 +71,36 @@ class Ending:
                 self._task_ended = state.ended
             case FailureDetected(worker="", node=node):
                 self._behind_loop = {name: there for name, there in self._behind_loop.items() if there != node}
+
+
+class Replacements:
+    """What became of a task's ranks when some were lost, by the messages of the journal."""
+
+    def __init__(self, task: str) -> None:
+        self._task, self._replaced = task, 0
+        self._before: frozenset[str] | None = None
+        self._now = frozenset[str]()
+
+    def observe(self, message: Message) -> str:
+        """Take a message of the journal into account; return who went on where it says that all are back."""
+        match message:
+            case FailureDetected():
+                self._before = self._now if self._before is None else self._before
+            case TaskStateChanged(task=self._task, members=members):
+                self._now = frozenset(member.worker for member in members) or self._now
+            case TaskRecovered(task=self._task) if self._before is not None:
+                went_on, new = len(self._before & self._now), len(self._now - self._before)
+                self._before = None
+                self._replaced += new if went_on else 0
+                return f"{new} new, {went_on} went on" if went_on else "all ranks began again"
+        return ""
+
+    @property
+    def outcome(self) -> str:
+        """What that shows of in-place healing, where no drill has shown more."""
+        if not self._replaced:
+            return "unproven, the script ended before its drill"
+        many = self._replaced > 1
+        return (
+            f"{self._replaced} lost rank{'s were' if many else ' was'} replaced while others went on; no drill was made"
+        )

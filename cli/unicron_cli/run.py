@@ -24,16 +24,19 @@ from unicron.contracts.events import Alert, FailureDetected, ScriptDrilled, Task
 from unicron.contracts.tasks import Healing, NodeState, TaskSpec, TaskState
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.healing import healed_by, way_of
-from unicron.observe.words.story import describe
+from unicron.observe.words.story import describe, short
 from unicron.service.bootstrap import connected_client
 from unicron.taskfile import load
 from unicron_cli.joined import JOIN_S, join
 from unicron_cli.leading import OWN, Attendance, open_to_others
 from unicron_cli.meeting import Meeting, Nodes
 from unicron_cli.output import console
-from unicron_cli.ranks import Ending, Ranks
+from unicron_cli.ranks import Ending, Ranks, Replacements
 
 LOOK_S = 0.1
+LONGEST = 400
+"""Characters of a line that tells of a failure."""
+
 LEAVING_S = 15.0
 """How long the other machines may take to leave."""
 
@@ -209,7 +212,7 @@ def _run(what: Run, root: Path, log: Callable[[str], None], *, remove: bool) -> 
         if not drill or came is None:
             log(f"unicron: {spec.name} {view.state}: {view.reason}")
             if way_of(spec).may_be_uncarried:
-                log(f"unicron: in place: {came.outcome if came else 'unproven, the script ended before its drill'}")
+                log(f"unicron: in place: {came.outcome if came else program.replacements.outcome}")
     finally:
         cluster.stop()
         if remove and well:
@@ -234,6 +237,7 @@ class Program:
 
     Attributes:
         drilled: how that came out.
+        replacements: of ranks that were lost.
     """
 
     def __init__(self, cluster: Cluster, what: Run, log: Callable[[str], None], *, again: bool = False) -> None:
@@ -241,6 +245,7 @@ class Program:
         self._spec, self._drill = what.spec, what.drill
         self._attendance = Attendance(what.nodes, JOIN_S)
         self.drilled: ScriptDrilled | None = None
+        self.replacements = Replacements(self._spec.name)
         self._passed = False
         named = self._spec.max_workers > 1
         self._ending = Ending(self._spec.name)
@@ -296,19 +301,18 @@ class Program:
 
     async def _follow(self, client: Client) -> None:
         """Print failures and recoveries."""
-        failed = False
         async for _, message in client.follow():
             self._ending.observe(message)
             self._ranks.names.observe(message)
+            told = self.replacements.observe(message)
             if isinstance(message, FailureDetected):
-                failed = True
-                self._log(f"unicron: {self._ranks.names.explain(describe(message))}")
+                self._log(f"unicron: {self._ranks.names.explain(short(str(message), LONGEST))}")
             elif isinstance(message, ScriptDrilled):
                 if self.drilled is None or message.problem != self.drilled.problem or message.unproven:
                     self._log(f"unicron: in place: {message.outcome}")
                 self._take_outcome(message)
             elif isinstance(message, Alert) and (message.task, message.source) == (self._spec.name, "transition"):
                 self._log(f"unicron: {self._ranks.names.explain(message.text)}")
-            elif isinstance(message, TaskRecovered) and failed:
+            elif isinstance(message, TaskRecovered) and told:
                 text = self._ranks.names.explain(describe(message))
-                self._log(f"unicron: {text}, {message.seconds:.2f} s after the failure was detected")
+                self._log(f"unicron: {text}, {message.seconds:.2f} s after the failure was detected: {told}")

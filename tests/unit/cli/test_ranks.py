@@ -1,10 +1,11 @@
-"""The end of a run: not before the processes that are through their loops have ended, or are lost."""
+"""The end of a run, not before the processes that are through their loops have ended or are lost; who was replaced."""
 
-from unicron_cli.ranks import Ending
+import pytest
+from unicron_cli.ranks import Ending, Replacements
 
-from unicron.contracts.events import FailureDetected, TaskStateChanged, WorkerExited, WorkerFinished
+from unicron.contracts.events import FailureDetected, TaskRecovered, TaskStateChanged, WorkerExited, WorkerFinished
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
-from unicron.contracts.tasks import TaskState
+from unicron.contracts.tasks import Member, TaskState
 
 PLACE = {"task": "t", "slot": 0}
 LOST = {
@@ -47,3 +48,29 @@ def test_a_task_that_goes_on_is_not_over():
     again = TaskStateChanged(task="t", state=TaskState.RUNNING)
     assert over_after(ENDED, again, ENDED) == [True, False, True]
     assert over_after(TaskStateChanged(task="other", state=TaskState.FINISHED)) == [False]
+
+
+def running(*workers):
+    members = [Member(worker=each, node="n1", slot=0, state_server="") for each in workers]
+    return TaskStateChanged(task="t", state=TaskState.RUNNING, members=members)
+
+
+FAILED = FailureDetected(node="n1", **LOST)
+RECOVERED = TaskRecovered(task="t", epoch=1, workers=2, seconds=0.2)
+SHRUNK = [running("t-1"), running("t-1", "t-3"), RECOVERED]
+
+
+@pytest.mark.parametrize(
+    ("messages", "told", "outcome"),
+    [
+        ([running("t-1", "t-2"), FAILED, *SHRUNK], "1 new, 1 went on", "1 lost rank was replaced while others went on"),
+        ([running("t-1", "t-2"), FAILED, running("t-3", "t-4"), RECOVERED], "all ranks began again", "unproven"),
+        ([FAILED, *SHRUNK], "all ranks began again", "unproven"),
+        ([running("t-1", "t-2"), FAILED, FAILED, *SHRUNK, RECOVERED], "", "1 lost rank was"),
+        ([running("t-1", "t-2"), RECOVERED], "", "unproven"),
+    ],
+)
+def test_who_went_on_is_told_once_for_each_failure(messages, told, outcome):
+    healing = Replacements("t")
+    assert [healing.observe(message) for message in messages][-1] == told
+    assert healing.outcome.startswith(outcome)

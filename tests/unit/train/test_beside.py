@@ -20,7 +20,7 @@ from unicron.train.loops.instrument import instrument
 from unicron.train.loops.loops import Loops
 
 WORDS = 6
-REFUSED = "a large tensor beside the model, can't be taken from another rank"
+REFUSED = "a large tensor outside of the model, can't be had from another rank"
 
 
 class Holder:
@@ -210,7 +210,7 @@ def test_there_is_a_limit_to_what_is_read_in_each_iteration(monkeypatch):
     heap, spaces = Heap([]), {"x": Variables(ours)}
     heap.number_objects(spaces)
     ours["bank"].fill_(1)
-    with pytest.raises(NotCarriedError, match=r"`bank` of x: .* large tensors beside the model that change have more"):
+    with pytest.raises(NotCarriedError, match=r"`bank` of x: .* large tensors outside of the model .* over"):
         heap.snapshot(spaces, {})
 
 

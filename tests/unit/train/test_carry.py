@@ -373,7 +373,7 @@ LARGE = {
     "a tensor": (lambda: torch.zeros(2 * MIB), ""),
     "a large tensor": (
         lambda: torch.zeros(9 * MIB),
-        "`x` of x, a large tensor beside the model, can't be taken from another rank: no",
+        "`x` of x, a large tensor outside of the model, can't be had from another rank: no",
     ),
 }
 

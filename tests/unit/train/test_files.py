@@ -85,7 +85,7 @@ def test_a_new_rank_goes_on_in_its_files_and_leaves_all_others_alone(tmp_path, c
     assert (tmp_path / "more").read_text() == "begins\n3\n"
     assert ((tmp_path / "config").read_text(), (tmp_path / "gone").read_text()) == ("first", "kept")
     assert (tmp_path / "old").is_dir()
-    assert f"unlink({str(tmp_path / 'gone')!r}) is left out" in capfd.readouterr().err
+    assert f"unlink({str(tmp_path / 'gone')!r}) is skipped" in capfd.readouterr().err
     with Path(tmp_path / "log").open("w") as again:
         again.write("anew")
     assert (tmp_path / "log").read_text() == "anew", "from then on all is as ever"

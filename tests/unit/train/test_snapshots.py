@@ -305,7 +305,7 @@ def test_a_gradient_that_a_snapshot_does_not_have_is_no_number(gradient, options
 def test_another_way_to_the_loop_is_noticed():
     text = LOOP.replace("BODY", "seen.append(step)")
     whole = Watched(text.replace("BEFORE", "seen = []"))
-    with pytest.raises(NotCarriedError, match=f"`seen` of {MODULE} is not here"):
+    with pytest.raises(NotCarriedError, match=f"`seen` of {MODULE} has not been made by"):
         Watched(text.replace("BEFORE", "other = []; seen = 0"), whole.there[2])
 
 

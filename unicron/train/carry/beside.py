@@ -128,7 +128,7 @@ class Beside:
         """
         if not self._may_be_marked(tensor):
             return raw(tensor)
-        name = name or f"tensor {len(self._new)} of the loop"
+        name = name or f"tensor {len(self._new)}, of shape {tuple(tensor.shape)}, of the loop"
         if name in self._new:
             name = f"{name}, {len(self._new)}"
         where = f"a tensor of {tensor.nbytes} bytes on {tensor.device}"
@@ -140,7 +140,7 @@ class Beside:
         self._bytes += tensor.nbytes
         if self._bytes > self._most:
             raise NotCarriedError(
-                f"{where}, where large tensors beside the model that change have more than {self._most >> 20} MiB"
+                f"{where}: large tensors outside of the model that change have over {self._most >> 20} MiB"
             )
         mark = Mark(name, self._evidence_of(tensor) if self._is_certain else "")
         self._new[name] = weakref.ref(tensor), mark.key[2]
@@ -211,7 +211,7 @@ class Beside:
         found = next((each for each in there if evidence_of(each) == evidence), None)
         if found is None:
             why = "another rank has it otherwise, or has changed it since" if given else "no other rank has it"
-            raise NotCarriedError(f"{name}, a large tensor beside the model, can't be taken from another rank: {why}")
+            raise NotCarriedError(f"{name}, a large tensor outside of the model, can't be had from another rank: {why}")
         self._new[name] = weakref.ref(found), evidence
         return found
 

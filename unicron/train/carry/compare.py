@@ -18,11 +18,14 @@ from unicron.train.carry.bars import BAR, library_of
 from unicron.train.carry.inert import Made, Reader, read, shown, without_aids
 from unicron.train.carry.kinds import NotCarriedError, slots
 from unicron.train.carry.values import bits_of, value_of
+from unicron.train.carry.variables import space_name
 
 Pairs = list[tuple[str, Any, Any]]
 """Parts of two values that are to be compared, each with the path to it."""
 
 GRADIENTS = "the gradients"
+
+ITEMS_SHOWN = 2
 
 _IDENTICAL = (type, types.ModuleType, types.CodeType, torch.dtype)
 _SHARED = (list, dict, set, bytearray, collections.deque, torch.Tensor)
@@ -88,11 +91,11 @@ class _Snapshot:
         self.parts, self.names, self.left_out = dict[Any, Any](), dict[Any, str](), set[Any]()
         for space, values, *_ in variables:
             for name, value in values.items():
-                self._add(("", space, name), f"`{name}` of {space}", value)
+                self._add(("", space, name), f"`{name}` of {space_name(space)}", value)
         rebound = {key[1:] for key in self.parts if isinstance(key, tuple)}
         changed = rebound | {key[1:] for key, _ in entries}
         for key, state in entries:
-            self._add((*key, ""), f"`{'.'.join(map(str, key[2:]))}` of {key[1]}", state)
+            self._add((*key, ""), f"`{'.'.join(map(str, key[2:]))}` of {space_name(key[1])}", state)
             if (key[1:] in rebound or key[1:-1] in changed) and key not in reader.referred:
                 self.left_out.add((*key, ""))  # what held it has something else now, and nothing refers to it
             if isinstance(state, list) and {"n", "iterable"} <= {name for name, *_ in state if isinstance(name, str)}:
@@ -181,7 +184,7 @@ def _items(path: str, ours: Any, theirs: Any, partners: _Partners) -> str | Pair
     if not isinstance(ours, Mapping | list | tuple | collections.deque):
         return []
     if len(ours) != len(theirs):
-        return f"{path}: {len(ours)} items here, {len(theirs)} there: {shown(ours)}, {shown(theirs)}".lstrip(": ")
+        return f"{path}: {len(ours)} items here, {len(theirs)} there: {_first_apart(ours, theirs)}".lstrip(": ")
     if isinstance(ours, Mapping):
         if words := _keys_difference(path, ours, theirs):
             return words
@@ -196,6 +199,16 @@ def _items(path: str, ours: Any, theirs: Any, partners: _Partners) -> str | Pair
     if isinstance(ours, collections.deque):
         found.append((f"{path}.maxlen", ours.maxlen, theirs.maxlen))
     return found
+
+
+def _first_apart(ours: Any, theirs: Any) -> str:
+    """Return what shows why one of two containers has more items than the other."""
+    if isinstance(ours, Mapping):
+        apart = [(each, "here") for each in ours if each not in theirs]
+        apart += [(each, "there") for each in theirs if each not in ours]
+        return "keys " + ", ".join(f"{shown(each)} only {where}" for each, where in apart[:ITEMS_SHOWN])
+    least = min(len(ours), len(theirs))
+    return f"{shown(ours[least:])} here, {shown(theirs[least:])} there behind the first {least}"
 
 
 def _parts(path: str, ours: Any, theirs: Any) -> Pairs:

@@ -151,7 +151,8 @@ class Files:
             path = arguments[0] if arguments else None
             if not self._joins_late or not _is_called_by_script() or self._can_do(name, arguments):
                 return usual(*arguments, **named)
-            words = f"{name}({os.fspath(path)!r}) is left out, as the other ranks have it behind them"  # type: ignore[arg-type]
+            shown = os.fspath(path)  # type: ignore[arg-type]
+            words = f"{name}({shown!r}) is skipped: it was done before this process took the place of a lost one"
             if words not in self._reported:
                 self._reported.add(words)
                 print(f"unicron: {words}", file=sys.stderr)  # noqa: T201 goes to the worker's log

@@ -34,10 +34,11 @@ from unicron.train.carry.randomness import drawn_beside, generators, set_generat
 from unicron.train.carry.tensors import Given
 from unicron.train.carry.unchanged import Changes, Numbered, describe, number_object
 from unicron.train.carry.values import is_same
-from unicron.train.carry.variables import Variables
+from unicron.train.carry.variables import Variables, space_name
 from unicron.train.snapshots.shards import local
 from unicron.train.worker.injected import InjectedFault
 
+NOT_MADE = "has not been made by the process that takes over"
 MOST_OBJECTS = 200_000
 """Numbered; a script with more holds data in many small objects, and looking at each in each iteration takes long."""
 
@@ -319,7 +320,7 @@ class Heap:
 
     def _object_of(self, key: Key) -> Any:
         if key not in self._numbered:
-            raise NotCarriedError(f"{describe(key)} is not here")
+            raise NotCarriedError(f"{describe(key)} {NOT_MADE}")
         return self._numbered[key].thing
 
     def _given(self, key: Key, *, ends: bool) -> Any:
@@ -360,14 +361,14 @@ class Heap:
                 f"{describe(more[0])} has changed here on the way to the loop, and not on the other rank"
             )
         if missing := [key for key, _ in entries if key not in self._numbered]:
-            raise NotCarriedError(f"{describe(missing[0])} is not here")
+            raise NotCarriedError(f"{describe(missing[0])} {NOT_MADE}")
         now = [(key, state) for key, state in entries if ends or not _comes_last(self._numbered[key].thing)]
         self._restore_objects(now)
         still = [(key, state) for key, state in now if self._numbered[key].kind is not POSITION]
         unpickler.begin_unbegun(lambda: self._restore_objects(still))
         for name, values, names, as_first, unbound in variables:
             if name not in spaces:
-                raise NotCarriedError(f"the variables of {name} are not here")
+                raise NotCarriedError(f"{space_name(name)} is not running in the process that takes over")
             self.lacking |= unbound
             spaces[name].assign(self._moved_on(name, spaces[name], as_first) | values, names)
         set_generators(states)
@@ -384,7 +385,7 @@ class Heap:
         """Return the first values of those variables that have other ones by now."""
         first, now = self._first_values.get(space, {}), variables.values()
         if missing := next((each for each in as_first if each not in first), ""):
-            raise NotCarriedError(f"`{missing}` of {space} is not here")
+            raise NotCarriedError(f"`{missing}` of {space_name(space)} {NOT_MADE}")
         return {each: first[each] for each in as_first if now.get(each, self) is not first[each]}
 
     def _restore_objects(self, entries: Iterable[tuple[Key, Any]]) -> None:

@@ -22,7 +22,8 @@ def raw(tensor: torch.Tensor) -> Any:
         return tensor.layout, coalesced, *((raw(each), each.dtype, tuple(each.shape)) for each in parts)
     if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.nbytes > LARGE_BYTES:
         raise NotCarriedError(
-            f"a tensor of {tensor.numel() * tensor.element_size()} bytes on {tensor.device} ({tensor.layout})"
+            f"a tensor of {tensor.numel() * tensor.element_size()} bytes on {tensor.device} ({tensor.layout}), where "
+            f"{LARGE_BYTES >> 20} MiB of ordinary memory can be carried"
         )
     try:
         return tensor.numpy(force=True).tobytes()

@@ -25,6 +25,7 @@ from unicron.train.carry.objects import (
 )
 from unicron.train.carry.pickling import Key
 from unicron.train.carry.values import is_same
+from unicron.train.carry.variables import space_name
 
 _attributes = operator.attrgetter("__dict__")
 
@@ -170,7 +171,10 @@ class Changes:
         found = [key for key, one in self._watched.items() if one.is_moving or not one.is_same()]
         if hidden := next((key for key in found if isinstance(self._watched[key].kind, Opaque)), None):
             kind = type(self._watched[hidden].thing).__qualname__
-            raise NotCarriedError(f"{describe(hidden)} ({kind}) has changed, which nobody sees into")
+            raise NotCarriedError(
+                f"{describe(hidden)} ({kind}) has changed, and what such a thing holds can't be read: keep that in a "
+                "dict or a list"
+            )
         return [*{*found, *self._find_written(Large.written)}]
 
     def find_written(self) -> list[Key]:
@@ -197,7 +201,7 @@ class Changes:
 def describe(key: Key) -> str:
     """Return the path to an object as a script would write it."""
     _, space, *way = key
-    return f"`{'.'.join(map(str, way))}` of {space}"
+    return f"`{'.'.join(map(str, way))}` of {space_name(space)}"
 
 
 class Unchanged:

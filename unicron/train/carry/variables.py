@@ -50,6 +50,12 @@ class Variables:
             ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(self.scope), ctypes.c_int(1))
 
 
+def space_name(space: str) -> str:
+    """Return the name of a space of variables as a script's author knows it."""
+    _, running, function = space.partition(":")
+    return f"{function}()" if running else space
+
+
 def spaces_of(frame: FrameType, modules: Mapping[str, dict[str, Any]]) -> dict[str, Variables]:
     """Return the variables of the program's modules, and of its functions that are running, the outermost first."""
     frames, each = list[FrameType](), frame

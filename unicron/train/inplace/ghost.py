@@ -46,6 +46,9 @@ OTHER = "other"
 COMPARED_APART = frozenset({"loops", "groups", "before"})
 """Parts of the state that say where a script is, what its collectives gave, and what was before."""
 
+PARTS = {"model": "the model", "optimizer": "the optimizer", "beside": "what the script has outside of its model"}
+"""Names of parts of the state, for people."""
+
 OWN_MOMENTS = "`moments` of optimizers"
 """How a snapshot names what of optimizers' states is the rank's own."""
 
@@ -158,7 +161,7 @@ class TrialTakeover(Takeover):
         rounding = ROUNDING if torch.cuda.is_available() else 0.0
         for name, value in found.items():
             if name not in COMPARED_APART and (where := state_difference(value, end["objects"][name], rounding)):
-                finish_trial(problem=f"{name} differs after iteration {end['iteration'] - 1}: {where}")
+                finish_trial(problem=f"{PARTS.get(name, name)} differs after iteration {end['iteration'] - 1}: {where}")
         dead = set[Any]().union(*map(never_read, record_of(self._recorded.begin).snapshots))
         differences = _differences(record, record_of(end), dead)
         other = self._folder / OTHER

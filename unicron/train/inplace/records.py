@@ -24,8 +24,8 @@ from unicron.train.loops.active_loops import SNAPSHOTS_KEPT, Chain, LoopSnapshot
 PART, MOST_BYTES = "-records", LIMIT - (1 << 20)
 REFUSED = "refused"
 NO_SNAPSHOT = (
-    "the lost rank left no snapshot of the iteration that the others are in, as one has not between backward and the "
-    "end of its update"
+    "the lost rank left no snapshot of the iteration that the others are in: between backward() and the end of the "
+    "update none is made"
 )
 
 
@@ -242,6 +242,6 @@ def verify(data: bytes, secrets: Sequence[bytes]) -> bytes:
 
 
 _REFUSAL = (
-    "this script can't be carried to another process as it is: {}. If a rank is lost now, all ranks begin again from "
-    "a state that could be, or from the top: keep plain values instead, or set `heal: restart`"
+    "no other process could take the place of this one now: {}. If a rank is lost meanwhile, all ranks begin again, "
+    "from the newest state that others can take up, or from the top. Keep plain values instead, or set `heal: restart`"
 )

@@ -373,7 +373,7 @@ class Snapshots(msgspec.Struct, kw_only=True):
         if way_of(group.spec).tracks_states:
             return self._search_storage(cluster, group, search)
         search.over = True  # what is in its folder of checkpoints is its script's affair
-        why = "can't be taken up by other processes" if group.uncarried else "is gone with its nodes"
+        why = "can't be taken up by other processes" if group.uncarried else "is on no node any more"
         text = f"what task {group.spec.name} had saved in memory {why}: its program begins again"
         return [Alert(text=f"{text}, from a checkpoint of its own if it has one", task=group.spec.name)]
 
