@@ -44,7 +44,7 @@ COMMANDS = {
     ),
     "doctor": ("local", "Say what is missing on this machine or in the cluster, and how to mend it."),
     "run": ("run", "Run a distributed program on this machine as torchrun would, and again where it fails."),
-    "task": ("task", "Pause a task, have it go on, save it, stop it, or have it go back to a checkpoint."),
+    "task": ("task", "Show a task, pause it, have it go on, save it, stop it, or have it go back to a checkpoint."),
     "plan": ("plan", "What the planner decided, why, and what it would decide."),
     "chaos": ("chaos", "Break something of a running cluster, to see it heal."),
     "checkpoints": ("checkpoints", "What is saved of training, and what survives a failure."),

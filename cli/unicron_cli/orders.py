@@ -11,6 +11,7 @@ from unicron.bus import backup as backups
 from unicron.bus import topology
 from unicron.service.bootstrap import connected
 from unicron.taskfile import load
+from unicron_cli.commit import with_commit
 from unicron_cli.output import Json, Nats, done, patient, settings, warn, with_client
 
 
@@ -70,7 +71,7 @@ def submit(
 ) -> None:
     """Launch the task that FILE describes; the same file again changes nothing."""
     spec, warnings = load(file)
-    spec = replace(spec, resume=spec.resume or resume)
+    spec = with_commit(replace(spec, resume=spec.resume or resume))
     for warning in warnings:
         warn(warning)
     text = with_client(nats, lambda client: client.submit(spec))

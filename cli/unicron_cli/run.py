@@ -27,6 +27,7 @@ from unicron.healing import healed_by, way_of
 from unicron.observe.words.story import describe, short
 from unicron.service.bootstrap import connected_client
 from unicron.taskfile import load
+from unicron_cli.commit import with_commit
 from unicron_cli.joined import JOIN_S, join
 from unicron_cli.leading import OWN, Attendance, open_to_others
 from unicron_cli.meeting import Meeting, Nodes
@@ -254,7 +255,7 @@ class Program:
     async def run(self) -> TaskView:
         """Submit it, and show what it writes and what befalls it until it has ended."""
         async with connected_client(self._cluster.settings(), "unicron-run") as client:
-            await client.submit(self._spec)
+            await client.submit(with_commit(self._spec))
             following = asyncio.create_task(self._follow(client))
             try:
                 if self._what.meeting is None:

@@ -1,15 +1,44 @@
-"""Commands of `unicron task`: what users order a running task to do."""
+"""Commands of `unicron task`: what there is to know of a task, and what users order a running one to do."""
 
-from collections.abc import Awaitable
+import time
+from collections.abc import Awaitable, Sequence
 from typing import Annotated
 
 import typer
 
 from unicron.client import Client
-from unicron_cli.output import Json, Nats, done, with_client
+from unicron.errors import UnicronError
+from unicron.observe.cluster import ClusterPicture
+from unicron_cli.output import Json, Nats, done, print_view, with_client
+from unicron_cli.taskview import TaskAccount, account, view_of
 
 app = typer.Typer(no_args_is_help=True)
 Task = Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.")]
+
+
+@app.command()
+def show(
+    task: Task,
+    other: Annotated[str, typer.Argument(metavar="OTHER", help="Another one, to be put beside it.")] = "",
+    nats: Nats = None,
+    as_json: Json = False,
+) -> None:
+    """Show how far a task is, how long it still takes, what failures have cost it, and its configuration."""
+    found = with_client(nats, lambda client: _read(client, [task, other] if other else [task]))
+    print_view(found, lambda: view_of(found), as_json)
+
+
+async def _read(client: Client, names: Sequence[str]) -> list[TaskAccount]:
+    cluster, status = ClusterPicture(), await client.status()
+    views = {view.spec.name: view for view in status.tasks}
+    for name in names:
+        if name not in views:
+            known = ", ".join(sorted(views)) or "none"
+            raise UnicronError(f"there is no task {name!r}; those there are: {known}")
+    cluster.fill(status)
+    async for position, message in client.follow(0, await client.tail()):
+        cluster.handle(position, message)
+    return [account(cluster, views[name], time.time()) for name in names]
 
 
 @app.command()

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from unicron.contracts.answers import NodeView, SaverView, Status, TaskView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, Slot, TaskState
+from unicron.observe.accounts.eta import time_left
 from unicron.observe.words.ranks import RankNames
 from unicron.observe.words.units import KNOWN_FLOPS, ago, expected, si, span
 from unicron_cli.fitting import FittingTable
@@ -83,9 +84,9 @@ def tasks_table(status: Status) -> FittingTable:
 
 
 def left(view: TaskView) -> str:
-    """Return how long a task still takes, if its iterations go on as the last one; empty where that is not known."""
-    counted = view.spec.iterations < UNCOUNTED and view.state is TaskState.RUNNING
-    return span((view.spec.iterations - view.iteration - 1) * view.iteration_s) if counted and view.iteration_s else ""
+    """Return how long a task still takes, if its iterations go on as the last ones; empty where that is not known."""
+    found = time_left(view.spec, view.iteration, view.recent_s, {}) if view.state is TaskState.RUNNING else None
+    return span(found.seconds) if found else ""
 
 
 def _saved(view: TaskView, status: Status) -> Text:

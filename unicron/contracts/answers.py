@@ -47,11 +47,16 @@ class SaverView(Record, kw_only=True, frozen=True):
     problem: Text = ""
 
 
+RECENT = 20
+"""Iterations of a task whose times are known: from them it is worked out how long it still takes."""
+
+
 class TaskView(Record, kw_only=True, frozen=True):
     """A task as the registry knows it.
 
     Attributes:
         waf: weighted FLOP/s that the last iteration achieved, 0 while it does not run.
+        recent_s: seconds of its last iterations in this membership, oldest first.
         savers: its workers that save its state, by name.
         paused: a user took its slots off it.
         stops_after: it is to be stopped as soon as a later iteration than this is on storage; None where it isn't.
@@ -69,6 +74,7 @@ class TaskView(Record, kw_only=True, frozen=True):
     iteration: Number = -1
     loss: float | None = None
     iteration_s: Seconds = 0.0
+    recent_s: Annotated[list[Seconds], Few] = []
     waf: Amount = 0.0
     savers: dict[str, SaverView] = {}
     paused: bool = False

@@ -192,6 +192,7 @@ class TaskSpec(Record, kw_only=True, frozen=True):
         within_domain: its tensor-parallel groups run in one NVLink domain each, or not at all; as long as no domain of
             any node is known, as without.
         watch_log: what its workers are to write.
+        commit: of the folder of its script when it was submitted, for people; empty where that is not known.
     """
 
     name: Label
@@ -218,6 +219,7 @@ class TaskSpec(Record, kw_only=True, frozen=True):
     stop_grace_s: float = 30.0
     within_domain: bool = False
     watch_log: Annotated[list[LogPattern], Few] = []
+    commit: Label = ""
 
     def shape(self, workers: int) -> ParallelLayout:
         """Return the layout of so many workers."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from unicron.contracts.answers import RECENT
 from unicron.contracts.base import Message, Record
 from unicron.contracts.events import IterationFinished, Regrouped
 from unicron.contracts.hardware import GpusSampled
@@ -31,9 +32,6 @@ ATTEMPTS = 50
 
 POINTS = 240
 """Points of a course; when it is full every second one goes, and then only every second one comes."""
-
-RECENT = 30
-"""Iterations from which it is worked out how long a task still takes."""
 
 EARLIER = 4
 """Earlier tasks of the same name whose losses are known."""

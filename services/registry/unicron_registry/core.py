@@ -6,7 +6,7 @@ Facts keep the picture current; orders of users change it and go out as facts fo
 from msgspec.structs import asdict, replace
 
 from unicron.checks import check_task
-from unicron.contracts.answers import Reply, SaverView, Status
+from unicron.contracts.answers import RECENT, Reply, SaverView, Status
 from unicron.contracts.answers import TaskView as View
 from unicron.contracts.base import Message, TimerFired
 from unicron.contracts.commands import FindCheckpoint, SaveStates
@@ -113,11 +113,13 @@ class RegistryCore(Core):
         if view is not None and view.state == TaskState.REMOVED:  # its end is not published yet
             raise InvalidInputError(f"task {spec.name!r} is just being removed; submit it again in a moment")
         if view is not None and not view.state.ended:
-            if view.spec == spec:
+            if view.spec == replace(spec, commit=view.spec.commit):  # whose code was begun goes on
                 return Reply(text=f"task {spec.name} was submitted before and is {view.state}; nothing changed"), []
             old, new = asdict(view.spec), asdict(spec)
             changed = ", ".join(
-                f"{field} {old[field]!r} -> {new[field]!r}" for field in new if new[field] != old[field]
+                f"{field} {old[field]!r} -> {new[field]!r}"
+                for field in new
+                if new[field] != old[field] and field != "commit"
             )
             raise InvalidInputError(
                 f"task {spec.name!r} is {view.state} with another spec ({changed}); "
@@ -188,6 +190,7 @@ class RegistryCore(Core):
             epoch=max(change.epoch, view.epoch),
             members=change.computing,
             savers=_remaining_savers(view, change),
+            recent_s=view.recent_s if change.epoch == view.epoch else [],
             waf=view.waf if change.state == TaskState.RUNNING else 0.0,
             slow="" if change.state.ended else view.slow,
         )
@@ -215,7 +218,10 @@ class RegistryCore(Core):
         if not any((each.worker, each.node, each.slot) == place for each in view.members):
             return []  # of a membership that is not reported yet, or nobody's
         waf = view.spec.weight * view.spec.flops_per_iteration / done.seconds if done.seconds >= SHORTEST_S else 0.0
-        self._update(done.task, iteration=done.iteration, loss=done.loss, iteration_s=done.seconds, waf=waf)
+        recent = [*view.recent_s, done.seconds][-RECENT:]
+        self._update(
+            done.task, iteration=done.iteration, loss=done.loss, iteration_s=done.seconds, recent_s=recent, waf=waf
+        )
         return []
 
     def _slow(self, task: str, text: str) -> list[Message]:

@@ -346,15 +346,14 @@ class TransitionCore(Core):
     def _report_complete(self, run: TaskRun, at: float) -> list[Message]:
         """Report that the newest membership computes; the task has recovered if it is as large as the plan wants."""
         task, epoch, size = run.spec.name, run.membership.epoch, len(run.membership.group)
+        compute = f"{size} workers compute" if size > 1 else "1 worker computes"
         out: list[Message] = [Deadline(WaitKind.REGROUP, task).cancel()]
         if run.membership.leaving:
             return out  # it computes for one iteration at most
         run.wait_s = 0.0
         run.waits_for = run.waits_for if size < len(run.target) else ""
         lacks = f"; {len(run.target) - size} more to come: {run.waits_for}" if run.waits_for else ""
-        out += move_task(
-            self.state, run, MoveCause.COMPLETE, f"{size} workers in membership {epoch}{run.describe_waiting()}{lacks}"
-        )
+        out += move_task(self.state, run, MoveCause.COMPLETE, f"{compute}{run.describe_waiting()}{lacks}")
         if run.failed_at is not None and size >= len(run.target):
             seconds = max(0.0, at - run.failed_at)
             run.failed_at = None

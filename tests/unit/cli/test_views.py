@@ -38,13 +38,13 @@ def test_status_shows_who_computes_where_and_why_a_task_waits():
         NodeView(node="node-2", state=NodeState.LOST, slots=slots, since=40.0),
     ]
     members = [Member(worker="w", node="node-1", slot=1)]
-    rates = {"iteration": 4, "loss": 2.5, "iteration_s": 0.25, "waf": 2e9}
+    rates = {"iteration": 4, "loss": 2.5, "iteration_s": 0.4, "recent_s": [0.25, 0.2, 0.4], "waf": 2e9}
     running = TaskView(spec=SPEC, state=TaskState.RUNNING, members=members, **rates)
     waiting = TaskView(spec=SPEC, state=TaskState.WAITING, reason="needs [4] workers")
     text = shown(status_view(Status(nodes=nodes, tasks=[running, waiting]), now=100.0))
     assert "node-1 up 10 s 10.0.0.1 cpu0=free cpu1=gpt:0" in text
     assert "node-2 lost 1 min gpt" not in text
-    assert "gpt running 2 1 (1-4) 5/10 2.5000 0.250 1.25 s 2 GFLOP/s" in text
+    assert "gpt running 2 1 (1-4) 5/10 2.5000 0.400 1.25 s 2 GFLOP/s" in text
     assert "gpt waiting 2 0 (1-4) 0/10 needs [4] workers" in text
     assert "no plan yet" in text
 

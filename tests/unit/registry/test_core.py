@@ -343,9 +343,10 @@ def test_a_submitted_task_waits_and_says_why(registry):
     assert (task(registry).state, task(registry).reason) == (TaskState.WAITING, NO_PLAN_YET)
 
 
-def test_the_same_spec_again_changes_nothing(running):
+@pytest.mark.parametrize("commit", ["", "1c2d3e4f5a6b"])
+def test_the_same_spec_again_changes_nothing(running, commit):
     before = task(running)
-    reply, facts = running.answer(SubmitTask(spec=SPEC))
+    reply, facts = running.answer(SubmitTask(spec=msgspec.structs.replace(SPEC, commit=commit)))
     assert facts == []
     assert "nothing changed" in reply.text
     assert task(running) is before
@@ -478,10 +479,11 @@ def test_waf_is_weight_times_flops_per_second_while_it_runs(running):
     running.handle(finished(iteration=3, seconds=2.0, loss=4.5))
     view = task(running)
     assert (view.iteration, view.loss, view.iteration_s, view.waf) == (3, 4.5, 2.0, 2.0 * 6e9 / 2.0)
+    assert view.recent_s == [2.0]
     running.handle(changed(TaskState.RECOVERING, epoch=2, members=MEMBERS))
     assert task(running).waf == 0.0
     running.handle(finished(iteration=4, epoch=2, seconds=3.0))
-    assert task(running).waf == 4e9
+    assert (task(running).waf, task(running).recent_s) == (4e9, [3.0]), "other workers need other times"
     running.handle(changed(TaskState.RUNNING, epoch=2))
     assert task(running).waf == 4e9
 

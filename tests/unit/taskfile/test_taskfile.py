@@ -50,6 +50,7 @@ within_domain: true
 watch_log:
   - pattern: 'loss: (\\S+)'
     absent_for_s: 600
+commit: 1c2d3e4f5a6b
 """
 
 HERE = Path("/jobs/gpt/task.yaml")
@@ -77,7 +78,7 @@ def test_every_field_arrives():
     assert spec.layout == ParallelLayout(tensor=2)
     assert (spec.silence_s, way_of(spec).silence_s(spec)) == (90.0, 0.0), "a session says how far it is"
     assert spec.stop_grace_s == 7
-    assert spec.within_domain
+    assert (spec.within_domain, spec.commit) == (True, "1c2d3e4f5a6b")
     assert spec.watch_log == [LogPattern(pattern=r"loss: (\S+)", absent_for_s=600.0)]
     assert (spec.model.layers, spec.model.batch, spec.model.accelerator) == (32, 1024, "A100")
     assert warnings == []

@@ -165,11 +165,11 @@ def test_a_task_that_goes_on_smaller_says_what_it_waits_for_until_it_is_whole():
     [smaller] = of(events.TaskStateChanged, scene.join("a"))
     assert (smaller.state, smaller.reason) == (
         TaskState.RUNNING,
-        "2 workers in membership 1; 1 more to come: n2 lacks room",
+        "2 workers compute; 1 more to come: n2 lacks room",
     )
     scene.ready("a")
     [whole] = of(events.TaskStateChanged, scene.join("a"))
-    assert whole.reason == "3 workers in membership 2"
+    assert whole.reason == "3 workers compute"
 
 
 def test_what_is_to_wait_is_ordered_so_until_the_task_computes_again():

@@ -16,6 +16,7 @@ def configuration(spec: TaskSpec) -> list[tuple[str, str]]:
         ("command", shlex.join(spec.command)),
         *options.items(),
         ("folder", spec.workdir),
+        ("commit", spec.commit),
         ("environment", " ".join(sorted(spec.env))),
         ("workers", f"{spec.min_workers} to {spec.max_workers}" + f", in multiples of {spec.unit}" * (spec.unit > 1)),
         ("replica", ", ".join(f"{size}: {text}" for size, text in layouts.items()) or spec.layout.degrees),

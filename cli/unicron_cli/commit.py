@@ -1,0 +1,44 @@
+"""The commit of the folder in which a task's script lies."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from unicron.contracts.tasks import TaskSpec
+
+LOOK_S = 5.0
+"""A large repository on a slow file system is not waited for longer."""
+
+SHOWN = 12
+
+
+def with_commit(spec: TaskSpec) -> TaskSpec:
+    """Return a task with the commit of its script's folder, "-dirty" behind it where files differ; or as the task has it."""
+    return spec if spec.commit else replace(spec, commit=_commit_of(_folder_of(spec)))
+
+
+def _folder_of(spec: TaskSpec) -> Path:
+    workdir = Path(spec.workdir or ".")
+    return next((each.parent for word in spec.command[1:] if (each := workdir / word).is_file()), workdir)
+
+
+def _commit_of(folder: Path) -> str:
+    """Return what git says of a folder; empty where there is no git, no repository, or no answer in time."""
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    try:
+        found = subprocess.run(
+            [git, "-C", folder, "describe", "--always", "--dirty", "--exclude=*", f"--abbrev={SHOWN}"],
+            capture_output=True,
+            text=True,
+            timeout=LOOK_S,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},  # somebody else may be at work there
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return found.stdout.strip() if found.returncode == 0 else ""
