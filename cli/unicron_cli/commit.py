@@ -16,7 +16,7 @@ SHOWN = 12
 
 
 def with_commit(spec: TaskSpec) -> TaskSpec:
-    """Return a task with the commit of its script's folder, "-dirty" behind it where files differ; or as the task has it."""
+    """Return a task with a commit, that of its script's folder if it names none; "-dirty" is added if files differ."""
     return spec if spec.commit else replace(spec, commit=_commit_of(_folder_of(spec)))
 
 

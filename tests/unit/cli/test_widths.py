@@ -34,7 +34,8 @@ def clusters(draw):
         counted = draw(st.sampled_from([UNCOUNTED, 100, 400_000]))
         spec = TaskSpec(name=name, command=["x"], max_workers=64, iterations=counted, weight=1.25)
         there = [Member(worker=f"{name}-{index}", node="n-up", slot=index)] * draw(st.booleans())
-        told = {"loss": 2.5, "iteration_s": 12.25, "recent_s": [12.25], "waf": 3e12, "reason": draw(st.sampled_from(["", "needs 9 " * 20]))}
+        reason = draw(st.sampled_from(["", "needs 9 " * 20]))
+        told = {"loss": 2.5, "iteration_s": 12.25, "recent_s": [12.25], "waf": 3e12, "reason": reason}
         state = draw(st.sampled_from(LIVE))
         tasks.append(TaskView(spec=spec, state=state, members=there, iteration=draw(st.integers(-1, 99)), **told))
     return Status(nodes=nodes, tasks=tasks)
@@ -77,7 +78,8 @@ def test_top_cuts_no_name_and_no_figure(found, width):
 
 def test_what_matters_less_goes_first():
     spec = TaskSpec(name="gpt", command=["x"], max_workers=6, iterations=4000)
-    told = {"loss": 2.5, "iteration_s": 0.25, "recent_s": [0.25], "waf": 3e12, "reason": "resized from 6 to 4 workers, as node-3 was lost"}
+    reason = "resized from 6 to 4 workers, as node-3 was lost"
+    told = {"loss": 2.5, "iteration_s": 0.25, "recent_s": [0.25], "waf": 3e12, "reason": reason}
     found = Status(tasks=[TaskView(spec=spec, state=TaskState.RUNNING, iteration=9, **told)])
     heads = {width: printed(status_view(found), width).partition("TASK")[2].split("\n")[0].split() for width in WIDTHS}
     assert heads[200] == ["STATE", *ALL]
