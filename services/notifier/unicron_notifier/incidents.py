@@ -29,7 +29,8 @@ from unicron.contracts.stragglers import StragglerDetected
 from unicron.contracts.tasks import TaskState
 from unicron.contracts.watchdogs import AlertKind
 from unicron.observe.incidents import chain_of, ends_healing
-from unicron_notifier.state import MOST_NAMES, NotifiedIncident, NotifierState, TaskHit, TaskSeen
+from unicron.observe.words.ranks import RankNames
+from unicron_notifier.state import MOST_NAMES, MOST_RANKS, NotifiedIncident, NotifierState, TaskHit, TaskSeen
 
 OWN = "notifier"
 """As who this service speaks."""
@@ -111,10 +112,13 @@ class IncidentTracker:
         before = (incident.kind, incident.severity, len(incident.hits), incident.ended, incident.version)
         if incident.hidden or not incident.reason:
             incident.kind, incident.severity, incident.hidden = kind, int(failure.severity), False
-            incident.reason, incident.status, incident.worker = failure.reason, str(failure.status), failure.worker
+            incident.status = str(failure.status)
+            incident.reason = self._explain(failure.reason, failure.task)
+            incident.worker = self._explain(failure.worker, failure.task)
         else:
             incident.worsen(kind, int(failure.severity))
-            incident.note(f"{failure.worker or failure.node or failure.task}: {failure.reason}")
+            what = f"{failure.worker or failure.node or failure.task}: {failure.reason}"
+            incident.note(self._explain(what, failure.task))
         incident.name(failure.node, failure.task)
         if failure.task:
             self._record_hit(incident, failure.task, failure.at)
@@ -131,7 +135,7 @@ class IncidentTracker:
 
     def _broken(self, broken: TaskBroken) -> None:
         incident = self._ensure(broken, IncidentKind.TASK_FAILED)
-        self._fail_task(incident, broken.task, broken.reason)
+        self._fail_task(incident, broken.task, self._explain(broken.reason, broken.task))
 
     def _fail_task(self, incident: NotifiedIncident, task: str, reason: str) -> None:
         known = incident.kind is IncidentKind.TASK_FAILED and task in incident.tasks and incident.version > 0
@@ -151,6 +155,8 @@ class IncidentTracker:
         running = changed.state is TaskState.RUNNING
         seen = self._state.tasks.setdefault(changed.task, TaskSeen())
         seen.computing = len(changed.members) if running else 0
+        if changed.computing:
+            seen.ranks = [member.worker for member in changed.computing[:MOST_RANKS]]
         if running:
             seen.on = dict(Counter(member.node for member in changed.members))
         elif changed.state is TaskState.WAITING:
@@ -220,14 +226,17 @@ class IncidentTracker:
     def _slowdown(self, slow: SlowdownDetected) -> None:
         incident = self._find_by_key(f"slow:{slow.task}") or self._ensure(slow, IncidentKind.SLOW)
         self._record_slowdown(
-            incident, slow, f"{slow.text}", 1 - slow.usual_s / slow.recent_s if slow.recent_s else 0.0
+            incident,
+            slow,
+            self._explain(slow.text, slow.task),
+            1 - slow.usual_s / slow.recent_s if slow.recent_s else 0.0,
         )
         for each in slow.workers:
             incident.name(each.node)
 
     def _straggler(self, slow: StragglerDetected) -> None:
         incident = self._find_by_key(f"slow:{slow.task}") or self._ensure(slow, IncidentKind.SLOW)
-        culprit = f" {slow.worker} on {slow.node}" if slow.worker else ""
+        culprit = f" {self._explain(slow.worker, slow.task)} on {slow.node}" if slow.worker else ""
         self._record_slowdown(
             incident, slow, f"{slow.slowdown:.2f} times as slow as it could be: {slow.diagnosis}{culprit}", slow.waste
         )
@@ -273,10 +282,10 @@ class IncidentTracker:
             self._record_once(alert, IncidentKind.NOTIFIER, f"own:{same}", alert.text, name_of(alert.id))
         elif known is None:
             key = ends or f"alert:{alert.node}:{alert.task}:{same}"
-            self._record_once(alert, IncidentKind.ALERT, key, alert.text)
+            self._record_once(alert, IncidentKind.ALERT, key, self._explain(alert.text, alert.task))
         else:
             known.hidden = False
-            known.version += known.note(alert.text)
+            known.version += known.note(self._explain(alert.text, alert.task))
 
     def _dead_letter(self, letter: DeadLetter) -> None:
         text = f"a message on {letter.subject} could not be used: {letter.error}"
@@ -300,6 +309,12 @@ class IncidentTracker:
         incident.version = 1
 
     # --- incidents ---------------------------------------------------------------------------------------------------
+
+    def _explain(self, text: str, task: str) -> str:
+        """Return a text that names the workers of a task by TASK:RANK, as far as their ranks are known."""
+        names = RankNames()
+        names.take(task, self._state.tasks.get(task, TaskSeen()).ranks)
+        return names.explain(text)
 
     def _open(self) -> list[NotifiedIncident]:
         return [each for each in self._state.incidents.values() if not each.ended]

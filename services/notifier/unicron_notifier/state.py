@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from unicron.contracts.notices import IncidentKind, Notice
-from unicron.contracts.ranges import Amount, Count, Few, Label, Moment, Text
+from unicron.contracts.ranges import Amount, Count, Few, Label, Many, Moment, Text
 
 KINDS = tuple(IncidentKind)
 Level = Annotated[int, Meta(ge=1, le=3)]
@@ -19,6 +19,9 @@ MOST_LINES = 12
 
 MOST_NAMES = 64
 """Tasks or nodes that an incident names."""
+
+MOST_RANKS = 4096
+"""Workers of a task that go by their rank."""
 
 FULL = 20
 """Notices that wait for one channel; what comes then is summed up as soon as they are delivered."""
@@ -183,10 +186,12 @@ class TaskSeen(msgspec.Struct, kw_only=True):
     Attributes:
         on: how many of its workers are on each node.
         computing: how many compute now.
+        ranks: names of the workers of its newest membership in rank order, the first ones.
     """
 
     on: dict[str, Count] = {}
     computing: Count = 0
+    ranks: Annotated[list[Label], Many] = []
 
     @property
     def workers(self) -> int:

@@ -345,7 +345,7 @@ def test_what_comes_in_quiet_hours_is_one_summary_when_they_are_over():
     [notice] = desk.sent
     assert datetime.fromtimestamp(notice.decided, UTC).hour == 5
     assert notice.lines[0] == "3 messages held back: 1 incident over, 1 going on."
-    assert "bert-1 on n2 failed: exited_abnormally, severity 2 (going on) [b]" in notice.lines
+    assert "bert:1 (bert-1) on n2 failed: exited_abnormally, severity 2 (going on) [b]" in notice.lines
     assert any("(over after" in line and "[a]" in line for line in notice.lines)
     assert desk.notices_after(12 * HOUR) == [], "once"
     desk.say(recovered("bert"))

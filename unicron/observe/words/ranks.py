@@ -34,7 +34,7 @@ class RankNames:
     def learn(self, tasks: Iterable[TaskView]) -> None:
         """Take the ranks into account that workers have now."""
         for view in tasks:
-            self._take(view.spec.name, enumerate(member.worker for member in view.members))
+            self.take(view.spec.name, (member.worker for member in view.members))
 
     def observe(self, message: Message) -> None:
         """Take a message of the journal into account; messages come in its order."""
@@ -45,7 +45,7 @@ class RankNames:
                 workers = (member.worker for member in message.members)
                 self._take(message.task, zip(message.ranks, workers, strict=False))
             case TaskStateChanged():
-                self._take(message.task, enumerate(member.worker for member in message.computing))
+                self.take(message.task, (member.worker for member in message.computing))
 
     def _take(self, task: str, ranks: Iterable[tuple[int, str]]) -> None:
         self._tasks.add(task)
@@ -62,6 +62,10 @@ class RankNames:
     def worker(self, rank: str) -> str | None:
         """Return the newest worker that had TASK:RANK, None where that is not known."""
         return next((worker for worker, known in reversed(self._ranks.items()) if known == rank), None)
+
+    def take(self, task: str, workers: Iterable[str]) -> None:
+        """Take into account the workers of a task's newest membership, in rank order."""
+        self._take(task, enumerate(workers))
 
     def explain(self, text: str) -> str:
         """Return a sentence that names workers by TASK:RANK, with their processes in brackets."""
