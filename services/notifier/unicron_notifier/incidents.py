@@ -1,7 +1,6 @@
 """Facts become incidents: one for each cause, with all that follows from it. Pure."""
 
 import re
-from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
@@ -30,7 +29,7 @@ from unicron.contracts.tasks import TaskState
 from unicron.contracts.watchdogs import AlertKind
 from unicron.observe.incidents import chain_of, ends_healing
 from unicron.observe.words.ranks import RankNames
-from unicron_notifier.state import MOST_NAMES, MOST_RANKS, NotifiedIncident, NotifierState, TaskHit, TaskSeen
+from unicron_notifier.state import MOST_NAMES, NotifiedIncident, NotifierState, TaskHit, TaskSeen
 
 OWN = "notifier"
 """As who this service speaks."""
@@ -154,13 +153,7 @@ class IncidentTracker:
         """Follow how many workers a task has where, and how it gets well."""
         running = changed.state is TaskState.RUNNING
         seen = self._state.tasks.setdefault(changed.task, TaskSeen())
-        seen.computing = len(changed.members) if running else 0
-        if changed.computing:
-            seen.ranks = [member.worker for member in changed.computing[:MOST_RANKS]]
-        if running:
-            seen.on = dict(Counter(member.node for member in changed.members))
-        elif changed.state is TaskState.WAITING:
-            seen.on = {}
+        seen.follow(changed)
         if changed.state.ended:
             del self._state.tasks[changed.task]
         for incident, hit in self._hit_by(changed.task):

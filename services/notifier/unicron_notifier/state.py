@@ -1,12 +1,15 @@
 """The state of the notifier between two messages."""
 
+from collections import Counter
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from unicron.contracts.events import TaskStateChanged
 from unicron.contracts.notices import IncidentKind, Notice
 from unicron.contracts.ranges import Amount, Count, Few, Label, Many, Moment, Text
+from unicron.contracts.tasks import TaskState
 
 KINDS = tuple(IncidentKind)
 Level = Annotated[int, Meta(ge=1, le=3)]
@@ -197,6 +200,17 @@ class TaskSeen(msgspec.Struct, kw_only=True):
     def workers(self) -> int:
         """How many it has."""
         return sum(self.on.values())
+
+    def follow(self, changed: TaskStateChanged) -> None:
+        """Take a change of its state into account."""
+        running = changed.state is TaskState.RUNNING
+        self.computing = len(changed.members) if running else 0
+        if changed.computing:
+            self.ranks = [member.worker for member in changed.computing[:MOST_RANKS]]
+        if running:
+            self.on = dict(Counter(member.node for member in changed.members))
+        elif changed.state is TaskState.WAITING:
+            self.on = {}
 
 
 class NotifierState(msgspec.Struct, kw_only=True):
