@@ -22,10 +22,11 @@ from unicron.contracts.tasks import NodeState
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
 from unicron.service.bootstrap import connected_client
 from unicron.services import SERVICES
-from unicron.settings import Settings
+from unicron.settings import PREFIX, Settings
+from unicron.slurm import tools
 from unicron_cli.clusterlook import greeting, heard, look
 from unicron_cli.observed import Check
-from unicron_cli.output import FOLDER
+from unicron_cli.output import FOLDER, own_url
 from unicron_cli.production import checks, clocks
 
 MIN_SHM = 512 * 1024**2
@@ -91,6 +92,18 @@ def _machine() -> Iterator[Check]:
     yield _shared_memory()
     yield _disk(FOLDER if FOLDER.exists() else Path())
     yield _docker()
+    if shutil.which("sbatch"):
+        yield _slurm()
+
+
+def _slurm() -> Check:
+    try:
+        year, month = tools.version()
+    except UnicronError as error:
+        return Check(name="Slurm", state="warning", found=str(error), cure="mend it: `unicron slurm run` asks it")
+    return Check(
+        name="Slurm", state="ok", found=f"{year}.{month:02}: `unicron slurm run` makes a job with a cluster of its own"
+    )
 
 
 def _packages(extra: str, names: tuple[str, ...]) -> Check:
@@ -216,6 +229,9 @@ async def _cluster(settings: Settings, patient: bool) -> list[Check]:
             return [servers, journal, _round_trips(parts), *await asyncio.gather(*looks), clocks({**ahead, **off})]
     except UnicronError as error:
         found, _, cure = str(error).partition("; ")  # as all our errors are
+        if shutil.which("sbatch") and not (own_url() or os.environ.get(f"{PREFIX}NATS_URL")):
+            cure = "none needed for `unicron slurm run`: each job has its own"
+            return [Check(name="NATS", state="warning", found=found, cure=cure)]
         return [Check(name="NATS", state="missing", found=found, cure=cure)]
 
 

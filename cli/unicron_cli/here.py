@@ -12,13 +12,19 @@ from rich.text import Text
 from unicron_deploy.embedded import LAYOUT, Cluster
 from unicron_deploy.ends_with import left_behind, owner_of
 from unicron_deploy.rights import OPERATOR
+from unicron_deploy.slurm.folders import JobFolder, job_folder, job_folders
+from unicron_deploy.slurm.outcome import FINISHED
 
 from unicron.contracts.base import Record
 from unicron.errors import UnicronError
+from unicron.printable import shown
 from unicron_cli.output import CONTAINERS, FOLDER
 
 MOST, READ = 200, 200_000
 """Files of a folder that are looked at, and bytes of each."""
+
+JOBS = 3
+"""Jobs that are shown, the newest."""
 
 GROUPS = re.compile(
     rb"torch\.distributed|DistributedDataParallel|fully_shard|from accelerate|import (?:lightning|pytorch_lightning)"
@@ -44,7 +50,9 @@ def findings(environ: Mapping[str, str]) -> list[Finding]:
     """Return what is in this folder and on this machine, what leads on first."""
     task, script = next(_task_files(), None), next(_scripts(), None)
     own, running = FOLDER.resolve(), clusters()
-    near = [*_named(environ, task), *_own(running, own, task)]
+    jobs = job_folders(FOLDER / "slurm")
+    near = [*_named(environ, task), *_own(running, own, task), *_jobs(jobs)]
+    running = {folder: pid for folder, pid in running.items() if folder not in {each.root.resolve() for each in jobs}}
     others = sorted((folder for folder in running if folder != own), key=lambda one: not _begun_here(running[one]))
     begun = sum(_begun_here(running[folder]) for folder in others)
     near += [finding for folder in others[:begun] for finding in _running(folder, running[folder])]
@@ -105,12 +113,36 @@ def _running(folder: Path, pid: int, task: Path | None = None) -> Iterator[Findi
         needed["UNICRON_NATS_NKEY"] = "" if own or cluster.insecure else str(cluster.keys.path(OPERATOR))
         reach = " ".join([*(f"{name}={value}" for name, value in needed.items() if value), _look(task)])
         owner = owner_of(pid)
-        if owner is None:
+        if job := job_folder(folder):
+            yield Finding(
+                name="job", found=f"{job.job} works in {folder} until `scancel {job.job}`", command=_reach(job)
+            )
+        elif owner is None:
             down = "unicron down" if own else f"unicron down --dir {folder}"
             yield Finding(name="cluster", found=f"runs in {folder} until `{down}`", command=reach)
         elif owner.alive():
             found = f"runs in {folder} until the command ends that has started it, process {owner.pid}"
             yield Finding(name="cluster", found=found, command=reach)
+
+
+def _jobs(found: list[JobFolder]) -> Iterator[Finding]:
+    """Yield the jobs of Slurm that work for this folder, and the last one if it has ended without being done."""
+    working = [each for each in found if each.ended is None]
+    for each in working[:JOBS]:
+        command = "unicron status" if len(working) == 1 else _reach(each)
+        yield Finding(
+            name="job", found=f"{each.job} runs {shown(each.what)} until `scancel {each.job}`", command=command
+        )
+    last = found[0] if found else None
+    if last and last.ended and last.ended.status != FINISHED:
+        text = (
+            f"{last.job}, {shown(last.what)}, has ended: {shown(last.ended.reason)}; its output is slurm-{last.job}.out"
+        )
+        yield Finding(name="job", found=text, command=f"tail -n 50 {last.root}/nodes/*/logs/{last.task}-*.log")
+
+
+def _reach(job: JobFolder) -> str:
+    return f"UNICRON_NATS_URL={job.url} UNICRON_NATS_NKEY={job.key} unicron status"
 
 
 def _begun_here(pid: int) -> bool:

@@ -12,10 +12,11 @@ from unicron_deploy.embedded import Cluster
 from unicron_deploy.ends_with import MARK
 from unicron_deploy.options import PORT, Options, Value
 from unicron_deploy.production.layout import TARGETS
+from unicron_deploy.slurm.folders import job_folder
 from unicron_provisioner.config import load
 
 from unicron.contracts.answers import Status
-from unicron.errors import UnicronError
+from unicron.errors import InvalidInputError, UnicronError
 from unicron.healing import way_of
 from unicron_cli.doctor import examine, examine_cluster, table
 from unicron_cli.here import findings, lead, next_command
@@ -183,6 +184,8 @@ def _summary(cluster: Cluster, kept: list[str], folder: Path) -> str:
 
 def down(folder: Folder = FOLDER, as_json: Json = False) -> None:
     """Stop the embedded cluster; its journal and options stay, so that `up` goes on where it was."""
+    if job := job_folder(folder):
+        raise InvalidInputError(f"{folder} is of job {job.job} of Slurm, which ends it: scancel {job.job}")
     cluster = Cluster.load(folder)
     running = cluster.alive()
     lost = asyncio.run(_unstored(cluster)) if running else {}

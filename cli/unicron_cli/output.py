@@ -22,6 +22,8 @@ from unicron.processes import ProcessRecord
 from unicron.settings import PREFIX, Settings
 
 if TYPE_CHECKING:
+    from unicron_deploy.slurm.folders import JobFolder
+
     from unicron.client import Client
 
 T = TypeVar("T")
@@ -71,6 +73,8 @@ def own_key(url: str) -> str:
     It is that of the embedded cluster of this folder, if its record says that it is there. While that one does not run,
     the containers may be, whose key has a folder of its own.
     """
+    if (job := _job()) and job.url == url:
+        return str(job.key)
     address, layout = urlsplit(url), _layout()
     here = address.hostname in {HOST, "localhost"}
     if here and not _runs(layout) and (key := _key_in(CONTAINERS)):
@@ -81,10 +85,23 @@ def own_key(url: str) -> str:
 
 
 def own_url() -> str:
-    """Return where the embedded cluster of this folder is; empty where none runs."""
+    """Return where the cluster of this folder is, the embedded one or that of its job; empty where none runs."""
     layout = _layout()
     servers = layout.get("servers") or [{"host": layout.get("host") or HOST, "port": layout.get("port")}]
-    return ",".join(Address(each["host"], each["port"]).nats_url for each in servers) if _runs(layout) else ""
+    if _runs(layout):
+        return ",".join(Address(each["host"], each["port"]).nats_url for each in servers)
+    job = _job()
+    return job.url if job else ""
+
+
+def _job() -> "JobFolder | None":
+    """Return the job of Slurm that works for this folder; None where there is none, or several."""
+    if not (FOLDER / "slurm").is_dir():
+        return None
+    from unicron_deploy.slurm.folders import job_folders  # noqa: PLC0415 few folders need it
+
+    working = [each for each in job_folders(FOLDER / "slurm") if each.url and each.ended is None]
+    return working[0] if len(working) == 1 else None
 
 
 def _layout() -> dict[str, Any]:

@@ -234,7 +234,7 @@ class Program:
         cluster: that runs.
         what: is to be run.
         log: shows a line to a person.
-        again: also what ranks of an earlier run in its folder wrote is shown.
+        again: also what an earlier run in its folder wrote, and what befell it, is shown.
 
     Attributes:
         drilled: how that came out.
@@ -243,7 +243,7 @@ class Program:
 
     def __init__(self, cluster: Cluster, what: Run, log: Callable[[str], None], *, again: bool = False) -> None:
         self._cluster, self._what, self._log = cluster, what, log
-        self._spec, self._drill = what.spec, what.drill
+        self._spec, self._drill, self._again = what.spec, what.drill, again
         self._attendance = Attendance(what.nodes, JOIN_S)
         self.drilled: ScriptDrilled | None = None
         self.replacements = Replacements(self._spec.name)
@@ -255,8 +255,9 @@ class Program:
     async def run(self) -> TaskView:
         """Submit it, and show what it writes and what befalls it until it has ended."""
         async with connected_client(self._cluster.settings(), "unicron-run") as client:
+            since = -1 if self._again else await client.tail()
             await client.submit(with_commit(self._spec))
-            following = asyncio.create_task(self._follow(client))
+            following = asyncio.create_task(self._follow(client, since))
             try:
                 if self._what.meeting is None:
                     return await self._show(client)
@@ -300,12 +301,14 @@ class Program:
                 while _up(await client.status()) - {OWN}:
                     await asyncio.sleep(LOOK_S)
 
-    async def _follow(self, client: Client) -> None:
-        """Print failures and recoveries."""
-        async for _, message in client.follow():
+    async def _follow(self, client: Client, since: int) -> None:
+        """Print failures and recoveries, those behind a position of the journal: an earlier job has told the others."""
+        async for position, message in client.follow():
             self._ending.observe(message)
             self._ranks.names.observe(message)
             told = self.replacements.observe(message)
+            if position <= since:
+                continue
             if isinstance(message, FailureDetected):
                 self._log(f"unicron: {self._ranks.names.explain(short(str(message), LONGEST))}")
             elif isinstance(message, ScriptDrilled):

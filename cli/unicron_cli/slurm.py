@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 from msgspec.structs import replace
+from rich.console import Console
 from unicron_deploy.slurm import job as jobs
 from unicron_deploy.slurm import queue
 from unicron_deploy.slurm.allocation import JOB, Allocation, node_names
@@ -31,6 +33,9 @@ from unicron.taskfile import load
 from unicron_cli.meeting import Nodes
 from unicron_cli.output import console, say, warn
 from unicron_cli.run import Program, Run, spec_of, worded
+
+STEP, BATCH_STEPS = "SLURM_STEP_ID", 0xFFFFFFF0
+"""The number of a step; those that Slurm itself begins, for a script or a shell, have greater ones."""
 
 COMMAND = "unicron.command"
 """Under this click keeps what stands behind `--`."""
@@ -89,6 +94,7 @@ def run(
         raise InvalidInputError("no program: write it behind `--`, as in: unicron slurm run --nodes=2 -- train.py")
     words = worded(program, module=False)
     if not within(ctx.args):
+        check_script(program, ctx.args)
         submit_again(ctx, ctx.args, spec_of(words, 1, 1, None).name, "--", *program)
         return
     allocation = Allocation.read(os.environ, slots)
@@ -137,10 +143,26 @@ def check_storage(spec: TaskSpec) -> None:
         raise InvalidInputError(f"checkpoints {spec.checkpoints!r}: no such folder; make it where all nodes see it")
 
 
+def check_script(program: Sequence[str], options: Sequence[str]) -> None:
+    """Refuse a script that is not there: the job would wait for its turn only to say so.
+
+    Raises:
+        InvalidInputError: there is no such file.
+    """
+    script = next((word for word in program[:2] if word.endswith(".py")), "")
+    elsewhere = any(option.startswith(("-D", "--chdir")) for option in options)
+    if script and not elsewhere and not Path(script).is_file():
+        raise InvalidInputError(f"there is no {script!r} in {Path.cwd()}: name a script that all nodes of the job see")
+
+
 def within(options: Sequence[str]) -> bool:
     """Return whether this is a job, in which the task is to be run."""
     if not os.environ.get(JOB):
         return False
+    if int(os.environ.get(STEP) or BATCH_STEPS) < BATCH_STEPS:
+        raise InvalidInputError(
+            "this is a step, of srun: leave `srun` out, as `unicron slurm run` starts a process on each node by itself"
+        )
     if options:
         raise InvalidInputError(
             f"{' '.join(options)}: this is job {os.environ[JOB]} already; leave options of sbatch out, or write them "
@@ -190,7 +212,7 @@ def _sbatch(options: Sequence[str], script: str) -> str:
 
 def _run(allocation: Allocation, spec: TaskSpec, given: Path | None, *, until_done: bool) -> int:
     """Run a task on a cluster of its own in this job; return the exit status."""
-    log = partial(console(err=True).print, soft_wrap=True)  # one line stays one
+    log = partial(_log, console(err=True))
     claimed = _claimed(allocation, spec, given)
     if claimed.note:
         log(f"unicron: {claimed.note}")
@@ -243,6 +265,12 @@ def _claimed(allocation: Allocation, spec: TaskSpec, given: Path | None) -> Clai
     if given is not None:
         return claim_given(given, own)
     return claim((allocation.submitted_in / ".unicron" / "slurm").resolve(), own, queue.alive(known))
+
+
+def _log(screen: Console, line: str) -> None:
+    """Print a line with the time, for those who read it the next morning."""
+    clock = time.strftime("%H:%M:%S")
+    screen.print(line.replace("unicron: ", f"unicron: {clock} ", 1), soft_wrap=True)  # one line stays one
 
 
 def _address(allocation: Allocation) -> str:

@@ -47,18 +47,22 @@ class Ending(NamedTuple):
             jobs = queue.own_jobs()
             own = queue.this_job(jobs, self.allocation)
             cancelled = own.state != "RUNNING"
-            if self.until_done and not cancelled and self._requeue(ended):
-                return FINISHED
+            if cancelled and queue.restarts(self.allocation.job) > self.allocation.restarts:
+                return self._leave_to(ended, self.allocation.job, "Slurm has requeued this job, which goes on with it")
             heir = queue.heir(jobs, own)
+            goes_on = self.until_done or (ended.lacks_nodes and not heir)
+            if goes_on and not cancelled and self._requeue(ended):
+                return FINISHED
         except UnicronError as error:
             self.log(f"unicron: Slurm does not say whether a job waits to go on with {self.task}: {error}")
             heir = ""
         if heir:
             return self._leave_to(ended, heir, f"job {heir} goes on with it")
         outcomes.write(self.claim.root, ended)
-        self._say(
-            ended.status, f"{ended.reason}; {self.task} is not done and no job waits to go on with it: submit it again"
+        cure = "submit it again" + " (with --until-done a job requeues itself at its limit)" * (
+            not (self.until_done or cancelled or ended.lacks_nodes)
         )
+        self._say(ended.status, f"{ended.reason}; {self.task} is not done and no job waits to go on with it: {cure}")
         if not cancelled:  # else nobody may change that of the job any more
             self.comment.say(f"{self.task}: not done, submit it again")
         return ended.status

@@ -35,6 +35,9 @@ LEAVE_S = time_limits.LEAVE_S
 MARGIN_S = 15.0
 """Seconds from when the agents must be gone to the end of the job: for the servers, and for Slurm."""
 
+LACKING_S = 60.0
+"""Seconds for which a task that has computed may wait for nodes before its job is given up for another start of it."""
+
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """By which Slurm says that the job is to end."""
 
@@ -77,6 +80,9 @@ class Job:
         comment: of the job.
         log: shows a line to a person.
         leave_s: seconds that agents have to hand over.
+
+    Attributes:
+        lacks_nodes: it was given up, as its task waited for nodes.
     """
 
     def __init__(
@@ -93,6 +99,8 @@ class Job:
         self._names, self._comment = names, comment
         self._seen: TaskView | None = None
         self._computed = False
+        self._lacks_since: float | None = None
+        self.lacks_nodes = False
         self._answers = answers
         self._drains = Drains(names)
         self._told, self._why = asyncio.Event(), ""
@@ -143,6 +151,7 @@ class Job:
             reason=self._why or "no agent of the job is left",
             iteration=iteration,
             blind=self._computed and iteration < 0,
+            lacks_nodes=self.lacks_nodes,
         )
 
     def _tell(self, why: str) -> None:
@@ -197,9 +206,29 @@ class Job:
             drained = {view.node for view in status.nodes if view.state == NodeState.DRAINING}
             await self._drain(client, self._drains.look(nodes, drained))
         for view in status.tasks:  # there is one
-            self._seen = view
-            self._computed = self._computed or view.state == TaskState.RUNNING
+            self.see(view, time.monotonic())
             await asyncio.to_thread(self._comment.say, state_of(view))
+
+    def see(self, view: TaskView, now: float) -> None:
+        """Take note of the task; give the job up where it has computed and waits long for nodes: none comes to a job.
+
+        Args:
+            view: of the task.
+            now: seconds of some clock.
+        """
+        self._seen = view
+        self._computed = self._computed or view.state == TaskState.RUNNING
+        if not (self._computed and view.state == TaskState.WAITING) or view.paused or view.withheld:
+            self._lacks_since = None
+        elif self._lacks_since is None:
+            self._lacks_since = now
+            self._log(
+                f"unicron: {view.spec.name} waits: {view.reason}; if it still does in {LACKING_S:g} s, this job is "
+                "requeued, to go on on other nodes (--spares and --min-workers let a job go on at once)"
+            )
+        elif now - self._lacks_since >= LACKING_S:
+            self.lacks_nodes = True
+            self._tell(f"{view.spec.name} has waited for {now - self._lacks_since:.0f} s: {view.reason}")
 
     async def _drain(self, client: Client, orders: list[DrainHere]) -> None:
         for order in orders:

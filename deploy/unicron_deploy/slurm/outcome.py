@@ -23,6 +23,7 @@ class Outcome(msgspec.Struct, kw_only=True, frozen=True):
         heir: the job that goes on with it; empty where none is known.
         iteration: that the task has reached; -1 where it has none, or has not said so.
         blind: whether it computed, as a program does that does not say how far it is.
+        lacks_nodes: whether the job had to be given up as nodes of it were lost or drained.
     """
 
     family: str
@@ -31,6 +32,7 @@ class Outcome(msgspec.Struct, kw_only=True, frozen=True):
     heir: str = ""
     iteration: int = -1
     blind: bool = False
+    lacks_nodes: bool = False
 
     @property
     def unfinished(self) -> bool:

@@ -127,7 +127,7 @@ def _work(owner: Owner) -> tuple[str, str, list[str]]:
 
 
 def _check_given(root: Path, own: Owner) -> Outcome | None:
-    before, found = outcome(root), _record(root)
+    before, found = outcome(root), record(root)
     if found is not None:
         return _check(root, found, own)
     if before is not None and not before.unfinished:
@@ -172,7 +172,7 @@ def _take_new(base: Path, own: Owner, records: dict[Path, Owner]) -> Claim:
 def _take(root: Path, own: Owner, before: Outcome | None, note: str = "") -> Claim:
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     held = lock(root)
-    found, submitted = _record(root), own.submitted
+    found, submitted = record(root), own.submitted
     if found is not None and own.restarts and (found.cluster, found.family) == (own.cluster, own.family):
         submitted = found.submitted  # as other jobs of the array have it
     owner = msgspec.structs.replace(own, submitted=submitted, claimed=time.time())
@@ -183,11 +183,11 @@ def _take(root: Path, own: Owner, before: Outcome | None, note: str = "") -> Cla
 
 
 def _records(base: Path) -> dict[Path, Owner]:
-    found = {path.parent: _record(path.parent) for path in sorted(base.glob(f"*/{RECORD}"))}
+    found = {path.parent: record(path.parent) for path in sorted(base.glob(f"*/{RECORD}"))}
     return {root: each for root, each in found.items() if each is not None}
 
 
-def _record(root: Path) -> Owner | None:
+def record(root: Path) -> Owner | None:
     """Return whose a folder is, None where nothing says so, or nothing that can be read."""
     try:
         return msgspec.json.decode((root / RECORD).read_bytes(), type=Owner)

@@ -33,6 +33,12 @@ def this_job(jobs: Sequence[JobQueued], allocation: Allocation) -> JobQueued:
     return found
 
 
+def restarts(job: str) -> int:
+    """Return how often a job was requeued. Raises as `tools.run` does."""
+    found = shown.pairs(tools.ask("scontrol", "--oneliner", "show", "job", job)).get("Restarts", "")
+    return int(found) if found.isdecimal() else 0
+
+
 def alive(jobs: Sequence[JobQueued]) -> set[str]:
     """Return the ids of jobs that have not ended, and of their arrays."""
     return {number for each in jobs if each.alive for number in (each.job, each.family)}

@@ -7,6 +7,7 @@ from unicron.addresses import Address, local_address
 from unicron.errors import InvalidInputError
 from unicron_deploy.embedded import NATS, Cluster
 from unicron_deploy.nats_server import NatsServer, free_port
+from unicron_deploy.slurm.folders import URL
 
 
 class JobServers(Cluster):
@@ -34,6 +35,7 @@ class JobServers(Cluster):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.keys.ensure(self._members)
         self.keys.certify([self._address, socket.gethostname()])
+        (self.root / URL).write_text(self.url)
 
     def _refuse_a_second(self) -> None:
         """Have the lock of the folder's job see to that: what its record names ran on the first node of another job."""

@@ -77,9 +77,9 @@ def test_a_hand_over_fails_only_where_nobody_goes_on(monkeypatch, end, tmp_path,
     assert status == (FINISHED if heir else UNFINISHED)
     assert outcome(tmp_path).heir == heir
     assert outcome(tmp_path).unfinished
-    told = f"job {heir} goes on with it" if heir else "no job waits to go on with it: submit it again"
+    told = f"job {heir} goes on with it" if heir else "submit it again (with --until-done a job requeues"
     assert said[-1].startswith(f"unicron: job 7 ends with status {status}: the job ends in 35 s; gpt is not done")
-    assert said[-1].endswith(told)
+    assert told in said[-1]
     assert slurm.done[-1][-1].startswith("Comment=unicron gpt: not done")
 
 
@@ -107,6 +107,30 @@ def test_a_job_that_comes_no_further_is_not_requeued_for_ever(monkeypatch, end, 
     assert (["requeue", "7"] in slurm.done) == requeued
     assert status == (FINISHED if requeued else UNFINISHED)
     assert any("came no further" in line for line in said) != requeued
+
+
+def test_a_job_that_lacks_nodes_is_requeued_unless_another_one_waits_to_go_on(monkeypatch, end):
+    slurm = Slurm(monkeypatch, OWN)
+    status, said = end(lacks_nodes=True, iteration=5)
+    assert (status, slurm.done[-1]) == (FINISHED, ["requeue", "7"])
+    slurm = Slurm(monkeypatch, MEMBER, f"5|5|{AT}|PENDING|(null)|/home/me|gpt")
+    status, said = end(lacks_nodes=True, iteration=5)
+    assert (status, ["requeue", "7"] in slurm.done) == (FINISHED, False)
+    assert said[-1].endswith("job 5 goes on with it")
+
+
+@pytest.mark.parametrize(
+    ("restarts", "status", "told"),
+    [(1, FINISHED, "Slurm has requeued this job, which goes on with it"), (0, UNFINISHED, "submit it again")],
+)
+def test_a_job_that_a_person_has_requeued_is_not_to_be_submitted_again(monkeypatch, end, restarts, status, told):
+    slurm = Slurm(monkeypatch, OWN.replace("RUNNING", "COMPLETING"))
+    monkeypatch.setattr(
+        tools, "ask", lambda tool, *_: f"JobId=7 Restarts={restarts} X=1" if tool == "scontrol" else slurm.lines[0]
+    )
+    got, said = end(iteration=5)
+    assert got == status
+    assert said[-1].endswith(told)
 
 
 def test_a_job_that_was_cancelled_or_may_not_be_requeued_is_not(monkeypatch, end, tmp_path):

@@ -1,16 +1,22 @@
 """What is given to sbatch and srun, what a job is by its environment, and who follows whom in draining nodes."""
 
+from contextlib import nullcontext
+
 import pytest
 from helpers import ROOT
+from msgspec.structs import replace
+from unicron_cli.slurm import check_script, within
 from unicron_deploy.nats_server import QUIET_PORTS
 from unicron_deploy.slurm import prolog
 from unicron_deploy.slurm.allocation import Allocation, counts, node_names
 from unicron_deploy.slurm.drains import REASON, DrainHere, Drains, DrainThere
-from unicron_deploy.slurm.job import srun, step_environment
+from unicron_deploy.slurm.job import Job, srun, step_environment
 from unicron_deploy.slurm.machine import Machine, tasks_in
 from unicron_deploy.slurm.outcome import GIVEN_UP, UNFINISHED, Outcome
 from unicron_deploy.slurm.script import batch_script, checked
 
+from unicron.contracts.answers import TaskView
+from unicron.contracts.tasks import TaskSpec, TaskState
 from unicron.errors import InvalidInputError
 from unicron.slurm import tools
 from unicron.slurm.shown import NodeShown
@@ -196,3 +202,49 @@ def test_a_machine_whose_comment_may_not_be_changed_leaves_at_its_limit_all_the_
 
 def _refuse(_):
     raise tools.SlurmError("scontrol: no")
+
+
+VIEW = TaskView(spec=TaskSpec(name="gpt", command=["x"]), state=TaskState.WAITING, reason="needs 2 workers")
+RUNS = replace(VIEW, state=TaskState.RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("seen", "given_up"),
+    [
+        ([(0, RUNS), (10, VIEW), (60, VIEW)], False),
+        ([(0, RUNS), (10, VIEW), (71, VIEW)], True),
+        ([(0, RUNS), (10, VIEW), (40, RUNS), (71, VIEW)], False),
+        ([(0, VIEW), (99, VIEW)], False),  # it has never computed: other nodes would not help
+        ([(0, RUNS), (10, VIEW), (71, replace(VIEW, paused=True))], False),
+        ([(0, RUNS), (10, VIEW), (71, replace(VIEW, withheld="would be moved"))], False),
+    ],
+)
+def test_a_job_is_given_up_where_its_task_waits_for_nodes_that_do_not_come(tmp_path, seen, given_up):
+    said = []
+    allocation = Allocation("c", "7", "7", ["n1", "n2"], 1, 1, tmp_path, 0)
+    job = Job(allocation, None, {"n1": "n1", "n2": "n2"}, None, None, said.append)
+    for at, view in seen:
+        job.see(view, at)
+    assert job.lacks_nodes == given_up
+    assert any("is requeued, to go on on other nodes" in line for line in said) == any(
+        view is VIEW for _, view in seen[1:] if seen[0][1] is RUNS
+    )
+    assert any(line.startswith("unicron: gpt has waited for 61 s: needs 2 workers") for line in said) == given_up
+
+
+@pytest.mark.parametrize(("step", "refused"), [("0", True), ("4294967290", False), ("4294967291", False), ("", False)])
+def test_a_step_of_srun_is_no_place_for_it(monkeypatch, step, refused):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_STEP_ID", step)
+    with pytest.raises(InvalidInputError, match="leave `srun` out") if refused else nullcontext():
+        assert within([])
+
+
+def test_a_script_that_is_not_there_is_not_submitted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInputError, match=r"there is no 'train.py' in /"):
+        check_script(["python", "train.py"], ["--nodes=2"])
+    check_script(["train.py"], ["--chdir=/there"])
+    check_script(["torchrun", "--nnodes", "train.py"], [])
+    (tmp_path / "train.py").touch()
+    check_script(["train.py", "--config", "x.py"], [])
