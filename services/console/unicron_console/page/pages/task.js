@@ -136,7 +136,7 @@ function attemptTable() {
     key: (attempt) => attempt.epoch,
     empty: "It has not computed yet.",
     columns: [
-      figure("epoch", (attempt) => count(attempt.epoch)),
+      figure("membership", (attempt) => count(attempt.epoch)),
       part("since", (attempt) => moment(attempt.at), (attempt) => attempt.at),
       figure("workers", (attempt) => count(attempt.workers)),
       figure("from iteration", (attempt) => count(attempt.iteration)),
