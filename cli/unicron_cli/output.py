@@ -94,6 +94,12 @@ def own_url() -> str:
     return job.url if job else ""
 
 
+def own_root() -> Path:
+    """Return the folder of the cluster of this folder, the embedded one or that of its job."""
+    job = None if _runs(_layout()) else _job()
+    return job.root if job else FOLDER
+
+
 def _job() -> "JobFolder | None":
     """Return the job of Slurm that works for this folder; None where there is none, or several."""
     if not (FOLDER / "slurm").is_dir():

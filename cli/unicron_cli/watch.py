@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -10,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from unicron import vitality
+from unicron import subjects, vitality
 from unicron.client import Client
 from unicron.contracts.answers import Status
 from unicron.contracts.base import Message
@@ -21,7 +22,7 @@ from unicron.observe.incidents import chain_of
 from unicron.observe.words.headline import headline
 from unicron.observe.words.ranks import RankNames
 from unicron.observe.words.story import find_chain, line, story
-from unicron_cli.output import Json, Nats, console, print_json, print_view, say, to_json, with_client
+from unicron_cli.output import Json, Nats, console, own_root, print_json, print_view, say, to_json, with_client
 from unicron_cli.views import nodes_table, status_view, tasks_table
 
 WATCH_S = 1.0
@@ -190,7 +191,16 @@ async def _log(client: Client, node: str, worker: str, lines: int) -> tuple[str,
     if ":" in worker:
         worker = await _of_rank(client, worker)
     node = node or await _home(client, worker)
-    return worker, node, await client.log(node, worker, lines)
+    try:
+        return worker, node, await client.log(node, worker, lines)
+    except BusUnavailableError:  # the node may be lost; where it kept its logs in this folder, they are still there
+        from unicron_agent.workers.output import tail  # noqa: PLC0415 other commands need none of it
+
+        folder = own_root() / "nodes" / subjects.token(node, "node") / "logs"
+        path = folder / f"{subjects.token(worker, 'worker')}.log"
+        with suppress(OSError):
+            return worker, node, tail(path, lines)
+        raise
 
 
 async def _of_rank(client: Client, wanted: str) -> str:

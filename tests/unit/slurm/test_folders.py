@@ -5,7 +5,7 @@ import os
 import pytest
 from helpers.cli import invoke
 from msgspec.structs import replace
-from unicron_cli import here
+from unicron_cli import here, watch
 from unicron_cli.local import down
 from unicron_cli.output import own_key, own_url
 from unicron_deploy.slurm import outcome
@@ -14,7 +14,7 @@ from unicron_deploy.slurm.outcome import FINISHED, GIVEN_UP, Outcome
 from unicron_deploy.slurm.ownership import Owner, claim
 
 from unicron.contracts.tasks import TaskSpec
-from unicron.errors import InvalidInputError
+from unicron.errors import BusUnavailableError, InvalidInputError
 
 SPEC = TaskSpec(name="train", command=["python", "train.py"])
 OWN = Owner(cluster="c", family="7", job="7", submitted=100.0, restarts=0, spec=SPEC)
@@ -73,6 +73,24 @@ def test_what_has_ended_without_being_done_is_told_where_one_stands(base):
     assert "/9/nodes/*/logs/t9-*.log" in told
     end(root, FINISHED)
     assert "job:" not in invoke()
+
+
+class Silent:
+    """A client whose nodes do not answer."""
+
+    async def log(self, node, worker, lines):
+        raise BusUnavailableError(f"nobody answers on {node}")
+
+
+async def test_the_log_of_a_lost_node_is_read_where_it_kept_it(base):
+    logs = begin(base, "7") / "nodes" / "n2" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "t7-2.log").write_text("one\ntwo\n")
+    assert await watch._log(Silent(), "n2", "t7-2", 1) == ("t7-2", "n2", ["two"])
+    with pytest.raises(BusUnavailableError):
+        await watch._log(Silent(), "n2", "t7-3", 1)
+    with pytest.raises(InvalidInputError, match="use 1 to 64 letters"):
+        await watch._log(Silent(), "../n2", "t7-2", 1)
 
 
 def test_a_jobs_cluster_is_ended_by_slurm(base):
