@@ -136,8 +136,11 @@ class Job:
                     await asyncio.shield(ended)
             step.kill()
             await ended
-            # scancel may repeat itself, which would end us before Slurm is told how this ended
-            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            # scancel may repeat itself, which would end us before Slurm is told how this ended. Ignored, not blocked: a
+            # thread that is just ending has a mask of its own
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)
 
     async def _outcome(self, trained: asyncio.Task[TaskView]) -> Outcome:
         family = self._allocation.family
