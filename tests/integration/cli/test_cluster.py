@@ -382,6 +382,10 @@ def assert_its_cost_is_told(url, task, failure):
     assert unicron("goodput", "--csv", url=url).startswith("scope,name,failures,total_s,whole_s,goodput,")
     assert unicron("goodput", "--failures", "--csv", url=url).startswith("chain,what,node,tasks,begun,detected_at,")
     assert "nothing of a task 'bert'" in unicron("goodput", "bert", url=url, code=1)
+    [shown] = data("task", "show", task, url=url)
+    assert failure["correlation"] in {each["chain"] for each in shown["failures"]}
+    assert shown["causes"]["exited_abnormally"] == pytest.approx(sum(cause["seconds"].values()))
+    assert "those there are: tiny" in unicron("task", "show", "bert", url=url, code=1)
 
 
 @pytest.mark.exhaustive("scripts of faults are shown on the real bus with a stand-in of an agent")
