@@ -121,7 +121,8 @@ def status_view(status: Status, now: float | None = None) -> Group:
     slow += [Text(node.problem, "yellow") for node in status.nodes if node.problem and _in_use(node)]
     lost = [node.node for node in status.nodes if node.state is NodeState.LOST]
     verb = "wait" if len(lost) > 1 else "waits"
-    slow += [Text(f"{', '.join(lost)} {verb} for you: see to the machine, then start its agent", "yellow")] * bool(lost)
+    cure = "see to the machine, then start its agent (a job of Slurm gets another by `scontrol requeue`)"
+    slow += [Text(f"{', '.join(lost)} {verb} for you: {cure}", "yellow")] * bool(lost)
     failed = [view for view in status.tasks if view.state == TaskState.FAILED and view.traceback]
     traces = [Text(f"\n{view.spec.name} failed:\n{view.traceback.rstrip()}", "red") for view in failed]
     slow += [Text(f"{view.spec.name} in its drill: {view.drill}") for view in status.tasks if view.drill]
