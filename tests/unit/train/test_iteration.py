@@ -400,13 +400,14 @@ class Recording:
     newest = wire.NOWHERE
 
     def __init__(self):
-        self.calls = []
+        self.calls, self.sent, self.at = [], [], 0.0
 
     def now(self):
-        return 0.0
+        return self.at
 
     def send(self, message):
         self.calls.append(type(message).__name__)
+        self.sent.append(message)
 
     def __getattr__(self, name):
         return lambda *_, **__: self.calls.append(name)
@@ -434,6 +435,22 @@ def test_a_taken_state_is_loaded_between_two_iterations_and_then_only(phase):
     assert core.enter()
     assert shell.calls == (["load"] if phase is IterationPhase.TAKEN else [])
     assert core.phase is (IterationPhase.OPEN if phase is IterationPhase.TAKEN else phase)
+
+
+@pytest.mark.parametrize(("late", "moved", "seconds"), [(False, False, 1.0), (True, False, 3.0), (True, True, 1.0)])
+def test_an_iteration_takes_from_update_to_update_unless_it_was_interrupted(late, moved, seconds):
+    shell = Recording()
+    core = WorkerCore(Shell(*3 * [shell]), 10, 4)
+    core.membership = msgspec.structs.replace(wire.NOWHERE, epoch=1)
+    core.phase = IterationPhase.REDUCED
+    run(core.step())
+    if moved:
+        core.membership = msgspec.structs.replace(wire.NOWHERE, epoch=2)
+    shell.at = 2.0  # the script has done something else meanwhile
+    core.enter(late=late)
+    shell.at, core.phase = 3.0, IterationPhase.REDUCED
+    run(core.step())
+    assert [each.seconds for each in shell.sent if isinstance(each, wire.Iterated)] == [0.0, seconds]
 
 
 def test_from_every_phase_a_worker_comes_to_its_next_update_and_nothing_makes_it_new_again():

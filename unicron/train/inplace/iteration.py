@@ -68,7 +68,7 @@ class ScriptIteration:
         if self._takeover.drill.recording is not None:  # what it copies changes from here on
             self._takeover.drill.recording.wait()
         while not self._computing:
-            self._member.core.enter()
+            self._member.core.enter(late=True)  # at its first forward pass
             self._computing = self._member.next_microbatch() is not None
             if not self._computing and self._member.core.phase is not IterationPhase.TAKEN:
                 raise GroupBrokenError("this iteration was finished without this rank")

@@ -33,6 +33,7 @@ class WorkerCore(RegroupingCore):
         self.stepped = False
         self._saved = -1
         self._began = self._handed_out = 0.0
+        self._updated = -1, 0.0  # in which membership, and when
         self._computed: list[float] = []
         self._computes_again = self._void = False
 
@@ -57,8 +58,12 @@ class WorkerCore(RegroupingCore):
         self._drop()
         await self._regroup(self._ranks.now())
 
-    def enter(self) -> bool:
-        """Go to the next iteration, in the state of those that are ahead; return whether there is one."""
+    def enter(self, *, late: bool = False) -> bool:
+        """Go to the next iteration, in the state of those that are ahead; return whether there is one.
+
+        Args:
+            late: what the script has done since the last update counts as part of it, too.
+        """
         if self._computes_again:
             self._gradients.discard()  # the next backward pass would add to it
             self._states.restore_others()
@@ -66,7 +71,9 @@ class WorkerCore(RegroupingCore):
         if self.phase is IterationPhase.TAKEN:
             self._states.load()
             self._move(Move.LOAD)
-        self._began, self.stepped = self._ranks.now(), False
+        epoch, at = self._updated
+        self._began = at if late and epoch == self.epoch else self._ranks.now()
+        self.stepped = False
         self._computed.clear()
         return self.iteration < self._iterations
 
@@ -141,6 +148,7 @@ class WorkerCore(RegroupingCore):
                 computed_s=sum(self._computed) / len(self._computed) if self._computed else 0.0,
             )
         )
+        self._updated = self.epoch, self._ranks.now()
 
     async def rejoin(self, error: GroupBrokenError) -> None:
         """Go to the next membership from outside of a reduce, as something else broke there.
