@@ -244,13 +244,27 @@ PartitionName=all Nodes={",".join(self.names)} Default=YES MaxTime=INFINITE Stat
         return [pid for node in nodes for pid in self._started(node) if not _is_slurms(pid)]
 
     def _started(self, node: str = "") -> list[int]:
-        """Return all processes of jobs, on a node or on all, with what watches them: they have our configuration."""
+        """Return all processes of jobs, on a node or on all, with what watches them.
+
+        They are in a control group of their node, whatever environment they have; what Slurm has moved out of it has
+        our configuration.
+        """
+        nodes = [node] if node else self.names
+        listed = [
+            path.read_text().split() for each in nodes for path in (FREEZER / f"slurm_{each}").rglob("cgroup.procs")
+        ]
+        grouped = {int(pid) for pids in listed for pid in pids}
         return [
             pid
             for pid in _pids()
             if pid != os.getpid()
-            and _variable(pid, "SLURM_CONF") == str(self._config)
-            and (not node or _variable(pid, "SLURMD_NODENAME") == node)
+            and (
+                pid in grouped
+                or (
+                    _variable(pid, "SLURM_CONF") == str(self._config)
+                    and (not node or _variable(pid, "SLURMD_NODENAME") == node)
+                )
+            )
         ]
 
     def _forget_groups(self) -> None:
