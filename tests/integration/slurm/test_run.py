@@ -34,6 +34,7 @@ def here(cluster, tmp_path, monkeypatch):
     for name, value in cluster.env.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(PROGRAM)
     return tmp_path
 
 

@@ -209,6 +209,18 @@ def test_where_nothing_lies_there_the_task_begins_anew(stage):
     [regroup] = [each for each in stage.of(Regroup) if each.node == "n3"]
     assert regroup.shelf is None
     assert stage.anew == {"a"}
+    [alert] = [each.text for each in stage.of(events.Alert) if "begins again at iteration 0" in each.text]
+    assert f"and {ROOT} has no checkpoint of it" in alert
+
+
+def test_a_task_without_storage_whose_nodes_come_back_with_nothing_says_that_it_begins_anew():
+    stage = Stage(checkpoints="")
+    stage.lose_all_memory()
+    stage.rest()
+    assert stage.anew == {"a"}
+    [alert] = [each.text for each in stage.of(events.Alert)]
+    assert "and it has no `checkpoints` in its task file: it begins again at iteration 0" in alert
+    assert not Stage(checkpoints="").of(events.Alert), "who has not begun is told nothing"
 
 
 def test_a_storage_that_can_not_be_read_is_looked_at_again_and_nothing_begins_anew(stage):

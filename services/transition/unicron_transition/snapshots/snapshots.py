@@ -377,11 +377,18 @@ class Snapshots(msgspec.Struct, kw_only=True):
         text = f"what task {group.spec.name} had saved in memory {why}: its program begins again"
         return [Alert(text=f"{text}, from a checkpoint of its own if it has one", task=group.spec.name)]
 
+    def _begin_anew(self, group: WorkerGroup, lacks: str) -> list[Message]:
+        """Alert where a task that was further begins at iteration 0, as its state is nowhere."""
+        if not (self.saves.held or group.membership.met):
+            return []  # it has not begun
+        text = f"what task {group.spec.name} had saved in memory is on no node any more, and {lacks}: it begins again"
+        return [Alert(text=f"{text} at iteration 0", task=group.spec.name)]
+
     def _search_storage(self, cluster: KnownNodes, group: WorkerGroup, search: Search) -> list[Message]:
         """Order a node to look for a checkpoint, as no memory has the state; a task without storage begins anew."""
         if not group.spec.checkpoints:
             search.over = True
-            return []
+            return self._begin_anew(group, "it has no `checkpoints` in its task file")
         node = choose_storage_node(cluster, group)
         if not node:
             self.search = None  # it begins again with whichever node comes first
@@ -398,8 +405,9 @@ class Snapshots(msgspec.Struct, kw_only=True):
             return [] if stored else self._cancel_rewind(group, rewind.node, why)
         if search is not None and (search.number, search.looking) == (answer.search, answer.node):
             search.looking, search.over = "", stored is None
-            if stored is not None:
-                self.park_stored(group, stored)
+            if stored is None:
+                return self._begin_anew(group, f"{group.spec.checkpoints} has no checkpoint of it")
+            self.park_stored(group, stored)
         return []
 
     def _storage_failed(self, cluster: KnownNodes, group: WorkerGroup, fact: CheckpointFailed) -> list[Message]:
