@@ -12,27 +12,31 @@ from unicron.contracts.tasks import TaskSpec
 LOOK_S = 5.0
 """A large repository on a slow file system is not waited for longer."""
 
-SHOWN = 12
+SHOWN, DIRTY = 12, "-dirty"
 
 
 def with_commit(spec: TaskSpec) -> TaskSpec:
     """Return a task with a commit, that of its script's folder if it names none; "-dirty" is added if files differ."""
-    return spec if spec.commit else replace(spec, commit=_commit_of(_folder_of(spec)))
+    return spec if spec.commit else replace(spec, commit=_commit_of(spec))
 
 
-def _folder_of(spec: TaskSpec) -> Path:
+def _commit_of(spec: TaskSpec) -> str:
+    """Return what git says of a script's folder; empty where there is no git, no repository, or no answer in time."""
     workdir = Path(spec.workdir or ".")
-    return next((each.parent for word in spec.command[1:] if (each := workdir / word).is_file()), workdir)
+    script = next((each for word in spec.command[1:] if (each := workdir / word).is_file()), None)
+    folder = script.parent if script else workdir
+    found = _git(folder, "describe", "--always", "--dirty", "--exclude=*", f"--abbrev={SHOWN}")
+    unknown = found and script and not _git(folder, "ls-files", script.name)
+    return f"{found.removesuffix(DIRTY)}{DIRTY}" if unknown else found
 
 
-def _commit_of(folder: Path) -> str:
-    """Return what git says of a folder; empty where there is no git, no repository, or no answer in time."""
+def _git(folder: Path, *words: str) -> str:
     git = shutil.which("git")
     if git is None:
         return ""
     try:
         found = subprocess.run(
-            [git, "-C", folder, "describe", "--always", "--dirty", "--exclude=*", f"--abbrev={SHOWN}"],
+            [git, "-C", folder, *words],
             capture_output=True,
             text=True,
             timeout=LOOK_S,

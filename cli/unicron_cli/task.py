@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from unicron.client import Client
+from unicron.contracts.events import TaskSubmitted
 from unicron.errors import UnicronError
+from unicron.observe.accounts.goodput import Goodput
 from unicron.observe.cluster import ClusterPicture
 from unicron_cli.output import Json, Nats, done, print_view, with_client
 from unicron_cli.taskview import TaskAccount, account, view_of
@@ -36,9 +38,20 @@ async def _read(client: Client, names: Sequence[str]) -> list[TaskAccount]:
             known = ", ".join(sorted(views)) or "none"
             raise UnicronError(f"there is no task {name!r}; those there are: {known}")
     cluster.fill(status)
-    async for position, message in client.follow(0, await client.tail()):
+    tail, submitted = await client.tail(), {name: list[float]() for name in names}
+    async for position, message in client.follow(0, tail):
         cluster.handle(position, message)
-    return [account(cluster, views[name], time.time()) for name in names]
+        if isinstance(message, TaskSubmitted) and message.task in submitted:
+            submitted[message.task].append(message.at)
+    found = []
+    for name in names:
+        goodput, last = cluster.goodput, (submitted[name] or [0.0])[-1]
+        if len(submitted[name]) > 1:  # what earlier tasks of its name cost is not its own
+            goodput = Goodput(last)
+            async for _, message in client.follow(0, tail):
+                goodput.handle(message)
+        found.append(account(cluster, views[name], time.time(), goodput, last))
+    return found
 
 
 @app.command()

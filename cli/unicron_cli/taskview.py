@@ -10,6 +10,7 @@ from unicron.contracts.answers import TaskView
 from unicron.contracts.base import Record
 from unicron.contracts.tasks import UNCOUNTED, TaskState
 from unicron.observe.accounts.eta import TimeLeft, time_left
+from unicron.observe.accounts.goodput import Goodput
 from unicron.observe.cluster import ClusterPicture
 from unicron.observe.words.configuration import configuration
 from unicron.observe.words.headline import headline_of
@@ -67,16 +68,21 @@ class TaskAccount(Record, kw_only=True, frozen=True):
     configuration: list[tuple[str, str]]
 
 
-def account(cluster: ClusterPicture, view: TaskView, now: float) -> TaskAccount:
+def account(
+    cluster: ClusterPicture, view: TaskView, now: float, goodput: Goodput, submitted: float = 0.0
+) -> TaskAccount:
     """Return the account of a task.
 
     Args:
         cluster: as the journal has it.
         view: of the task, as the registry has it.
         now: Unix seconds.
+        goodput: since it was submitted.
+        submitted: Unix seconds; failures before that were another task's of its name.
     """
-    spec, row = view.spec, cluster.goodput.report(now).row(view.spec.name)
-    hit = [each for each in cluster.failures.values() if spec.name in each.tasks][: -FAILURES - 1 : -1]
+    spec, row = view.spec, goodput.report(now).row(view.spec.name)
+    here = [each for each in cluster.failures.values() if spec.name in each.tasks and each.begun >= submitted]
+    hit = here[: -FAILURES - 1 : -1]
     wall_s = _nonzero(row.wall_s) if row else {}
     runs = view.state is TaskState.RUNNING
     return TaskAccount(
@@ -95,7 +101,7 @@ def account(cluster: ClusterPicture, view: TaskView, now: float) -> TaskAccount:
         seconds=_nonzero(row.seconds) if row else {},
         wall_s=wall_s,
         causes=row.causes if row else {},
-        struck=row.failures if row else 0,
+        struck=len(here),
         failures=[
             FailureAccount(
                 at=each.first.at, what=cluster.names.explain(headline_of(each, each.first)), chain=each.cause.chain
@@ -150,7 +156,8 @@ def _progress(task: TaskAccount) -> Iterator[tuple[str, str]]:
         yield "an iteration", span(task.iteration_s)
     if task.left:
         least, most = span(task.left.least), span(task.left.most)
-        yield "left", f"{span(task.left.seconds)}: {least} if nothing fails, {most} with failures as so far"
+        slow = "with failures as so far" if task.struck else "at the pace of the slowest tenth"
+        yield "left", f"{span(task.left.seconds)}: {least} at the pace of the fastest tenth, {most} {slow}"
     if task.goodput is not None:
         yield "goodput", f"{percent(task.goodput)} of its GPU time was training"
         yield "time", ", ".join(f"{phase.replace('_', '-')} {span(part)}" for phase, part in task.wall_s.items())

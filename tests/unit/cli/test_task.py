@@ -10,9 +10,11 @@ from msgspec.structs import replace
 from replay import replayer
 from unicron_cli.commit import with_commit
 from unicron_cli.output import to_json
+from unicron_cli.task import _read
 from unicron_cli.taskview import account, view_of
 
-from unicron.contracts.answers import TaskView
+from unicron.contracts.answers import Status, TaskView
+from unicron.contracts.events import TaskSubmitted
 from unicron.contracts.tasks import TaskSpec, TaskState
 from unicron.observe.cluster import ClusterPicture
 
@@ -32,7 +34,7 @@ def accounts(cluster, *names, **fields):
         TaskView(spec=cluster.tasks[name].spec, state=TaskState.RUNNING, iteration=9, recent_s=RECENT_S, **fields)
         for name in names
     ]
-    return [account(cluster, view, cluster.now) for view in views]
+    return [account(cluster, view, cluster.now, cluster.goodput) for view in views]
 
 
 def rows(text):
@@ -66,9 +68,36 @@ def test_two_tasks_are_put_side_by_side_and_what_differs_is_marked(cluster):
 
 def test_of_a_task_that_does_not_run_nobody_knows_how_long_it_takes(cluster):
     view = TaskView(spec=cluster.tasks["gpt-a"].spec, state=TaskState.WAITING, recent_s=RECENT_S)
-    assert account(cluster, view, cluster.now).left is None
+    assert account(cluster, view, cluster.now, cluster.goodput).left is None
     unheard = TaskView(spec=TaskSpec(name="new", command=["x"]), state=TaskState.STARTING)
-    assert account(cluster, unheard, cluster.now).goodput is None
+    assert account(cluster, unheard, cluster.now, cluster.goodput).goodput is None
+
+
+class Journal:
+    """A client of a cluster that had two tasks of one name."""
+
+    def __init__(self, spec, messages):
+        self.spec, self.messages = spec, messages
+
+    async def status(self):
+        return Status(tasks=[TaskView(spec=self.spec, state=TaskState.RUNNING)])
+
+    async def tail(self):
+        return len(self.messages)
+
+    async def follow(self, first, last):
+        for position, message in list(enumerate(self.messages, 1))[first:last]:
+            yield position, message
+
+
+async def test_what_an_earlier_task_of_its_name_cost_is_not_its_own(cluster):
+    spec, before = cluster.tasks["gpt-b"].spec, list(replayer.read("demo"))
+    [old] = await _read(Journal(spec, before), ["gpt-b"])
+    again = TaskSubmitted(task="gpt-b", spec=spec, id="again", at=before[-1].at + 1.0, source="registry")
+    [new] = await _read(Journal(spec, [*before, again]), ["gpt-b"])
+    assert old.failures
+    assert old.seconds["training"] > 0
+    assert (new.failures, new.struck, new.seconds.get("training", 0.0)) == ([], 0, 0.0)
 
 
 def git(folder, *words):
@@ -89,3 +118,8 @@ def test_the_commit_is_that_of_the_folder_of_the_script(tmp_path):
     (tmp_path / "sub" / "train.py").write_text("2")
     assert with_commit(spec).commit == f"{head}-dirty"
     assert with_commit(replace(spec, workdir=str(tmp_path / "not there"))).commit == ""
+    git(tmp_path / "sub", "checkout", ".")
+    (tmp_path / "sub" / "new.py").touch()
+    assert with_commit(spec).commit == head, "what a commit lacks beside the script is no part of it"
+    unknown = replace(spec, command=["python", "sub/new.py"])
+    assert with_commit(unknown).commit == f"{head}-dirty", "a script that git does not know is in no commit"
