@@ -177,3 +177,8 @@ def complete(given: dict[str, Any]) -> None:
         given.setdefault("min_workers", workers)
     if layout := way.layout(workers):
         given.setdefault("layout", layout)
+
+
+def shown_shape(spec: TaskSpec, workers: int) -> ParallelLayout:
+    """Return the layout of so many workers as people know it: places that only healing knows are none."""
+    return ParallelLayout().with_workers(workers) if way_of(spec).seats_ranks else spec.shape(workers)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from unicron.contracts.answers import NodeView, SaverView, Status, TaskView
 from unicron.contracts.tasks import UNCOUNTED, NodeState, Slot, TaskState
+from unicron.healing import shown_shape
 from unicron.observe.accounts.eta import time_left
 from unicron.observe.words.ranks import RankNames
 from unicron.observe.words.units import KNOWN_FLOPS, ago, expected, si, span
@@ -32,7 +33,7 @@ def nodes_table(status: Status, now: float | None = None) -> FittingTable:
     now = time.time() if now is None else now
     used: dict[str, dict[int, str]] = defaultdict(dict)
     for view in status.tasks:
-        layout = view.spec.shape(len(view.members))
+        layout = shown_shape(view.spec, len(view.members))
         for rank, member in enumerate(view.members):
             place = layout.place_name(rank)
             used[member.node][member.slot] = f"{view.spec.name}:{rank}" + (f"({place})" if place else "")
@@ -145,7 +146,7 @@ def plain_table(*columns: str) -> Table:
 
 def _workers(view: TaskView) -> str:
     """Return how many compute: 6, or 3x2 where that is three replicas of two."""
-    each = view.spec.shape(len(view.members)).replica_workers
+    each = shown_shape(view.spec, len(view.members)).replica_workers
     return str(len(view.members)) if each == 1 else f"{len(view.members) // each}x{each}"
 
 

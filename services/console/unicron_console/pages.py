@@ -7,6 +7,7 @@ from msgspec import structs
 from unicron.contracts.answers import PlanView, StragglerView
 from unicron.contracts.hardware import Gpu
 from unicron.contracts.tasks import UNCOUNTED, NodeState, TaskState
+from unicron.healing import shown_shape
 from unicron.observe.accounts.chains import ChainCost
 from unicron.observe.accounts.eta import time_left
 from unicron.observe.accounts.report import Report
@@ -224,7 +225,7 @@ class Pages:
             now=now,
             line=self.task_line(task),
             progress=_progress(task.progress),
-            layout=task.spec.shape(len(task.members)).degrees,
+            layout=shown_shape(task.spec, len(task.members)).degrees,
             workers=list(self._workers(task)),
             attempts=list(task.attempts)[::-1],
             failures=self.failures(hit[-LAST_FAILURES:]),
@@ -240,7 +241,7 @@ class Pages:
         )
 
     def _workers(self, task: TaskPicture, node: str = "") -> Iterator[WorkerLine]:
-        layout = task.spec.shape(len(task.members))
+        layout = shown_shape(task.spec, len(task.members))
         for rank, member in enumerate(task.members):
             if not node or member.node == node:
                 replica, place = layout.seat(rank)

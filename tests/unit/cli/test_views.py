@@ -9,8 +9,10 @@ from unicron_cli.views import status_view, tasks_table
 from unicron.contracts.answers import NodeView, SaverView, Status, TaskView
 from unicron.contracts.events import NodeDrained, TaskStateChanged
 from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.tasks import Member, NodeState, ParallelLayout, Slot, SlotRef, TaskSpec, TaskState
+from unicron.contracts.tasks import Healing, Member, NodeState, ParallelLayout, Slot, SlotRef, TaskSpec, TaskState
 from unicron.errors import InvalidInputError
+from unicron.healing import healed_by
+from unicron.observe.words.configuration import configuration
 from unicron.observe.words.units import ago, percent, si
 
 SPEC = TaskSpec(name="gpt", command=["x"], weight=2.0, min_workers=1, max_workers=4, iterations=10)
@@ -64,6 +66,17 @@ def test_nodes_come_in_the_order_of_their_numbers_and_a_lost_one_waits_for_someb
     shows = shown(status_view(Status(nodes=nodes)))
     assert shows.index("node-2 ") < shows.index("node-4 ") < shows.index("node-10 ")
     assert "node-4 waits for you: see to the machine, then start its agent" in shows
+
+
+def test_ranks_that_are_healed_in_place_are_whole_models_for_people():
+    spec = healed_by(Healing.IN_PLACE, TaskSpec(name="mine", command=["python", "x.py"], min_workers=2, max_workers=2))
+    members = [Member(worker=f"mine-{number}", node="n", slot=number) for number in (0, 1)]
+    view = TaskView(spec=spec, state=TaskState.RUNNING, members=members)
+    nodes = [NodeView(node="n", state=NodeState.UP, slots=[Slot(index=0), Slot(index=1)])]
+    text = shown(status_view(Status(nodes=nodes, tasks=[view])))
+    assert "cpu0=mine:0 cpu1=mine:1" in text
+    assert "mine running 1 2 (2-2)" in text
+    assert dict(configuration(spec))["replica"] == "whole models"
 
 
 def test_status_says_which_task_is_slow_and_why_and_what_came_of_its_drill():

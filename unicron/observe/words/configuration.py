@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from unicron.contracts.tasks import UNCOUNTED, TaskSpec
+from unicron.healing import shown_shape
 
 
 def configuration(spec: TaskSpec) -> list[tuple[str, str]]:
@@ -19,7 +20,7 @@ def configuration(spec: TaskSpec) -> list[tuple[str, str]]:
         ("commit", spec.commit),
         ("environment", " ".join(sorted(spec.env))),
         ("workers", f"{spec.min_workers} to {spec.max_workers}" + f", in multiples of {spec.unit}" * (spec.unit > 1)),
-        ("replica", ", ".join(f"{size}: {text}" for size, text in layouts.items()) or spec.layout.degrees),
+        ("replica", ", ".join(layouts) or shown_shape(spec, spec.max_workers).degrees),
         ("weight", f"{spec.weight:g}"),
         ("microbatches", str(spec.microbatches)),
         ("iterations", str(spec.iterations) if spec.iterations < UNCOUNTED else ""),
