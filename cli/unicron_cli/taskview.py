@@ -46,6 +46,7 @@ class TaskAccount(Record, kw_only=True, frozen=True):
             fault.
         struck: so many failures hit it; `failures` are the newest ones of them, newest first.
         configuration: pairs of a name and a text.
+        traceback: of the program's own error, where that ended it.
     """
 
     task: str
@@ -66,6 +67,7 @@ class TaskAccount(Record, kw_only=True, frozen=True):
     struck: int
     failures: list[FailureAccount]
     configuration: list[tuple[str, str]]
+    traceback: str = ""
 
 
 def account(
@@ -109,6 +111,7 @@ def account(
             for each in hit
         ],
         configuration=configuration(spec),
+        traceback=view.traceback,
     )
 
 
@@ -122,6 +125,7 @@ def view_of(accounts: Sequence[TaskAccount]) -> Group:
     for each in accounts:
         title = "failures" if len(accounts) == 1 else f"failures of {each.task}"
         shown += [Text(), Text(f"{title}, the newest first:", "bold"), *map(_line, each.failures)] * bool(each.failures)
+    shown += [Text(f"\n{each.traceback.rstrip()}", "red") for each in accounts if each.traceback]
     options = [(each.task, dict(each.configuration)) for each in accounts]
     return Group(*shown, Text(), _side_by_side(options, mark=True))
 

@@ -126,7 +126,11 @@ def status_view(status: Status, now: float | None = None) -> Group:
     slow += [Text(f"{', '.join(lost)} {verb} for you: {cure}", "yellow")] * bool(lost)
     failed = [view for view in status.tasks if view.state == TaskState.FAILED and view.traceback]
     traces = [Text(f"\n{view.spec.name} failed:\n{view.traceback.rstrip()}", "red") for view in failed]
-    slow += [Text(f"{view.spec.name} in its drill: {view.drill}") for view in status.tasks if view.drill]
+    slow += [
+        Text(f"{view.spec.name} in its drill: {view.drill}")
+        for view in status.tasks
+        if view.drill and not view.state.ended
+    ]
     if status.observe_only:
         slow.insert(0, Text(OBSERVING, "bold yellow"))
     slow += [

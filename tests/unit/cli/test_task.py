@@ -69,6 +69,8 @@ def test_two_tasks_are_put_side_by_side_and_what_differs_is_marked(cluster):
 def test_of_a_task_that_does_not_run_nobody_knows_how_long_it_takes(cluster):
     view = TaskView(spec=cluster.tasks["gpt-a"].spec, state=TaskState.WAITING, recent_s=RECENT_S)
     assert account(cluster, view, cluster.now, cluster.goodput).left is None
+    failed = TaskView(spec=view.spec, state=TaskState.FAILED, traceback="KeyError: 'lr'")
+    assert "KeyError: 'lr'" in printed(view_of([account(cluster, failed, cluster.now, cluster.goodput)]))
     unheard = TaskView(spec=TaskSpec(name="new", command=["x"]), state=TaskState.STARTING)
     assert account(cluster, unheard, cluster.now, cluster.goodput).goodput is None
 
