@@ -12,7 +12,7 @@ def configuration(spec: TaskSpec) -> list[tuple[str, str]]:
     options: dict[str, str] = {}
     for name, value in _options(spec.command):
         options[name] = f"{options[name]} {value}" if name in options else value
-    layouts = {size: layout.degrees for size, layout in spec.layouts.items()}
+    layouts = [f"{size}: {layout.degrees}" for size, layout in spec.layouts.items()]
     rows = [
         ("command", shlex.join(spec.command)),
         *options.items(),
