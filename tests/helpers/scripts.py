@@ -219,10 +219,11 @@ SPREAD = """
     from torch.distributed.fsdp import fully_shard
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
     shape = [int(each) for each in os.environ.get("MESH", os.environ["WORLD_SIZE"]).split("x")]
+    if len(shape) > 1:  # else the mesh begins the group, as scripts have it that begin none
+        dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", tuple(shape), mesh_dim_names=("copies", "shards")[-len(shape) :])
+    rank = dist.get_rank()
     chosen = [7 if rank == 0 and not os.path.exists("begun") else 8]  # found only once
     dist.broadcast_object_list(chosen)
     whole = torch.full((40000,), chosen[0])  # more than is kept

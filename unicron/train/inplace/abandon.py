@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar, cast
 
+from unicron.errors import UnicronError
 from unicron.train.restart.ending import flush
 from unicron.train.worker.channel import report_exception
 
@@ -17,8 +18,9 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def end_process(error: Exception) -> NoReturn:
-    """Report an error to the agent, and end this process."""
-    report_exception(type(error), error, error.__traceback__)
+    """Report an error to the agent, and end this process. Of one that says all by itself no way to it is printed."""
+    expected = isinstance(error, UnicronError | ConnectionError)
+    report_exception(type(error), error, error.__traceback__, line_only=expected)
     flush()
     os._exit(1)
 

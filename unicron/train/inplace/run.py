@@ -3,6 +3,7 @@
 import os
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -70,13 +71,10 @@ def install(channel: AgentChannel | None, seed: Seed | None = None) -> InPlace:
 
     model = parallel(mine)
     for place, name, mended in (
-        (dist, "init_process_group", init_process_group),
-        (dist.distributed_c10d, "init_process_group", init_process_group),
-        (dist, "new_group", new_group),
-        (dist.distributed_c10d, "new_group", new_group),
+        *((each, "init_process_group", init_process_group) for each in _holders(begin)),
+        *((each, "new_group", new_group) for each in _holders(make)),
         (dist, "get_backend", get_backend),  # torch itself asks elsewhere
-        (dist, "broadcast_object_list", broadcast_object_list),
-        (dist.distributed_c10d, "broadcast_object_list", broadcast_object_list),
+        *((each, "broadcast_object_list", broadcast_object_list) for each in _holders(hand_out)),
         (torch.autograd, "backward", noting),
         (torch.nn.parallel, "DistributedDataParallel", model),
         (torch.nn.parallel.distributed, "DistributedDataParallel", model),
@@ -93,6 +91,12 @@ def install(channel: AgentChannel | None, seed: Seed | None = None) -> InPlace:
     register_optimizer_step_pre_hook(lambda optimizer, *_: mine.iteration.before_update(optimizer))
     register_optimizer_step_post_hook(lambda optimizer, *_: mine.iteration.after_update(optimizer))
     return mine
+
+
+def _holders(function: Callable[..., Any]) -> list[ModuleType]:
+    """Return torch's modules that have a function by its name, as those of meshes of devices call it."""
+    modules = [each for name, each in sys.modules.items() if name.partition(".")[0] == "torch"]
+    return [each for each in modules if getattr(each, "__dict__", {}).get(function.__name__) is function]
 
 
 def _rank(channel: AgentChannel | None, seed: Seed | None) -> InPlace:

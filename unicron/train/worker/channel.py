@@ -261,12 +261,17 @@ def launcher_channel() -> LauncherChannel | None:
     return _launcher_channel or (use_launcher(socket.socket(fileno=int(number))) if number else None)
 
 
-def report_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Report an exception that leaves the script to the agent, then print it as usual."""
+def report_exception(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None, *, line_only: bool = False
+) -> None:
+    """Report an exception that leaves the script to the agent, then print it as usual, or as one line."""
     line = _launcher_channel or _channel
     if line is not None and issubclass(kind, Exception):
         text = shortened("".join(traceback.format_exception(kind, error, trace)), LONGEST_TRACEBACK)
         name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
         line.send(Raised(iteration=line.iteration, exception=name, text=str(error)[:2000], traceback=text))
     with contextlib.suppress(OSError):
-        sys.__excepthook__(kind, error, trace)
+        if line_only:
+            print(f"unicron: {error}", file=sys.stderr)  # noqa: T201 into the worker's log
+        else:
+            sys.__excepthook__(kind, error, trace)
