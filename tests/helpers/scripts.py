@@ -233,7 +233,8 @@ SPREAD = """
     data = TensorDataset(x, x.sum(1, keepdim=True))
     model = torch.nn.Sequential(
         torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1))
-    for layer in (model[0], model[3]):
+    at_once = len(shape) == 1  # then all parameters are the whole model's own, and are gathered until its backward pass
+    for layer in () if at_once else (model[0], model[3]):
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
@@ -246,8 +247,8 @@ SPREAD = """
         sampler.set_epoch(epoch)
         for number, (x, y) in enumerate(loader):
             gate.at(epoch, number, rank=rank)
-            ends = number % 2 == 1
-            if not ends:
+            ends = at_once or number % 2 == 1
+            if number % 4 == 2 if at_once else not ends:  # at once more is added to those of the updates before
                 optimizer.zero_grad()  # here, so that snapshots come while there are gradients
             model.set_requires_gradient_sync(ends)
             loss = (model(x) - y).square().mean()

@@ -35,7 +35,7 @@ class ScriptIteration:
         self._loss: torch.Tensor | None = None
         self._unfollowed, self._is_extended = "", False
         self._reduce_queued = self._computing = self._backward_seen = False
-        self._in_forward, self._with_gradient = set[int](), set[int]()
+        self._in_forward, self._with_gradient = dict[int, torch.nn.Parameter](), set[int]()
         self._begun_versions: int | None = None
         self.abandon = member.abandon
         member.records.moved = self._moved
@@ -45,7 +45,8 @@ class ScriptIteration:
         """Begin an iteration with the forward pass of a model, unless one has begun or the model is evaluated."""
         trains = torch.is_grad_enabled() and any(each.requires_grad for each in model.parameters())
         if trains:
-            self._in_forward |= {id(each) for each in model.parameters()}
+            # themselves, too: those of a module that is spread are others until its backward pass, without gradients
+            self._in_forward |= {id(each): each for each in model.parameters()}
         self._takeover.publish_unpublished()
         if self._computing or not trains:
             return
@@ -176,7 +177,8 @@ class ScriptIteration:
         yield
         for parameter, gradient in left:
             parameter.grad = gradient
-        self._in_forward, self._with_gradient = self._in_forward - self._with_gradient, set()
+        self._in_forward = {one: each for one, each in self._in_forward.items() if one not in self._with_gradient}
+        self._with_gradient = set()
 
     @abandons(Exception)
     def rejoin(self, error: GroupBrokenError) -> bool:
@@ -213,8 +215,7 @@ class ScriptIteration:
         if expected and self._unfollowed and not self._loops.has_begun:
             self._begin_unfollowed()
         if self._computing and not self._backward_seen:
-            given = (each for each in self._trained.parameters() if id(each) in self._in_forward)
-            used = [each for each in given if each.grad is not None]
+            used = [each for each in self._in_forward.values() if each.grad is not None]
             self._check_missing_gradients(used)
             if used and self._loops.gradients_uncertain:
                 self._loops.zeroed = not any(local(each.grad).any() for each in used)
