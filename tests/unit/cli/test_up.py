@@ -45,7 +45,9 @@ def test_a_cluster_that_runs_stays_as_it_is_and_that_is_said(up, tmp_path, monke
 
 
 def test_a_node_in_a_container_is_not_started_from_here_and_how_it_is_is_said(tmp_path):
-    with pytest.raises(InvalidInputError, match=r"no cluster in .*: name .*, in containers by `docker start`"):
+    with pytest.raises(
+        InvalidInputError, match=r"no cluster runs .*`unicron up`; name .*, in containers by `docker start`"
+    ):
         invoke("chaos", "restart-node", "node-3", "--dir", tmp_path)
 
 
