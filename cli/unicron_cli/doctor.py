@@ -267,11 +267,13 @@ async def _load(client: Client, name: str) -> str:
     """Return how busy an active service is."""
     try:
         load = await client.load(name)
+        silent = name == "notifier" and not (await client.notifications()).channels
     except UnicronError:  # it holds its lease, and is just going to serve
         return "active"
-    dropped = f", {load.dropped:,} pieces of telemetry dropped" if load.dropped else ""
-    dropped += f", {load.disbelieved:,} of workers that it does not know there" if load.disbelieved else ""
-    return f"active; {load.waiting:,} inputs wait{dropped}"
+    more = f", {load.dropped:,} pieces of telemetry dropped" if load.dropped else ""
+    more += f", {load.disbelieved:,} of workers that it does not know there" if load.disbelieved else ""
+    more += "; nobody is notified: it has no file of rules (UNICRON_NOTIFY)" * silent
+    return f"active; {load.waiting:,} inputs wait{more}"
 
 
 def _round_trips(parts: dict[str, PartHealth]) -> Check:
