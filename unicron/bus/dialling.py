@@ -81,7 +81,10 @@ _AWAY, _STRANGE, _TLS, _REFUSED = range(4)
 
 def start_cure() -> str:
     """Return the cure where no server is found."""
-    return f"start the server there (`unicron up` does on this machine), or set {PREFIX}NATS_URL or --nats-url"
+    return (
+        "start the server there (`unicron up` does on this machine, `docker-compose start` in containers), "
+        f"or set {PREFIX}NATS_URL or --nats-url"
+    )
 
 
 def _reason(error: Exception, settings: Settings) -> Reason:
