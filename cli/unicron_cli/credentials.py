@@ -106,8 +106,9 @@ def _keyring(folder: Path) -> Keyring:
     keys = folder.resolve() / "keys"
     if not _has_keys(folder):
         raise InvalidInputError(
-            f"no cluster's keys in {keys}: name the folder of the cluster of `unicron up` or `unicron init` with --dir "
-            "(one with --insecure needs none); containers keep theirs: mkdir -p .unicron/containers && "
+            f"no cluster's keys in {keys}; name the folder of the cluster of `unicron up` or `unicron init` with --dir "
+            "(one with --insecure needs none); containers keep theirs: docs/howto/keys.md says how to change one, and "
+            "for the subscriber's: mkdir -p .unicron/containers && "
             'docker cp "$(docker-compose ps -aq keys)":/keys/subscriber .unicron/containers/'
         )
     return Keyring(keys)

@@ -137,7 +137,7 @@ def _unknown(error: ssl.SSLCertVerificationError, settings: Settings) -> Reason:
     if not (ca or settings.nats_nkey or settings.nats_creds):
         cure = (
             f"set {PREFIX}NATS_NKEY to the path of your key, with the ca.pem of that server's authority beside it, "
-            "or put both into .unicron/keys, as README says of containers"
+            "or, of containers, fetch both as docs/start/containers.md says"
         )
         return Reason(_TLS, text, cure)
     where = f"the authority in {ca} is another cluster's: " if ca else ""
