@@ -2,7 +2,8 @@
 
 It needs nats-py and msgpack, and nothing of Unicron; any language with a NATS and a msgpack library can do the same.
 `unicron docs` lists the subjects and the fields of each message. `unicron credentials subscriber` says where the key is
-that it may read with; where the cluster was started with --insecure it needs none.
+that it may read with; where the cluster was started with --insecure it needs none. Servers that speak TLS are known by
+the `ca.pem` beside the key.
 
     UNICRON_NATS_NKEY=.unicron/keys/subscriber/subscriber.nk python examples/subscriber.py [nats://127.0.0.1:4222]
 """
@@ -11,8 +12,10 @@ import asyncio
 import contextlib
 import json
 import os
+import ssl
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -37,6 +40,8 @@ def describe(event: dict[str, Any]) -> str:
 async def main(urls: list[str], key: str | None) -> None:
     """Follow the journal, a stream that keeps all facts in one order: read what is there, then wait for more."""
     options: dict[str, Any] = {"nkeys_seed": key, "inbox_prefix": "_INBOX.subscriber"} if key else {}
+    if key and (authority := Path(key).with_name("ca.pem")).exists():
+        options["tls"] = ssl.create_default_context(cafile=authority)
     client = await nats.connect(
         urls, name="subscriber-example", max_reconnect_attempts=-1, reconnect_time_wait=1, **options
     )

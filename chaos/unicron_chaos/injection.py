@@ -3,15 +3,16 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from unicron.client import Client
 from unicron.contracts.answers import Status
 from unicron.contracts.base import Record
 from unicron.contracts.events import IterationFinished
-from unicron.contracts.faults import NODE, WORKER, kind_of
-from unicron.contracts.tasks import Member
-from unicron.errors import BusUnavailableError, InvalidInputError
+from unicron.contracts.faults import LOGGED, NODE, WORKER, kind_of
+from unicron.contracts.tasks import Member, NodeState
+from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
+from unicron.settings import PREFIX
 from unicron_chaos.script import RankTarget, ScriptedFault
 
 POLL_S = 0.2
@@ -19,6 +20,11 @@ POLL_S = 0.2
 
 TARGET_S = 60.0
 """How long a fault waits for its target: a task that heals from the one before may be short of ranks."""
+
+NO_RESTART = (
+    "restart-node needs a running cluster of `unicron up`; name its folder with --dir, and elsewhere start the node's "
+    "agent again, in containers by `docker start`"
+)
 
 Restart = Callable[[str], Awaitable[None]]
 """Brings a killed node back; only who started its agent can."""
@@ -66,7 +72,7 @@ async def inject(
     at = time.time()
     if fault == "restart-node":
         if restart is None:
-            raise InvalidInputError("restart-node needs an embedded cluster; name its folder with --dir")
+            raise InvalidInputError(NO_RESTART)
         await restart(node)
         text = f"{node} was started again"
     else:
@@ -123,10 +129,10 @@ async def run_script(
     Faults whose time has come strike in the order of the script, one after the other.
 
     Raises:
-        InvalidInputError: a task ended before a fault's iteration, or task or target did not appear in `TARGET_S`.
+        InvalidInputError: a task ended before a fault's iteration, or task or target did not appear in `TARGET_S`; or,
+            before any fault strikes, one is known to be refused.
     """
-    if restart is None and any(fault.fault == "restart-node" for fault in faults):
-        raise InvalidInputError("the script has a restart-node, which needs an embedded cluster; name it with --dir")
+    await _check(client, faults, restart)
     computing: dict[str, int] = {}
     news = asyncio.Event()
     jobs = [
@@ -151,6 +157,42 @@ async def run_script(
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
+
+
+async def _check(client: Client, faults: Sequence[ScriptedFault], restart: Restart | None) -> None:
+    """Raise if a fault would be refused, by its node or by each that could have its rank; who is silent is trusted."""
+    running = await _settings(client)
+    for number, fault in enumerate(faults, start=1):
+        if fault.fault == "restart-node":
+            refusals = [] if restart else [NO_RESTART]
+        else:
+            able = [fault.target] if isinstance(fault.target, str) else list(running)
+            refusals = [_refusal(fault.fault, node, running.get(node, {})) for node in able]
+        if refusals and all(refusals):
+            raise InvalidInputError(f"fault {number}, {fault.fault} {fault.target}: {refusals[0]}")
+
+
+async def _settings(client: Client) -> dict[str, Mapping[str, str]]:
+    """Return what the agents of nodes that are up run with, empty for who does not say."""
+
+    async def of(node: str) -> Mapping[str, str]:
+        with contextlib.suppress(UnicronError):
+            return (await client.settings(node)).settings
+        return {}
+
+    with contextlib.suppress(BusUnavailableError):
+        nodes = [view.node for view in (await client.status()).nodes if view.state is NodeState.UP]
+        return dict(zip(nodes, await asyncio.gather(*map(of, nodes)), strict=True))
+    return {}
+
+
+def _refusal(fault: str, node: str, settings: Mapping[str, str]) -> str:
+    """Return why the agent of a node that runs with `settings` refuses a fault, with the cure; empty if it does not."""
+    if settings.get(f"{PREFIX}CHAOS") == str(False):
+        return f"{node} injects no faults; start its agent with {PREFIX}CHAOS=true"
+    if fault in LOGGED and settings.get(f"{PREFIX}KERNEL_LOG") == "":
+        return f"{node} follows no kernel's log; start its agent with {PREFIX}KERNEL_LOG=FILE, or leave the fault out"
+    return ""
 
 
 async def _listen(client: Client, computing: dict[str, int], news: asyncio.Event) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 from msgspec import to_builtins
-from unicron_chaos.injection import Injection, Restart, inject, run_script
+from unicron_chaos.injection import NO_RESTART, Injection, Restart, inject, run_script
 from unicron_chaos.script import load, parse_target
 from unicron_chaos.storm import Storm, rage, troubles
 from unicron_deploy.embedded import Cluster
@@ -108,14 +108,11 @@ def restarter(folder: Path) -> Restart:
     """Return what brings nodes of the embedded cluster in `folder` back.
 
     Raises:
-        InvalidInputError: there is no cluster.
+        InvalidInputError: no cluster runs there.
     """
     cluster = Cluster.before(folder)
-    if cluster is None:
-        raise InvalidInputError(
-            f"no cluster in {folder.resolve()}: name the folder of `unicron up` with --dir; "
-            "elsewhere start the node's agent again, in containers by `docker start`"
-        )
+    if cluster is None or not cluster.alive():
+        raise InvalidInputError(f"no cluster runs in {folder.resolve()}, and {NO_RESTART}")
 
     async def restart(node: str) -> None:
         await asyncio.to_thread(cluster.start_process, node)
@@ -135,5 +132,4 @@ def _inject(
 
 
 def _print_line(injection: Injection) -> None:
-    hit = f" ({injection.worker} on {injection.node})" if injection.worker else ""
-    say(f"{injection.fault} {injection.target}{hit}: {injection.text}")
+    say(f"{injection.target}: {injection.text}" if injection.worker else injection.text)

@@ -7,9 +7,10 @@ import typer
 from rich.table import Table
 from unicron_deploy.embedded import Cluster
 from unicron_deploy.keys import FABRIC, Keyring
-from unicron_deploy.rights import rights
+from unicron_deploy.rights import SUBSCRIBER, rights
 
-from unicron_cli.output import FOLDER, Folder, Json, console, done, print_json
+from unicron.errors import InvalidInputError
+from unicron_cli.output import CONTAINERS, FOLDER, Folder, Json, console, done, print_json
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -39,16 +40,17 @@ def list_keys(folder: Folder = FOLDER, as_json: Json = False) -> None:
 @app.command("subscriber")
 def subscriber(folder: Folder = FOLDER, as_json: Json = False) -> None:
     """Say where the key is with which a tool of yours may read all facts, and nothing else."""
-    keyring = _keyring(folder)
-    path = keyring.path("subscriber")
+    path = Keyring(CONTAINERS).path(SUBSCRIBER)
+    if _has_keys(folder) or not path.exists():
+        path = _keyring(folder).path(SUBSCRIBER)
     if not path.exists():
-        keyring.ensure([])
+        _keyring(folder).ensure([])
         _reload(folder)
     text = (
         f"{path}\nUNICRON_NATS_NKEY={path} python examples/subscriber.py\n"
         "anybody with this file may read all facts and telemetry; its replies come to _INBOX.subscriber.>"
     )
-    done(text, as_json, name="subscriber", file=str(path))
+    done(text, as_json, name=SUBSCRIBER, file=str(path))
 
 
 @app.command("node")
@@ -96,7 +98,24 @@ def forget(name: Node, folder: Folder = FOLDER, as_json: Json = False) -> None:
 
 
 def _keyring(folder: Path) -> Keyring:
-    return Keyring(folder.resolve() / "keys")
+    """Return the keys of the cluster in `folder`.
+
+    Raises:
+        InvalidInputError: there are none; new ones would open nothing.
+    """
+    keys = folder.resolve() / "keys"
+    if not _has_keys(folder):
+        raise InvalidInputError(
+            f"no cluster's keys in {keys}; name the folder of the cluster of `unicron up` or `unicron init` with --dir "
+            "(one with --insecure needs none); containers keep theirs: docs/howto/keys.md says how to change one, and "
+            "for the subscriber's: mkdir -p .unicron/containers && "
+            'docker cp "$(docker-compose ps -aq keys)":/keys/subscriber .unicron/containers/'
+        )
+    return Keyring(keys)
+
+
+def _has_keys(folder: Path) -> bool:
+    return any((folder / "keys").glob("*/*.nk"))
 
 
 def _reload(folder: Path) -> str:

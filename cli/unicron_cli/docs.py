@@ -40,7 +40,7 @@ HEAD = """\
 Made from `unicron/contracts` by `unicron docs`; change the docstrings there, not this page.
 
 Everything that happens in a cluster is a message on NATS, and any program with a NATS and a msgpack library can listen:
-`examples/subscriber.py` is 50 lines without any import of Unicron.
+`examples/subscriber.py` does, without any import of Unicron.
 
 - The payload is one msgpack map with string keys; `type` names the message. The examples are the same maps as JSON.
   One of 64 KiB or more is compressed: a byte 0xc1, with which no msgpack begins, then the map as zlib packs it.
@@ -48,8 +48,14 @@ Everything that happens in a cluster is a message on NATS, and any program with 
 - Facts and commands are kept in the JetStream stream `UNICRON`, in one order for all; telemetry is core NATS, may be
   lost, and is not kept.
 - A subject reads `unicron.v1.KIND.SOURCE.TYPE.KEY`. KIND is `evt` for facts, `cmd` for commands (there SOURCE is the
-  node they are for), `tel` for telemetry. KEY is the task, or else the node, that the message is about. So
-  `unicron.v1.evt.*.FailureDetected.*` is every failure, and `unicron.v1.evt.*.*.gpt` all about the task gpt.
+  node they are for), `tel` for telemetry. KEY is the task, or else the node, that the message is about.
+- To listen, connect with the key that `unicron credentials subscriber` names, and have replies come to
+  `_INBOX.subscriber`. When a fact is stored, the server says so, without its content, on its subject with
+  `unicron.stored` for `unicron.v1`: subscribe to `unicron.stored.evt.*.FailureDetected.*` for every failure, to
+  `unicron.stored.evt.*.*.gpt` for all about the task gpt. Then ask for it, as for those of the past: a request
+  `{"seq": N, "next_by_subj": "unicron.v1.evt.*.FailureDetected.*"}` to `$JS.API.DIRECT.GET.UNICRON` returns the first
+  one at position N or later; its header `Nats-Sequence` is its position. Telemetry comes whole: subscribe to
+  `unicron.v1.tel.>`. The key may subscribe to nothing else.
 - Times are Unix seconds, durations are seconds, rates FLOP/s, counts whole numbers. `unicron/contracts/ranges.py` says
   what each may be; a message with a field out of its range is a dead letter.
 """
@@ -255,5 +261,5 @@ def _table(fields: list[Field]) -> str:
 
 
 def docs() -> None:
-    """Print what every message holds, as Markdown made from the contracts."""
+    """Print all messages, with subject, fields and units, and how to listen, as Markdown."""
     say(render(), nl=False)

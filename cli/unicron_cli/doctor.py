@@ -267,11 +267,13 @@ async def _load(client: Client, name: str) -> str:
     """Return how busy an active service is."""
     try:
         load = await client.load(name)
+        silent = name == "notifier" and not (await client.notifications()).channels
     except UnicronError:  # it holds its lease, and is just going to serve
         return "active"
-    dropped = f", {load.dropped:,} pieces of telemetry dropped" if load.dropped else ""
-    dropped += f", {load.disbelieved:,} of workers that it does not know there" if load.disbelieved else ""
-    return f"active; {load.waiting:,} inputs wait{dropped}"
+    more = f", {load.dropped:,} pieces of telemetry dropped" if load.dropped else ""
+    more += f", {load.disbelieved:,} of workers that it does not know there" if load.disbelieved else ""
+    more += "; nobody is notified: it has no file of rules (UNICRON_NOTIFY)" * silent
+    return f"active; {load.waiting:,} inputs wait{more}"
 
 
 def _round_trips(parts: dict[str, PartHealth]) -> Check:
@@ -295,7 +297,10 @@ async def _service(client: Client, name: str, part: PartHealth | None) -> Check:
         found = await _load(client, name) if active else "no instance holds its lease"
     except UnicronError as error:
         active, found = False, str(error)
-    cure = f"start it: python -m unicron_{name}; where it runs, its log says what it lacks, as room on a disk"
+    cure = (
+        f"start it: python -m unicron_{name}, in containers docker-compose start {name}; "
+        "where it runs, its log says what it lacks, as room on a disk"
+    )
     return Check(name=name, state="ok" if active else "missing", found=found, cure="" if active else cure)
 
 
@@ -313,10 +318,11 @@ def judge_nodes(nodes: Mapping[NodeState, Sequence[str]]) -> Check:
     """Return what is to be said of nodes, given their names by state."""
     up, draining, lost = (nodes.get(each, ()) for each in (NodeState.UP, NodeState.DRAINING, NodeState.LOST))
     if not up and not draining:
-        cure = "start an agent on each node: python -m unicron_agent --node NAME"
+        cure = "start an agent on each node: python -m unicron_agent --node NAME, in containers docker-compose start"
         return Check(name="nodes", state="missing", found="none is up", cure=cure)
-    cures = [f"{', '.join(lost)}: see to the machine, then start its agent (`unicron up` where that started it)"]
-    cures = cures * bool(lost) + [f"`unicron drain --undo {each}` puts it back into use" for each in draining]
+    again = "then start its agent (`unicron up` where that started it, `docker start` of a container)"
+    cures = [f"{', '.join(lost)}: see to the machine, {again}"] * bool(lost)
+    cures += [f"`unicron drain --undo {each}` puts it back into use" for each in draining]
     words = zip((up, draining, lost), ("up", "drained: no work goes there", "lost"), strict=True)
     found = "; ".join(f"{', '.join(names)} {word}" for names, word in words if names)
     return Check(name="nodes", state="warning" if cures else "ok", found=found, cure="; ".join(cures))

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shutil
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from unicron_deploy.embedded import LAYOUT, Cluster
 from unicron_deploy.ends_with import left_behind, owner_of
+from unicron_deploy.options import PORT
 from unicron_deploy.rights import OPERATOR
 from unicron_deploy.slurm.folders import JobFolder, job_folder, job_folders
 from unicron_deploy.slurm.outcome import FINISHED
@@ -18,10 +20,13 @@ from unicron_deploy.slurm.outcome import FINISHED
 from unicron.contracts.base import Record
 from unicron.errors import UnicronError
 from unicron.printable import shown
-from unicron_cli.output import CONTAINERS, FOLDER
+from unicron_cli.output import CONTAINERS, FOLDER, HOST
 
 MOST, READ = 200, 200_000
 """Files of a folder that are looked at, and bytes of each."""
+
+CONNECT_S = 0.5
+"""How long the port of the containers, which is this machine's, may take to answer."""
 
 JOBS = 3
 """Jobs that are shown, the newest."""
@@ -51,7 +56,7 @@ def findings(environ: Mapping[str, str]) -> list[Finding]:
     task, script = next(_task_files(), None), next(_scripts(), None)
     own, running = FOLDER.resolve(), clusters()
     jobs = job_folders(FOLDER / "slurm")
-    near = [*_named(environ, task), *_own(running, own, task), *_jobs(jobs)]
+    near = [*_named(environ, task), *_own(environ, running, own, task), *_jobs(jobs)]
     running = {folder: pid for folder, pid in running.items() if folder not in {each.root.resolve() for each in jobs}}
     others = sorted((folder for folder in running if folder != own), key=lambda one: not _begun_here(running[one]))
     begun = sum(_begun_here(running[folder]) for folder in others)
@@ -92,17 +97,31 @@ def _named(environ: Mapping[str, str], task: Path | None) -> Iterator[Finding]:
         yield Finding(name="cluster", found=f"UNICRON_NATS_URL says that it is at {url}", command=_look(task))
 
 
-def _own(running: Mapping[Path, int], own: Path, task: Path | None) -> Iterator[Finding]:
+def _own(environ: Mapping[str, str], running: Mapping[Path, int], own: Path, task: Path | None) -> Iterator[Finding]:
     """Yield the clusters that the commands reach from this folder: its own, and else that of the containers."""
     if own in running:
         yield from _running(own, running[own], task)
         return
-    if (CONTAINERS / "operator").exists():
-        found = f"in containers, if they run: its key lies in {CONTAINERS}"
-        yield Finding(name="cluster", found=found, command=_look(task))
+    if _has_containers() and not environ.get("UNICRON_NATS_URL"):  # which may be theirs
+        yield _containers(task)
     if (own / LAYOUT).exists():
         found = f"in {FOLDER}, which was stopped: `up` goes on with its tasks and options"
         yield Finding(name="cluster", found=found, command="unicron up")
+
+
+def _has_containers() -> bool:
+    return (CONTAINERS / "operator").exists()
+
+
+def _containers(task: Path | None) -> Finding:
+    """Return the cluster in containers whose key is here, and whether it runs."""
+    with contextlib.suppress(OSError), socket.create_connection((HOST, PORT), CONNECT_S):
+        return Finding(name="cluster", found=f"in containers: its key lies in {CONTAINERS}", command=_look(task))
+    found = (
+        f"in containers, which are stopped, as nothing listens at {HOST}:{PORT}: its key lies in {CONTAINERS} "
+        "(`docker-compose up -d` if they were removed; UNICRON_NATS_URL if they have another port)"
+    )
+    return Finding(name="cluster", found=found, command="docker-compose start")
 
 
 def _running(folder: Path, pid: int, task: Path | None = None) -> Iterator[Finding]:
@@ -194,7 +213,7 @@ def _checkout() -> Iterator[Finding]:
     if Path("docker-compose.yml").exists() and Path("examples/gpt/task.yaml").exists():
         found = "the checkout of Unicron: two small models train here, while faults strike them"
         yield Finding(name="demo", found=found, command="unicron demo")
-        if shutil.which("docker"):
+        if shutil.which("docker") and not _has_containers():
             found = "a container engine: the cluster of docker-compose.yml (docs/start/containers.md has its key)"
             yield Finding(name="containers", found=found, command="docker-compose up --build -d")
 

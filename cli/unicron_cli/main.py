@@ -58,9 +58,9 @@ COMMANDS = {
     "rules": ("rules", "See what exceptions and lines of logs are taken for."),
     "notify": ("notify", "See which channels get which notices, try them, and acknowledge."),
     "straggler": ("straggler", "The costs of a job's stragglers, which they are, and why."),
-    "docs": ("docs", ""),
+    "docs": ("docs", "Print all messages, with subject, fields and units, and how to listen, as Markdown."),
 }
-"""By name: the module here that has the command, and what it does in a line; empty for one that is hidden."""
+"""By name: the module here that has the command, and what it does in a line."""
 
 
 def load(name: str) -> Any:
@@ -82,10 +82,7 @@ class Commands(typer.core.TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        lines = {name: text for name, (_, text) in COMMANDS.items()}
-        self.commands = {
-            name: typer.core.TyperCommand(name, help=text, hidden=not text) for name, text in lines.items()
-        }
+        self.commands = {name: typer.core.TyperCommand(name, help=text) for name, (_, text) in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         """Load the command that is called."""

@@ -1,5 +1,6 @@
 """Certificates and credentials: what a keyring's, and those that settings name, are for; and strangers."""
 
+import asyncio
 import base64
 import contextlib
 import json
@@ -10,6 +11,8 @@ import sys
 
 import nkeys
 import pytest
+from helpers import ROOT
+from helpers.buses import say
 from helpers.fabric import Node, state_ref
 from helpers.ports import free_port
 from helpers.waiting import PATIENT_S, insist
@@ -23,6 +26,8 @@ from unicron_deploy.keys import Keyring
 from unicron_deploy.nats_server import Routes, config_text
 
 from unicron.bus import nats, topology
+from unicron.contracts.events import FailureDetected
+from unicron.contracts.failures import Severity
 from unicron.contracts.states import Keeper
 from unicron.errors import BusUnavailableError, InvalidInputError, StateTransferError
 from unicron.service.bootstrap import connected
@@ -86,6 +91,21 @@ async def test_a_key_brings_the_authority_along_and_who_does_not_know_it_connect
         )
         with pytest.raises(BusUnavailableError, match="name the server in UNICRON_NATS_URL as its certificate does"):
             await nats.connect(other, "user", patient=False)
+
+
+async def test_a_tool_of_ones_own_needs_nothing_but_its_key_with_the_authority_beside(tmp_path, keys, monkeypatch):
+    what = {"severity": Severity.SEV2, "method": "process_supervision", "status": "killed", "node": "n1"}
+    with served(tmp_path, keys, monkeypatch) as [server]:
+        async with connected(settings(server, keys.path("registry")), "registry") as bus:
+            await topology.provision(bus.jetstream)
+        async with connected(settings(server, keys.path("detector")), "detector") as bus:
+            await say(bus, FailureDetected(id="f", at=1.0, source="detector", **what))
+        environment = {**os.environ, "UNICRON_NATS_NKEY": str(keys.path("subscriber"))}
+        words = [sys.executable, str(ROOT / "examples" / "subscriber.py"), server.url]
+        tool = await asyncio.create_subprocess_exec(*words, env=environment, stdout=asyncio.subprocess.PIPE)
+        assert b"FAILURE sev2 killed n1" in await tool.stdout.readline()
+        tool.kill()
+        await tool.wait()
 
 
 async def test_a_server_that_speaks_in_plain_is_not_the_one_that_a_key_with_an_authority_is_for(
@@ -229,7 +249,7 @@ async def test_tls_with_certificates_on_both_sides(tmp_path, issued, monkeypatch
         with pytest.raises(BusUnavailableError, match=r"where it asks for a certificate of ours, .*UNICRON_NATS_CERT"):
             await nats.connect(stranger, "test", patient=False)
         unknown_ca = Settings(nats_url=url, connect_timeout_s=PATIENT_S)
-        with pytest.raises(BusUnavailableError, match=r"certificate verify failed.*put both into \.unicron/keys"):
+        with pytest.raises(BusUnavailableError, match=r"certificate verify failed.*, of containers, fetch both"):
             await nats.connect(unknown_ca, "test", patient=False)
 
 

@@ -49,7 +49,7 @@ def may_write(folder):
         return False
     pathlib.Path(folder, "probe").unlink()
     return True
-folders = ["/", "/opt/unicron", "/etc", "/home/unicron", "/tmp", "/run/unicron", "/var/cache/unicron"]
+folders = ["/", "/opt/unicron", "/etc", "/home/unicron", "/tmp", "/run/unicron", "/var/cache/unicron", "/checkpoints"]
 paths = [f"{folder}/{tool}" for folder in ("/bin", "/usr/bin", "/usr/local/bin", "/opt/unicron/bin")
          for tool in ("sh", "bash", "dash", "busybox", "apt", "dpkg", "pip", "cc")]
 rights = sum(int(status[each], 16) for each in ("CapPrm", "CapEff", "CapBnd"))
@@ -75,7 +75,7 @@ def short_task(folder):
 
 def check_confinement(cluster: Cluster) -> None:
     """Look into a container of each image, while it works, for what an intruder would find there."""
-    writes = {"registry": [], "planner": ["/var/cache/unicron"], "node-1": ["/run/unicron"]}
+    writes = {"registry": [], "planner": ["/var/cache/unicron"], "node-1": ["/run/unicron", "/checkpoints"]}
     for service in ("registry", "planner", "node-1"):
         found = json.loads(cluster.execute(service, "python", "-c", LOOK))
         assert found == {"user": 10001, "rights": 0, "none new": "1", "writes": ["/tmp", *writes[service]], "tools": []}

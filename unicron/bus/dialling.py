@@ -81,7 +81,10 @@ _AWAY, _STRANGE, _TLS, _REFUSED = range(4)
 
 def start_cure() -> str:
     """Return the cure where no server is found."""
-    return f"start the server there (`unicron up` does on this machine), or set {PREFIX}NATS_URL or --nats-url"
+    return (
+        "start the server there (`unicron up` does on this machine, `docker-compose start` in containers), "
+        f"or set {PREFIX}NATS_URL or --nats-url"
+    )
 
 
 def _reason(error: Exception, settings: Settings) -> Reason:
@@ -134,7 +137,7 @@ def _unknown(error: ssl.SSLCertVerificationError, settings: Settings) -> Reason:
     if not (ca or settings.nats_nkey or settings.nats_creds):
         cure = (
             f"set {PREFIX}NATS_NKEY to the path of your key, with the ca.pem of that server's authority beside it, "
-            "or put both into .unicron/keys, as README says of containers"
+            "or, of containers, fetch both as docs/start/containers.md says"
         )
         return Reason(_TLS, text, cure)
     where = f"the authority in {ca} is another cluster's: " if ca else ""

@@ -132,7 +132,7 @@ _TABLE = (
     ),
     FaultKind("reset-connection", (WORKER,), "break the worker's collectives, as if peers had reset its connections"),
     FaultKind("kill-node", (NODE,), "end an agent with all its workers with SIGKILL, as if the machine had lost power"),
-    FaultKind("restart-node", (NODE,), "bring a killed node of the embedded cluster back"),
+    FaultKind("restart-node", (NODE,), "bring a killed node of the cluster of `unicron up` back"),
     FaultKind("kill-standby", (NODE,), "end the process that forks a node's workers with SIGKILL; its workers go on"),
     FaultKind("silence-node", (NODE,), "stop an agent with SIGSTOP for SECONDS; its workers go on", SECONDS),
     FaultKind("cut-node", (NODE,), "keep an agent off the bus for SECONDS; its workers go on", SECONDS),
@@ -153,6 +153,9 @@ _TABLE = (
 
 FAULTS = {kind.name: kind for kind in _TABLE}
 """All of them, by name. An agent carries out all but restart-node, for which none is there."""
+
+LOGGED = frozenset({"xid", "ecc"})
+"""Those that are nothing but a line in the kernel's log, which an agent refuses where it follows none."""
 
 
 def kind_of(fault: str) -> FaultKind:

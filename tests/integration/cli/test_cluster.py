@@ -169,6 +169,8 @@ def test_doctor_finds_a_running_cluster_well(url):
     assert found["ok"]
     states = {check["name"]: check["state"] for check in found["checks"]}
     assert {states[name] for name in (*SERVICES, "NATS", "JetStream", "nodes")} == {"ok"}
+    silent = [check["name"] for check in found["checks"] if "nobody is notified: it has no file" in check["found"]]
+    assert silent == ["notifier"]
     assert "node-1, node-2 up" in unicron("doctor", url=url)
 
 

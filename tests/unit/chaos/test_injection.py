@@ -20,9 +20,9 @@ from unicron_registry.main import RegistrySettings, wiring
 
 from unicron import codec, subjects
 from unicron.client import Client
-from unicron.contracts.answers import Reply
+from unicron.contracts.answers import NodeView, Reply, RunningSettings, Status
 from unicron.contracts.events import TaskStateChanged
-from unicron.contracts.tasks import Member, TaskSpec, TaskState
+from unicron.contracts.tasks import Member, NodeState, TaskSpec, TaskState
 from unicron.errors import InvalidInputError
 from unicron.service.service import Service
 
@@ -189,11 +189,37 @@ async def test_nobody_waits_for_an_iteration_that_can_not_come(scene, end):
 @on_stage
 async def test_a_script_that_nobody_can_finish_does_not_begin(scene):
     await scene.changes(TaskState.RUNNING, "w0")
-    with pytest.raises(InvalidInputError, match="--dir"):
+    with pytest.raises(InvalidInputError, match=r"fault 2, restart-node node-1: .*--dir.*docker start"):
         await scene.plays((0, "kill-node", "{node: node-1}"), (0, "restart-node", "{node: node-1}"))
     with pytest.raises(InvalidInputError, match="--dir"):
         await inject(scene.client, "restart-node", "node-1")
     assert scene.asked == []
+
+
+LOGLESS, CALM = {"UNICRON_CHAOS": "True", "UNICRON_KERNEL_LOG": ""}, {"UNICRON_CHAOS": "False"}
+FOLLOWS_NONE = "fault 1, ecc .*: node-1 follows no kernel's log; start its agent with"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "of_node", "of_rank"),
+    [
+        (LOGLESS, CALM, FOLLOWS_NONE, FOLLOWS_NONE),
+        (LOGLESS, {}, FOLLOWS_NONE, ""),
+        (CALM, CALM, "node-1 injects no faults; start", "node-1 injects no faults; start"),
+        ({}, LOGLESS, "", ""),
+    ],
+)
+async def test_what_agents_say_that_they_refuse_is_known_before_anything_strikes(one, other, of_node, of_rank):
+    class Nodes:
+        async def status(self):
+            return Status(nodes=[NodeView(node=f"node-{at}", state=NodeState.UP, since=1.0) for at in (1, 2)])
+
+        async def settings(self, node):
+            return RunningSettings(settings=one if node == "node-1" else other)
+
+    for target, says in (("{node: node-1}", of_node), ("{task: gpt, rank: 0}", of_rank)):
+        with pytest.raises(InvalidInputError, match=says) if says else contextlib.nullcontext():
+            await injection._check(Nodes(), script((0, "ecc", target)), None)
 
 
 @on_stage

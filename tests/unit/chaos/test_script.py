@@ -8,7 +8,7 @@ from unicron_chaos.script import RankTarget, ScriptedFault, load, parse, parse_t
 from unicron_chaos.storm import AWAY_FAULTS, WORKER_FAULTS, Choice, Storm
 
 from unicron.contracts.answers import NodeView, Status, TaskView
-from unicron.contracts.faults import FAULTS, NODE, WORKER
+from unicron.contracts.faults import FAULTS, LOGGED, NODE, WORKER
 from unicron.contracts.tasks import Member, NodeState, TaskSpec, TaskState
 from unicron.errors import InvalidInputError
 
@@ -35,6 +35,10 @@ def test_faults_come_in_the_order_of_the_script():
         ScriptedFault(task="gpt", iteration=3, fault="kill-worker", target=RankTarget(task="bert", rank=1)),
         ScriptedFault(task="gpt", iteration=0, fault="restart-node", target="node-3"),
     ]
+
+
+def test_the_script_for_containers_has_what_nodes_do_without_a_kernels_log_and_nobody_must_do_from_outside():
+    assert {fault.fault for fault in load(Path("chaos/containers.yaml"))} == set(FAULTS) - {"restart-node"} - LOGGED
 
 
 def test_the_scripts_that_come_with_it_can_be_read_and_have_every_fault():

@@ -35,7 +35,12 @@ async def test_what_is_missing_is_told_with_the_cure(poor, tmp_path, monkeypatch
         ("GPUs", "warning", "NVML finds none", "none needed for CPU slots; for GPUs install NVIDIA's driver"),
         ("/dev/shm", "warning", "64 MiB free", "start the container with --shm-size=1g"),
         (f"disk of {tmp_path}", "warning", "5 MiB free", "have 1024 MiB for journal, logs and checkpoints: remove"),
-        ("NATS", "missing", f"at {nobody.nats_url}: nothing listens there", "start the server there (`unicron up`"),
+        (
+            "NATS",
+            "missing",
+            f"at {nobody.nats_url}: nothing listens there",
+            "`docker-compose start` in containers), or",
+        ),
     ):
         assert told[name][0] == state
         assert found in told[name][1]
@@ -91,4 +96,4 @@ def test_a_node_that_does_not_work_is_named_with_the_command_for_it(nodes, state
     assert f"{check.found}; {check.cure}".startswith(words)
     if state == "warning":
         assert ("`unicron drain --undo n2`" in check.cure) == (NodeState.DRAINING in nodes)
-        assert ("n3: see to the machine" in check.cure) == (NodeState.LOST in nodes)
+        assert ("n3: see to the machine" in check.cure and "`docker start`" in check.cure) == (NodeState.LOST in nodes)

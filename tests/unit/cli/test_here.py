@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -27,6 +28,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(here, "clusters", dict)
     monkeypatch.setattr(here, "left_behind", list)
     monkeypatch.setattr(here, "ranks_here", lambda: 2)
+    monkeypatch.setattr(here, "PORT", free_port())
     (tmp_path / "bin").mkdir()
     for name in [name for name in os.environ if name.startswith(("UNICRON_", "SLURM_"))]:
         monkeypatch.delenv(name)
@@ -63,8 +65,7 @@ train, task = written("train.py", SCRIPT), written("gpt.yaml", TASK)
         ([train, task], RUN),
         ([train, slurm], SBATCH),
         ([stopped], "unicron up"),
-        ([containers], "unicron status"),
-        ([containers, task, train, slurm], "unicron submit gpt.yaml"),
+        ([containers, task, train, slurm], "docker-compose start"),
     ],
 )
 def test_what_is_here_leads_to_the_next_command(folder, there, command):
@@ -73,6 +74,22 @@ def test_what_is_here_leads_to_the_next_command(folder, there, command):
     found = here.findings({})
     assert here.next_command(found) == command
     assert invoke().splitlines()[-2:][0] == f"next: {command}"
+
+
+def test_containers_whose_key_is_here_are_asked_or_started_and_not_built_again(folder):
+    (folder / "bin" / "docker").touch(mode=0o755)
+    (folder / "examples" / "gpt").mkdir(parents=True)
+    for name in ("docker-compose.yml", "examples/gpt/task.yaml"):
+        written(name, "")(folder)
+    assert "docker-compose up --build -d" in [each.command for each in here.findings({})]
+    containers(folder)
+    commands = [each.command for each in here.findings({})]
+    assert (commands[0], commands[1:]) == ("docker-compose start", ["unicron demo"])
+    with socket.create_server(("127.0.0.1", here.PORT)):
+        assert here.next_command(here.findings({})) == "unicron status"
+        task(folder)
+        assert here.next_command(here.findings({})) == "unicron submit gpt.yaml"
+    assert [each.command for each in here.findings({"UNICRON_NATS_URL": "nats://a:1"})][1:] == ["unicron demo"]
 
 
 def test_within_a_job_the_program_runs_there_and_a_cluster_that_is_named_comes_first(folder):

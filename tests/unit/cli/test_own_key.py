@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT
+from helpers.cli import invoke
 from unicron_cli.output import own_key, settings
+from unicron_deploy.keys import Keyring
 
+from unicron.errors import InvalidInputError
 from unicron.processes import ProcessRecord
 
 URL = "nats://127.0.0.1:4222"
@@ -44,6 +47,22 @@ def test_the_key_is_that_of_the_cluster_that_is_there(folder):
 
 
 @pytest.mark.parametrize(
+    "words", [("list",), ("subscriber",), *((verb, "node-1") for verb in ("node", "rotate", "shut-out", "forget"))]
+)
+def test_keys_of_a_cluster_that_is_not_there_are_not_made(folder, words):
+    with pytest.raises(InvalidInputError, match=r"no cluster's keys in .*containers keep theirs: .*docker cp"):
+        invoke("credentials", *words)
+    assert not (folder / "keys").exists()
+
+
+def test_the_subscribers_key_is_that_of_the_cluster_begun_here_and_else_that_fetched_from_the_containers(folder):
+    for place in ("containers", "keys"):
+        Keyring(folder / place).ensure([])
+        found = Path(invoke("credentials", "subscriber").splitlines()[0])
+        assert found.resolve() == folder / place / "subscriber" / "subscriber.nk"
+
+
+@pytest.mark.parametrize(
     ("url", "fields"),
     [("nats://127.0.0.1:4333", {}), ("nats://example.org:4222", {}), (URL, {"insecure": True})],
 )
@@ -68,7 +87,7 @@ def test_what_is_typed_for_containers_is_in_their_own_folder(folder):
         for line in (ROOT / "docs" / "start" / "containers.md").read_text().splitlines()
         if "docker" in line and ".unicron/" in line
     ]
-    assert len(lines) == 2
+    assert len(lines) == 3
     for line in lines:
         assert {word for word in line.split() if ".unicron/" in word} <= {".unicron/containers", ".unicron/containers/"}
 

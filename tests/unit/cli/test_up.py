@@ -5,6 +5,8 @@ import json
 import pytest
 from helpers.cli import invoke
 from typer.testing import CliRunner
+from unicron_chaos.injection import Injection
+from unicron_cli import chaos
 from unicron_cli.local import unstored
 from unicron_cli.main import app
 from unicron_deploy.embedded import Cluster
@@ -45,8 +47,17 @@ def test_a_cluster_that_runs_stays_as_it_is_and_that_is_said(up, tmp_path, monke
 
 
 def test_a_node_in_a_container_is_not_started_from_here_and_how_it_is_is_said(tmp_path):
-    with pytest.raises(InvalidInputError, match=r"no cluster in .*: name .*, in containers by `docker start`"):
+    with pytest.raises(
+        InvalidInputError, match=r"no cluster runs .*`unicron up`; name .*, in containers by `docker start`"
+    ):
         invoke("chaos", "restart-node", "node-3", "--dir", tmp_path)
+
+
+def test_what_a_strike_did_is_said_once(capsys):
+    text = "kill-worker long-2 on node-2"
+    chaos._print_line(Injection(fault="kill-worker", target="gpt:1", node="node-2", worker="long-2", at=1.0, text=text))
+    chaos._print_line(Injection(fault="kill-node", target="node-2", node="node-2", at=1.0, text="node-2 kills itself"))
+    assert capsys.readouterr().out == f"gpt:1: {text}\nnode-2 kills itself\n"
 
 
 @pytest.mark.parametrize(

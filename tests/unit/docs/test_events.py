@@ -8,8 +8,9 @@ import pytest
 from unicron_cli import docs
 from unicron_cli.docs import _fields, records, subject_of
 from unicron_cli.samples import sample
+from unicron_deploy.rights import READ_JOURNAL, SUBSCRIBER, rights
 
-from unicron import codec
+from unicron import codec, subjects
 from unicron.contracts.base import Message
 
 render = functools.cache(docs.render)
@@ -45,3 +46,12 @@ def test_units_and_lists_of_names_arrive():
     assert "| `at` | number | `0.0` | Unix seconds at which the source made the message. |" in text
     assert "| `slot` | whole number | `-1` | Whom it hit; empty or -1 where not applicable. |" in text
     assert "| `escalated` | [Severity](#severity) or null | `null` |" in text
+
+
+def test_what_a_subscriber_is_told_to_type_its_key_gives_the_right_to():
+    spans = re.findall(r"`([^`]*)`", docs.HEAD)
+    patterns = [span for span in spans if span.startswith("unicron.") and {"*", ">"} & {*span}]
+    assert len(patterns) >= 3
+    # a wildcard is a token like another where it is held against a pattern
+    assert [each for each in patterns if not subjects.matches(rights(SUBSCRIBER).subscribe, each)] == []
+    assert [span for span in spans if span.startswith("$")] == [READ_JOURNAL[0]]

@@ -249,6 +249,17 @@ def test_who_has_a_right_on_the_engine_or_sees_more_than_its_own_key_is_asked_fo
     assert written == ["/keys", "/keys/server", "/keys/enroller"]
 
 
+def test_all_nodes_write_checkpoints_to_one_volume_that_is_given_to_their_user():
+    pools = tomllib.loads((ROOT / "deploy/pools/pools.toml").read_text())["pool"]
+    mounts = {name: each["docker"]["volumes"] for name, each in pools.items()}
+    mounts |= {name: each["volumes"] for name, each in services().items() if name.startswith("node-")}
+    found = {name: [each for each in there if ":/checkpoints" in each] for name, there in mounts.items()}
+    assert len(found) >= 4
+    assert {name: len(there) for name, there in found.items()} == dict.fromkeys(found, 1)
+    sources = {there[0].removeprefix("unicron_").partition(":")[0] for there in found.values()}
+    assert [f"{source}:/stores/{source}" in services()["keys"]["volumes"] for source in sources] == [True]
+
+
 def test_each_folder_of_keys_is_a_volume_that_their_container_may_write(tmp_path):
     keyring = Keyring(tmp_path)
     nodes = [word for word in services()["keys"]["entrypoint"] if word.startswith("box-")]

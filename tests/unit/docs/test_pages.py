@@ -161,7 +161,22 @@ def check_compose(words):
         assert named <= services.keys(), "no such service"
 
 
-TOOLS = {"docker", "mkdir", "rm", "touch", "ln", "export", ".", "grep", "tail", "scp", "srun", "stat", "prometheus"}
+TOOLS = {
+    "docker",
+    "sudo",
+    "mkdir",
+    "rm",
+    "touch",
+    "ln",
+    "export",
+    ".",
+    "grep",
+    "tail",
+    "scp",
+    "srun",
+    "stat",
+    "prometheus",
+}
 """What needs no check: of these only files of ours are looked for."""
 
 
