@@ -84,8 +84,9 @@ class GhostCore:
         self._recorded, self._gradients, self._names, self._place = recorded, gradients, names, place
         self.phase, self.iteration = IterationPhase.BETWEEN, int(recorded.begin["iteration"])
 
-    def enter(self) -> bool:
+    def enter(self, *, late: bool = False) -> bool:
         """Go to the next iteration."""
+        del late  # nobody measures it
         return True
 
     async def next_microbatch(self) -> int | None:
