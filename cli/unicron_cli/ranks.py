@@ -74,10 +74,15 @@ class Ending:
 
 
 class Replacements:
-    """What became of a task's ranks when some were lost, by the messages of the journal."""
+    """What became of a task's ranks when some were lost, by the messages of the journal.
 
-    def __init__(self, task: str) -> None:
-        self._task, self._replaced = task, 0
+    Args:
+        task: its name.
+        runs_again: whoever lives runs the program from its beginning, too.
+    """
+
+    def __init__(self, task: str, *, runs_again: bool = False) -> None:
+        self._task, self._runs_again, self._replaced = task, runs_again, 0
         self._before: frozenset[str] | None = None
         self._now = frozenset[str]()
 
@@ -89,7 +94,8 @@ class Replacements:
             case TaskStateChanged(task=self._task, members=members):
                 self._now = frozenset(member.worker for member in members) or self._now
             case TaskRecovered(task=self._task) if self._before is not None:
-                went_on, new = len(self._before & self._now), len(self._now - self._before)
+                went_on = 0 if self._runs_again else len(self._before & self._now)
+                new = len(self._now - self._before)
                 self._before = None
                 self._replaced += new if went_on else 0
                 return f"{new} new, {went_on} went on" if went_on else "all ranks began again"

@@ -246,7 +246,7 @@ class Program:
         self._spec, self._drill, self._again = what.spec, what.drill, again
         self._attendance = Attendance(what.nodes, JOIN_S)
         self.drilled: ScriptDrilled | None = None
-        self.replacements = Replacements(self._spec.name)
+        self.replacements = Replacements(self._spec.name, runs_again=way_of(self._spec).runs_again)
         self._passed = False
         named = self._spec.max_workers > 1
         self._ending = Ending(self._spec.name)

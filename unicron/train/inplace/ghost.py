@@ -17,6 +17,7 @@ from typing import Any, NoReturn, cast
 import torch
 
 from unicron.contracts.worker import NOWHERE, Membership, ToAgent
+from unicron.errors import UnicronError
 from unicron.train.carry.compare import first_difference, never_read, snapshot_differences
 from unicron.train.carry.files import Files
 from unicron.train.carry.inert import read, without_aids
@@ -36,6 +37,9 @@ from unicron.train.snapshots.packed import Packing, map_file, unpack
 from unicron.train.worker.channel import AgentChannel
 from unicron.train.worker.injected import Injected
 from unicron.train.worker.phases import IterationPhase
+
+OURS = Path(__file__).parents[2]
+"""The package whose errors are ours."""
 
 ROUNDING = 1e-3
 """By how much numbers may differ, in relation to the largest, on GPUs: some kernels add up in no certain order."""
@@ -302,7 +306,9 @@ def report_failure(error: BaseException) -> NoReturn:
     """Leave behind why the script failed in this process."""
     trace = traceback.extract_tb(error.__traceback__)
     where = f" at {Path(trace[-1].filename).name}:{trace[-1].lineno}" if trace else ""
-    text = f"{type(error).__name__}{where}: {error}"[:500]
+    in_ours = bool(trace) and Path(trace[-1].filename).is_relative_to(OURS) and not isinstance(error, UnicronError)
+    whose = " (a line of Unicron: where the script has nothing to do with it, please report it)" * in_ours
+    text = f"{type(error).__name__}{where}: {error}"[:500] + whose
     traceback.print_exception(error)
     if isinstance(error, OSError):  # as it may write nowhere, and finds its own files by Python's calls only
         finish_trial(unproven=f"a process on trial can't do what the script does with files or connections: {text}")

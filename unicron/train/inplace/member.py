@@ -123,7 +123,7 @@ class Member:
             own = {**first, "record": self.records}
             # in reverse: what goes along comes behind the model
             summed = [self.piggyback.carrier, *(each for each in models.parameters() if id(each) in trained)]
-        self.gradients.prepare(summed)
+        self.gradients.prepare(summed, divides_first=not self.trained.sharded)
         made = (f"{type(each).__name__} {name}" for name, each in protected.items())
         self.gradients.shapes = ", ".join([self.gradients.shapes, *made])
         self.states.protect(protected, own)

@@ -27,6 +27,9 @@ from unicron.train.snapshots.shards import as_shard_of, is_sharded, local, redis
 from unicron.train.worker.phases import ANNOUNCED, Due, ReducedValues
 from unicron.train.worker.timing import GC, OPTIMIZER, REDUCE, PlannedCollection
 
+SHORT = (torch.float16, torch.bfloat16)
+"""Numbers of few bits."""
+
 BUCKETS = 16
 """In how many pieces a gradient is reduced, where they are neither below `LEAST_BYTES` nor above `BUCKET_BYTES`."""
 
@@ -68,13 +71,21 @@ class TorchGradients:
         self._enqueued: deque[Any] = deque()
         self._in_backward = False
 
-    def prepare(self, parameters: Iterable[torch.nn.Parameter], optimizer: torch.optim.Optimizer | None = None) -> None:
+    def prepare(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        divides_first: bool = False,
+    ) -> None:
         """Take the parameters whose gradients they are.
 
         Args:
             parameters: all that there are.
             optimizer: makes the updates. What is published for it are parts of the reduced gradient, for as long as
                 nothing else is reduced. None: the script makes them, and each parameter gets a tensor of its own.
+            divides_first: each rank computes one microbatch, and gradients of few bits are divided before they are
+                summed, as DistributedDataParallel does: the mean is rounded otherwise.
 
         Raises:
             ValueError: there are none.
@@ -95,6 +106,7 @@ class TorchGradients:
         step = max(1, min(max(size * each // BUCKETS, LEAST_BYTES), BUCKET_BYTES) // each)
         self._slices = [slice(start, min(start + step, size)) for start in range(0, size, step)]
         self._spread = [is_sharded(parameter) for parameter in self._parameters]
+        self._divided_first = [divides_first and parameter.dtype in SHORT for parameter in self._parameters]
         self._ends = list(accumulate(sizes))
         shapes = [_as_real(local(parameter)).shape for parameter in self._parameters]
         places = list(zip([0, *self._ends], self._ends, shapes, strict=False))
@@ -179,6 +191,8 @@ class TorchGradients:
         for number, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
             gradient = _gradient_of(parameter) if self._buffered else parameter.grad
             if gradient is not None:
+                if self._divided_first[number]:
+                    gradient.mul_(1 / self._microbatches)
                 if gradient is not view:
                     sums.append(view)
                     parts.append(self._local_part(gradient, number))
@@ -301,6 +315,10 @@ class TorchGradients:
         return differ[-2 if len(differ) > 1 and differ[-1] == "the loss" else -1] if differ else ""
 
     @property
+    def _divisors(self) -> list[float]:
+        return [1.0 if first else float(self._microbatches) for first in self._divided_first]
+
+    @property
     def finite(self) -> bool:
         """Whether what was reduced is."""
         return bool(_is_finite(self._reduced))
@@ -321,7 +339,7 @@ class TorchGradients:
         if self._optimizer is not None:
             means, _ = self._sums, self._reduced[:-LOSS].div_(self._microbatches)
         else:
-            means = list(torch._foreach_div(self._sums, self._microbatches))  # noqa: SLF001 as optimizers do
+            means = list(torch._foreach_div(self._sums, self._divisors))  # noqa: SLF001 as optimizers do
         for parameter, mean in zip(self._parameters, means, strict=True):
             if void:
                 mean.zero_()
