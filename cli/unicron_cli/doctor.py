@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 from rich.text import Text
+from unicron_deploy.embedded import LAYOUT
 from unicron_deploy.nats_server import find_binary
 
 from unicron import vitality
@@ -26,7 +27,7 @@ from unicron.settings import PREFIX, Settings
 from unicron.slurm import tools
 from unicron_cli.clusterlook import greeting, heard, look
 from unicron_cli.observed import Check
-from unicron_cli.output import FOLDER, own_url
+from unicron_cli.output import CONTAINERS, FOLDER, own_url
 from unicron_cli.production import checks, clocks
 
 MIN_SHM = 512 * 1024**2
@@ -229,8 +230,10 @@ async def _cluster(settings: Settings, patient: bool) -> list[Check]:
             return [servers, journal, _round_trips(parts), *await asyncio.gather(*looks), clocks({**ahead, **off})]
     except UnicronError as error:
         found, _, cure = str(error).partition("; ")  # as all our errors are
-        if shutil.which("sbatch") and not (own_url() or os.environ.get(f"{PREFIX}NATS_URL")):
-            cure = "none needed for `unicron slurm run`: each job has its own"
+        named = own_url() or os.environ.get(f"{PREFIX}NATS_URL") or settings.nats_url != Settings().nats_url
+        had = (FOLDER / LAYOUT).exists() or CONTAINERS.exists()
+        if not (named or had or patient):
+            cure = f"none needed for `unicron run` and `unicron slurm run`, which start their own; else {cure}"
             return [Check(name="NATS", state="warning", found=found, cure=cure)]
         return [Check(name="NATS", state="missing", found=found, cure=cure)]
 

@@ -185,6 +185,8 @@ def logs(
     else:
         for text in found:
             say(text)
+        if not found:
+            say(f"{worker} on {home} has written nothing", err=True)
 
 
 async def _log(client: Client, node: str, worker: str, lines: int) -> tuple[str, str, list[str]]:

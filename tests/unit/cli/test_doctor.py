@@ -48,6 +48,20 @@ async def test_what_is_missing_is_told_with_the_cure(poor, tmp_path, monkeypatch
     assert "start the server" not in told["NATS"][1]
 
 
+@pytest.mark.parametrize(("had", "state"), [(False, "warning"), (True, "missing")])
+async def test_a_machine_without_any_cluster_lacks_none(poor, tmp_path, monkeypatch, had, state):
+    monkeypatch.chdir(tmp_path)
+    nobody = Settings(nats_url=f"nats://127.0.0.1:{free_port()}", connect_timeout_s=1000.0)
+    monkeypatch.setattr(doctor, "Settings", lambda: nobody)  # as where none is named
+    monkeypatch.delenv("UNICRON_NATS_URL", raising=False)
+    if had:
+        (tmp_path / ".unicron").mkdir()
+        (tmp_path / ".unicron" / "cluster.json").write_text("{}")
+    [nats] = [check for check in await doctor.examine(nobody) if check.name == "NATS"]
+    assert nats.state == state
+    assert nats.cure.startswith("none needed for `unicron run`") == (not had)
+
+
 @pytest.mark.parametrize(
     ("split", "state", "found"), [(False, "ok", "2 seen by amd-smi"), (True, "missing", "is split up, and workers can")]
 )
