@@ -225,8 +225,9 @@ class Processes:
         other = self._state.workers.get(first)
         elsewhere = other is not None and self._is_elsewhere(other, fact)
         if first != fact.worker and (elsewhere or TAKE_ANOTHER in what):
-            when = f"at iteration {fact.iteration}" if fact.iteration >= 0 else "before the first iteration"
-            return self._reporter.break_task(fact.task, f"{reason} ({when}, as {first} did before it)", traceback)
+            when = f"at iteration {fact.iteration}, " if fact.iteration >= 0 else "before the first iteration, "
+            when = "" if task.restarts and fact.iteration <= 0 else when  # it does not say how far it is
+            return self._reporter.break_task(fact.task, f"{reason} ({when}as {first} did before it)", traceback)
         if len(task.seen) > SIGNATURES:
             task.seen.pop(next(iter(task.seen)))
         return []

@@ -219,6 +219,8 @@ class Reporter:
             tried = task.standstill.count_failure(iteration, epoch, how, lasted=lasted)
             at = iteration if iteration >= 0 else task.standstill.iteration
             where = "memberships in a row failed " + (f"in iteration {at}" if at >= 0 else "before the first iteration")
+            if task.restarts and at <= 0:  # it does not say how far it comes
+                where = "starts of all ranks in a row failed"
         return tried, where
 
     def _most_tries(self, name: str, tried: list[str], *, unexplained: bool) -> int:

@@ -210,7 +210,7 @@ def test_a_program_that_fails_for_good_ends_with_its_last_words(tmp_path):
     ended = run(tmp_path, "--max-restarts", "1", "--dir", "kept", "bash", "-c", "echo rank $RANK; exit 3")
     assert ended.returncode == 1
     assert ended.stdout == "rank 0\n" * 2
-    assert "no progress: 2 memberships in a row failed" in ended.stderr
+    assert "no progress: 2 starts of all ranks in a row failed" in ended.stderr
     assert list((tmp_path / "kept").glob("nodes/node-1/logs/bash-2.log"))
     again = run(tmp_path, "--dir", "kept", "true")
     assert again.returncode

@@ -121,7 +121,7 @@ def test_what_hangs_again_and_again_is_given_up_though_each_time_lasts_long():
         for number in (1, 2, 3):
             out += scene.silent(number, 695.0, epoch=epoch, limit_s=690.0)
     assert brief(out)[-1] == "TaskBroken"
-    assert "no progress: 10 memberships in a row failed" in out[-1].reason
+    assert "no progress: 10 starts of all ranks in a row failed" in out[-1].reason
 
 
 @pytest.mark.parametrize("call", [LAUNCHER, *(each for each in WAITS if not each.startswith("torch/"))])
