@@ -42,6 +42,16 @@ def test_ranks_are_those_of_the_newest_membership_and_of_those_who_are_gone_the_
     assert RankNames.of([view]).explain("gpt-7: x") == "gpt:0 (gpt-7): x"
 
 
+def test_who_is_left_keeps_its_rank_until_it_computes_as_another():
+    """What it says meanwhile, or dies of, is not what the lost one said."""
+    names = knowing(grouped(1, w1=0, w2=1))
+    names.observe(grouped(2, w2=0))
+    names.observe(TaskStateChanged(task="gpt", state=TaskState.RECOVERING, members=members(2)))
+    assert names.rank("gpt-2") == "gpt:1"
+    names.observe(TaskStateChanged(task="gpt", state=TaskState.RUNNING, members=members(2)))
+    assert names.rank("gpt-2") == "gpt:0"
+
+
 def test_what_is_no_worker_stays_as_it_is():
     names = knowing(grouped(1, w1=0, w2=1))
     for text in ('it wrote "gpt-2 loaded"', "see gpt-2.log", "a/gpt-2", "gpt-2:1", "on gpt-2", "my-gpt-2", "gpt-22"):

@@ -9,6 +9,7 @@ from unicron.contracts.answers import TaskView
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Regroup
 from unicron.contracts.events import TaskStateChanged, TaskSubmitted
+from unicron.contracts.tasks import TaskState
 
 MOST = 200_000
 """Workers whose ranks are known, the newest ones."""
@@ -42,10 +43,11 @@ class RankNames:
             case TaskSubmitted():
                 self._tasks.add(message.task)
             case Regroup():
-                workers = (member.worker for member in message.members)
-                self._take(message.task, zip(message.ranks, workers, strict=False))
-            case TaskStateChanged():
-                self.take(message.task, (member.worker for member in message.computing))
+                # who has a rank keeps it until it computes as another: this membership may never come to that
+                workers = zip(message.ranks, (member.worker for member in message.members), strict=False)
+                self._take(message.task, [each for each in workers if each[1] not in self._ranks])
+            case TaskStateChanged(state=TaskState.RUNNING):
+                self.take(message.task, (member.worker for member in message.members))
 
     def _take(self, task: str, ranks: Iterable[tuple[int, str]]) -> None:
         self._tasks.add(task)
