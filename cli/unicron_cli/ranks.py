@@ -44,8 +44,9 @@ class Ranks:
                 data = file.read(CHUNK)
             whole = data[: data.rfind(b"\n") + 1] or (data if len(data) == CHUNK else b"")
             self._read[path] = self._read.get(path, 0) + len(whole)
-            for line in whole.decode(errors="replace").splitlines():
-                say(f"{self.names.rank(path.stem)}: {line}" if self._named else line)
+            for line in whole.decode(errors="replace").removesuffix("\n").split("\n") if whole else ():
+                left = line.rstrip("\r").rpartition("\r")[2]  # of a progress bar what a terminal shows in the end
+                say(f"{self.names.rank(path.stem)}: {left}" if self._named else left)
 
 
 class Ending:

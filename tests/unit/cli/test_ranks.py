@@ -1,7 +1,7 @@
 """The end of a run, not before the processes that are through their loops have ended or are lost; who was replaced."""
 
 import pytest
-from unicron_cli.ranks import Ending, Replacements
+from unicron_cli.ranks import Ending, Ranks, Replacements
 
 from unicron.contracts.events import FailureDetected, TaskRecovered, TaskStateChanged, WorkerExited, WorkerFinished
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
@@ -76,3 +76,13 @@ def test_who_went_on_is_told_once_for_each_failure(messages, told, outcome):
     healing = Replacements("t")
     assert [healing.observe(message) for message in messages][-1] == told
     assert healing.outcome.startswith(outcome)
+
+
+def test_of_a_progress_bar_its_last_state_is_shown(tmp_path, capsys):
+    ranks = Ranks(tmp_path, "t-*.log")
+    bar = "\r  0%|   | 0/2\r 50%|#  | 1/2\r100%|###| 2/2"
+    (tmp_path / "t-1.log").write_bytes(f"begin\r\n\n{bar}\nloss 1\n{bar}".encode())
+    ranks.write()
+    assert capsys.readouterr().out == "t-1: begin\nt-1: \nt-1: 100%|###| 2/2\nt-1: loss 1\n"
+    ranks.write()
+    assert capsys.readouterr().out == "", "it has no end yet"
