@@ -287,3 +287,22 @@ def test_the_parameter_whose_gradient_differs_is_named():
     there.copy_(found.sums[0] * (1 + 1e-5))
     assert found.first_difference(there, names, 0.0) == "the gradient of other"
     assert found.first_difference(there, names, 1e-3) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "mean"),
+    [(40000.0, 40000.0), (3 * 2.0**-24, 4 * 2.0**-24)],
+    ids=["its sum would be infinite", "half of it is rounded"],
+)
+def test_gradients_of_few_bits_are_divided_before_they_are_summed(value, mean):
+    """As DistributedDataParallel does: 1.5 units of the last place are 2 on each of two ranks."""
+    ranks = TorchRanks(None, 0)
+    ranks.prepare(torch.device("cpu"))
+    parameters = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(2, dtype=torch.float16))]
+    found = TorchGradients(ranks, None, 2, PlannedCollection(0))
+    found.prepare(parameters, divides_first=True)
+    parameters[1].grad = torch.full((2,), value, dtype=torch.float16)
+    found.accumulate()
+    found._reduced.copy_(2 * found._accumulated)  # another rank has had the same
+    found.publish()
+    assert parameters[1].grad.tolist() == [mean, mean]
