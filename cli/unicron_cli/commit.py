@@ -26,11 +26,12 @@ def _commit_of(spec: TaskSpec) -> str:
     script = next((each for word in spec.command[1:] if (each := workdir / word).is_file()), None)
     folder = script.parent if script else workdir
     found = _git(folder, "describe", "--always", "--dirty", "--exclude=*", f"--abbrev={SHOWN}")
-    unknown = found and script and not _git(folder, "ls-files", script.name)
+    unknown = found and script and not _git(folder, "ls-files", "--", script.name)
     return f"{found.removesuffix(DIRTY)}{DIRTY}" if unknown else found
 
 
 def _git(folder: Path, *words: str) -> str:
+    """Return what git answers, without a lock, as somebody else may be at work there; empty where it does not."""
     git = shutil.which("git")
     if git is None:
         return ""
@@ -40,7 +41,7 @@ def _git(folder: Path, *words: str) -> str:
             capture_output=True,
             text=True,
             timeout=LOOK_S,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},  # somebody else may be at work there
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_LITERAL_PATHSPECS": "1", "LC_ALL": "C"},
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -27,7 +27,7 @@ from unicron_deploy.slurm.servers import JobServers, own_address
 
 from unicron.contracts.tasks import Healing, TaskSpec
 from unicron.errors import InvalidInputError
-from unicron.healing import healed_by
+from unicron.healing import PYTHON, healed_by
 from unicron.slurm import shown, tools
 from unicron.taskfile import load
 from unicron_cli.meeting import Nodes
@@ -36,6 +36,9 @@ from unicron_cli.run import Program, Run, spec_of, worded
 
 STEP, BATCH_STEPS = "SLURM_STEP_ID", 0xFFFFFFF0
 """The number of a step; those that Slurm itself begins, for a script or a shell, have greater ones."""
+
+STARTERS = PYTHON | {"torchrun"}
+"""Programs whose first argument, if it is no option, is a script."""
 
 COMMAND = "unicron.command"
 """Under this click keeps what stands behind `--`."""
@@ -149,9 +152,9 @@ def check_script(program: Sequence[str], options: Sequence[str]) -> None:
     Raises:
         InvalidInputError: there is no such file.
     """
-    script = next((word for word in program[:2] if word.endswith(".py")), "")
+    script = program[1] if program[0] in STARTERS and len(program) > 1 else program[0]
     elsewhere = any(option.startswith(("-D", "--chdir")) for option in options)
-    if script and not elsewhere and not Path(script).is_file():
+    if script.endswith(".py") and not elsewhere and not Path(script).is_file():
         raise InvalidInputError(f"there is no {script!r} in {Path.cwd()}: name a script that all nodes of the job see")
 
 

@@ -136,8 +136,10 @@ class Job:
                     await asyncio.shield(ended)
             step.kill()
             await ended
-            # scancel may repeat itself, which would end us before Slurm is told how this ended. Ignored, not blocked: a
-            # thread that is just ending has a mask of its own
+            # scancel may repeat itself, which would end us before Slurm is told how this ended. Blocked until they are
+            # ignored, as the loop's own default comes between; and not only blocked, as a thread that is just ending
+            # has a mask of its own
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             for number in SIGNALS:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN)

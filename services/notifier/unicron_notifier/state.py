@@ -189,7 +189,7 @@ class TaskSeen(msgspec.Struct, kw_only=True):
     Attributes:
         on: how many of its workers are on each node.
         computing: how many compute now.
-        ranks: names of the workers of its newest membership in rank order, the first ones.
+        ranks: names of the workers that computed last, in rank order, the first ones.
     """
 
     on: dict[str, Count] = {}
@@ -205,9 +205,8 @@ class TaskSeen(msgspec.Struct, kw_only=True):
         """Take a change of its state into account."""
         running = changed.state is TaskState.RUNNING
         self.computing = len(changed.members) if running else 0
-        if changed.computing:
-            self.ranks = [member.worker for member in changed.computing[:MOST_RANKS]]
-        if running:
+        if running:  # who is left of a membership keeps its rank until it computes as another
+            self.ranks = [member.worker for member in changed.members[:MOST_RANKS]]
             self.on = dict(Counter(member.node for member in changed.members))
         elif changed.state is TaskState.WAITING:
             self.on = {}

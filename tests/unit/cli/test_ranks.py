@@ -1,11 +1,15 @@
 """The end of a run, not before the processes that are through their loops have ended or are lost; who was replaced."""
 
+from types import SimpleNamespace
+
 import pytest
+from unicron_cli.meeting import Nodes
 from unicron_cli.ranks import Ending, Ranks, Replacements
+from unicron_cli.run import Program, Run
 
 from unicron.contracts.events import FailureDetected, TaskRecovered, TaskStateChanged, WorkerExited, WorkerFinished
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
-from unicron.contracts.tasks import Member, TaskState
+from unicron.contracts.tasks import Member, TaskSpec, TaskState
 
 PLACE = {"task": "t", "slot": 0}
 LOST = {
@@ -86,3 +90,21 @@ def test_of_a_progress_bar_its_last_state_is_shown(tmp_path, capsys):
     assert capsys.readouterr().out == "t-1: begin\nt-1: \nt-1: 100%|###| 2/2\nt-1: loss 1\n"
     ranks.write()
     assert capsys.readouterr().out == "", "it has no end yet"
+
+
+@pytest.mark.parametrize(("since", "told"), [(-1, 2), (0, 2), (4, 1), (7, 0)])
+async def test_what_an_earlier_job_has_told_is_not_told_again(tmp_path, since, told):
+    first = [running("t-1", "t-2"), FAILED, running("t-1", "t-3"), RECOVERED]
+    journal = [*first, FAILED, running("t-1", "t-4"), RECOVERED]
+
+    class Journal:
+        async def follow(self):
+            for position, message in enumerate(journal, 1):
+                yield position, message
+
+    said = []
+    run = Run(TaskSpec(name="t", command=["x"]), Nodes(1, 1), 2)
+    program = Program(SimpleNamespace(root=tmp_path), run, said.append)
+    await program._follow(Journal(), since)
+    assert sum("1 new, 1 went on" in line for line in said) == told
+    assert program.replacements.outcome.startswith("2 lost ranks"), "all of it counts"

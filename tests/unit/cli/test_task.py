@@ -123,5 +123,10 @@ def test_the_commit_is_that_of_the_folder_of_the_script(tmp_path):
     git(tmp_path / "sub", "checkout", ".")
     (tmp_path / "sub" / "new.py").touch()
     assert with_commit(spec).commit == head, "what a commit lacks beside the script is no part of it"
+    (tmp_path / "sub" / "train[1].py").touch()  # as a pattern it would be train1.py
+    git(tmp_path / "sub", "--literal-pathspecs", "add", "train[1].py")
+    git(tmp_path / "sub", "commit", "-m", "y")
+    head = git(tmp_path / "sub", "rev-parse", "--short=12", "HEAD").strip()
+    assert with_commit(replace(spec, command=["python", "sub/train[1].py"])).commit == head
     unknown = replace(spec, command=["python", "sub/new.py"])
     assert with_commit(unknown).commit == f"{head}-dirty", "a script that git does not know is in no commit"

@@ -16,7 +16,7 @@ from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.queries import AcknowledgeIncident
 from unicron.contracts.slowdowns import SlowdownDetected, SlowdownEnded, SlowWorker
 from unicron.contracts.stragglers import StragglerDetected
-from unicron.contracts.tasks import SlotRef, TaskSpec
+from unicron.contracts.tasks import SlotRef, TaskSpec, TaskState
 from unicron.contracts.watchdogs import AlertKind
 
 OF_FOUR = {"task": "gpt", "epoch": 1, "world_size": 4}
@@ -630,3 +630,10 @@ def test_each_channel_hears_of_each_cause_once_and_in_the_end_how_it_stands(step
             assert each.id == f"{incident.id}.{incident.version}.{each.channel}"
         opened = [each for each in ended if each.incident == incident.id and str(each.phase) == "opened"]
         assert len(opened) == len({each.channel for each in opened}), "one message a cause"
+
+
+def test_who_is_left_of_a_membership_is_told_by_the_rank_that_it_had():
+    desk, both = Desk(), running("gpt", "n1", "n2")
+    left = events.TaskStateChanged(task="gpt", state=TaskState.RECOVERING, members=both.members[1:])
+    desk.say(both, left, failed(worker="gpt-1"))
+    assert desk.notices_after(10.0) == [("opened", "gpt:1 (gpt-1) on n2 failed: exited_abnormally, severity 2")]

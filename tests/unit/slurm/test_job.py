@@ -246,5 +246,7 @@ def test_a_script_that_is_not_there_is_not_submitted(tmp_path, monkeypatch):
         check_script(["python", "train.py"], ["--nodes=2"])
     check_script(["train.py"], ["--chdir=/there"])
     check_script(["torchrun", "--nnodes", "train.py"], [])
+    check_script(["./generate", "out.py"], [])  # which is not there yet
+    check_script(["python"], [])
     (tmp_path / "train.py").touch()
     check_script(["train.py", "--config", "x.py"], [])

@@ -133,6 +133,8 @@ PAIRS = {
     "1 here, 1.0 there": ([1], [1.0]),
     "-0.0 here, 0.0 there": ([-0.0], [0.0]),
     "2 items here, 1 there": ([1, 2], [1]),
+    "2 items here, 1 there: keys 'b' only here": ({"a": 1, "b": 2}, {"a": 1}),
+    "[2] here, [] there behind the first 1": ([1, 2], [1]),
     "order of keys": ({1: 1, 2: 2}, {2: 2, 1: 1}),
     "is in the set here": ({1, 2}, {1, 3}),
     "[1 of 3]: 2.0 here, 5.0 there": (torch.tensor([1.0, 2, 3]), torch.tensor([1.0, 5, 3])),

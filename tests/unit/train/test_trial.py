@@ -1,6 +1,7 @@
 """A drill's parts: what is recorded, how a process on trial is started and confined, what becomes of its verdict."""
 
 import contextlib
+import inspect
 import json
 import os
 import signal
@@ -13,12 +14,14 @@ import pytest
 import torch
 
 from unicron.contracts.worker import Drilled
+from unicron.errors import InvalidInputError
 from unicron.snapshots.memory import FOLDER_VARIABLE
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.groups.switched import Work
-from unicron.train.inplace import drill, sandbox
+from unicron.train.inplace import drill, ghost, sandbox
+from unicron.train.inplace.abandon import abandons, end_process
 from unicron.train.inplace.files_of_ghost import GhostFiles
-from unicron.train.inplace.ghost import state_difference
+from unicron.train.inplace.ghost import GhostCore, report_failure, state_difference
 from unicron.train.inplace.recording import (
     LEAST,
     MOST,
@@ -30,6 +33,7 @@ from unicron.train.inplace.recording import (
     record_of,
 )
 from unicron.train.inplace.seed import GHOST, OUTPUT, VERDICT, plant
+from unicron.train.inplace.shell import WholeCore
 from unicron.train.loops.active_loops import LoopSnapshot
 
 STATE = {"objects": {"model": {"weight": torch.ones(3)}}, "setup": b"setup"}
@@ -451,3 +455,43 @@ def test_collectives_are_recorded_in_the_order_in_which_they_begin(rank):
     read = Recorded(folder)
     found = [read.next_collective() for _ in range(2)]
     assert [(each.given[0].item(), each.left[0].item()) for each in found] == [(0.0, 5.0), (0.0, 6.0)]
+
+
+def test_what_stands_for_a_workers_core_on_trial_can_be_called_as_that_is():
+    own = {name: each for name, each in vars(GhostCore).items() if inspect.isfunction(each) and name[0] != "_"}
+    assert {"enter", "next_microbatch", "computed", "step"} <= own.keys()
+    for name, each in own.items():
+        theirs = inspect.signature(getattr(WholeCore, name)).parameters
+        assert [(*pair,) for pair in inspect.signature(each).parameters.items()] == [*theirs.items()], name
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_an_error_in_a_line_of_ours_is_said_to_be_ours(tmp_path, monkeypatch, ours):
+    """Of the script nothing is to be found there."""
+    told = []
+    monkeypatch.setattr(ghost, "finish_trial", lambda **verdict: told.append(verdict))
+    monkeypatch.setattr(ghost, "OURS", Path(__file__).parent if ours else tmp_path)
+    try:
+        raise KeyError("x")  # noqa: TRY301 with a traceback
+    except KeyError as error:
+        report_failure(error)
+    assert "KeyError at test_trial.py:" in told[0]["problem"]
+    assert ("a line of Unicron" in told[0]["problem"]) == ours
+
+
+@pytest.mark.parametrize(("error", "whole"), [(InvalidInputError("keep x"), False), (TypeError("odd"), True)])
+def test_an_end_that_says_all_by_itself_is_one_line(monkeypatch, capsys, error, whole):
+    class Called:
+        abandon = staticmethod(end_process)
+
+        @abandons(Exception)
+        def method(self):
+            raise error
+
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    Called().method()
+    told = capsys.readouterr().err
+    assert ended == [1]
+    assert ("Traceback" in told) == whole
+    assert told == f"unicron: {error}\n" or whole

@@ -107,6 +107,7 @@ class TorchGradients:
         self._slices = [slice(start, min(start + step, size)) for start in range(0, size, step)]
         self._spread = [is_sharded(parameter) for parameter in self._parameters]
         self._divided_first = [divides_first and parameter.dtype in SHORT for parameter in self._parameters]
+        self._divisors = [1.0 if first else float(self._microbatches) for first in self._divided_first]
         self._ends = list(accumulate(sizes))
         shapes = [_as_real(local(parameter)).shape for parameter in self._parameters]
         places = list(zip([0, *self._ends], self._ends, shapes, strict=False))
@@ -313,10 +314,6 @@ class TorchGradients:
         parts = zip([*owners, "the loss"], pairwise([0, *self._ends, len(ours)]), strict=True)
         differ = [owner for owner, (begin, end) in parts if not are_close(ours[begin:end], theirs[begin:end], rounding)]
         return differ[-2 if len(differ) > 1 and differ[-1] == "the loss" else -1] if differ else ""
-
-    @property
-    def _divisors(self) -> list[float]:
-        return [1.0 if first else float(self._microbatches) for first in self._divided_first]
 
     @property
     def finite(self) -> bool:
