@@ -112,10 +112,6 @@ class RankEndedError(UnicronError):
     """A rank of a script waits for another that never comes, as it has ended: no restart would change that."""
 
 
-class DrillFailedError(UnicronError):
-    """Since a process has taken a rank's place, ranks have other options than before: no restart helps."""
-
-
 class UnsoundStateError(StateTransferError):
     """A copy of a state is not what its checksum says, or is gone though it was to last."""
 

@@ -46,7 +46,6 @@ class FailureStatus(Word):
     """A script's order was to stop where that is so."""
     RANK_ENDED = "rank_ended"
     """A rank of a script waits for another that never comes: it has ended, or waits elsewhere for this one."""
-    DRILL_FAILED = "drill_failed"
     """Another process that took its place computed something else."""
     CONNECTION_REFUSED = "connection_refused"
     CONNECTION_RESET = "connection_reset"

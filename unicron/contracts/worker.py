@@ -170,6 +170,7 @@ class Drilled(ToAgent, kw_only=True, frozen=True):
     rank: int
     problem: str = ""
     unproven: str = ""
+    as_is: bool = False
 
 
 class NotFinite(ToAgent, kw_only=True, frozen=True):

@@ -19,6 +19,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.errors import tells_lack
+from unicron.healing import way_of
 from unicron.rules import Rules
 from unicron_detector.report import Reporter
 from unicron_detector.state import OrderedWorker, WatchedWorker, worker_number
@@ -42,7 +43,7 @@ OWN_ERRORS = {FailureStatus.OTHER_SOFTWARE_ERROR, FailureStatus.ADDRESS_IN_USE}
 PROVABLE = OWN_ERRORS | {FailureStatus.UNEXPLAINED}
 """Statuses that are the user's own error, if the same happens in the same place elsewhere."""
 
-CERTAIN = {FailureStatus.GRADIENT_NOT_FINITE, FailureStatus.RANK_ENDED, FailureStatus.DRILL_FAILED}
+CERTAIN = {FailureStatus.GRADIENT_NOT_FINITE, FailureStatus.RANK_ENDED}
 """Statuses that all ranks share, or bring about together: a retry would end the same."""
 
 TAKE_ANOTHER = "another program on that node has this port; let the script take MASTER_PORT, which is free, or port 0"
@@ -70,6 +71,7 @@ class Processes:
     def expect(self, order: StartWorker) -> list[Message]:
         """Record a process that was ordered, unless its node has joined anew since; no other process is believed."""
         task, node = self._reporter.task(order.task), self._state.nodes.get(order.node)
+        task.restarts |= way_of(order.spec).runs_again  # also of a script that turns out not to be had in place
         if task.started is not None:
             task.started = max(task.started, worker_number(order.worker, order.task))
         if node is None or order.incarnation in {"", node.incarnation}:

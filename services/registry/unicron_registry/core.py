@@ -232,10 +232,14 @@ class RegistryCore(Core):
 
     def _drilled(self, fact: ScriptDrilled) -> list[Message]:
         view = self.state.tasks.get(fact.task)
-        if view is not None and not view.state.ended and any(each.node == fact.node for each in view.members):
+        if view is None or view.state.ended:
+            return []
+        nodes = {each.node for each in view.members} | {each.node for each in self._share(fact.task).slots}
+        if fact.node in nodes:  # of the plan, too: a script may be refused before any are members
             self._update(fact.task, drill=fact.outcome)
             if fact.problem:
-                text = f"whenever task {fact.task} loses a rank, all its ranks begin again: in its drill {fact.outcome}"
+                lost = f"whenever task {fact.task} loses a rank, all its ranks begin again: in its drill "
+                text = f"task {fact.task}: {fact.outcome}" if fact.as_is else f"{lost}{fact.outcome}"
                 return [Alert(text=text, task=fact.task)]
         return []
 

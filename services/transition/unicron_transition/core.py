@@ -45,7 +45,7 @@ from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.moves import MoveCause, move_task
 from unicron_transition.nodes import admit_node, lose_worker, release_nodes, remove_node, remove_strays, stop_if_stray
 from unicron_transition.orders import drop_order
-from unicron_transition.reconcile import move_snapshots, order_again, reconcile, rewind, stop_worker
+from unicron_transition.reconcile import begin_anew, move_snapshots, order_again, reconcile, rewind, stop_worker
 from unicron_transition.snapshots.snapshots import SnapshotFact
 from unicron_transition.state import TaskRun, TransitionState
 from unicron_transition.validation import inconsistencies
@@ -335,13 +335,21 @@ class TransitionCore(Core):
         return out + self._reconcile([fact.task]) + move_task(self.state, run, MoveCause.FAILURE, reason)
 
     def _drilled(self, fact: ScriptDrilled) -> list[Message]:
-        """Have no process go on with what a rank has left, where a trial has shown that none can; nobody is stopped."""
+        """Have no process go on with what a rank has left, where a trial has shown that none can.
+
+        Nobody is stopped for that, unless nothing of the script can be had in place: then it is run as it is.
+        """
         run = self.state.tasks.get(fact.task)
         theirs = run is not None and fact.worker in run.workers and way_of(run.spec).may_be_uncarried
         if run is None or run.state.ended or not (theirs and fact.problem):
             return []
         run.uncarried = fact.problem[:LONGEST_CAUSE]
-        return run.snapshots.drop_saved(self.state, run)
+        out = run.snapshots.drop_saved(self.state, run)
+        if not fact.as_is or run.as_is:
+            return out
+        run.as_is = True
+        run.begin_recovery(fact.at, run.uncarried)
+        return [*out, *begin_anew(self.state, run, run.uncarried), *self._reconcile([fact.task])]
 
     def _report_complete(self, run: TaskRun, at: float) -> list[Message]:
         """Report that the newest membership computes; the task has recovered if it is as large as the plan wants."""

@@ -31,6 +31,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
         holders: which worker has which place of its state; who is not in it has none. A worker whose node is given up
             may still live and come back with its state: it is in it until it is known to have ended.
         uncarried: why nobody can take the place of a rank of its script; empty where somebody can.
+        as_is: its script is run as torchrun would from now on, and begins again whenever a rank is lost.
     """
 
     spec: TaskSpec
@@ -44,6 +45,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
     membership: TaskMembership = msgspec.field(default_factory=TaskMembership)
     holders: dict[str, HeldState] = {}
     uncarried: str = ""
+    as_is: bool = False
 
     @property
     def shape(self) -> ParallelLayout:

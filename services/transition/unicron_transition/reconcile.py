@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Regroup, StartWorker
 from unicron.contracts.events import Alert
-from unicron.contracts.tasks import SlotRef
-from unicron.healing import way_of
+from unicron.contracts.tasks import Healing, SlotRef
+from unicron.healing import healed_by, way_of
 from unicron_transition.deadlines import WaitKind
 from unicron_transition.membership import TaskMembership, WorkerRun
 from unicron_transition.moves import MoveCause, move_task
@@ -74,6 +74,12 @@ def rewind(state: TransitionState, run: TaskRun) -> list[Message]:
     out += snapshots.drop_saved(state, run)
     snapshots.park_rewound(run, rewind.stored)
     return out + move_task(state, run, MoveCause.FAILURE, reason)
+
+
+def begin_anew(state: TransitionState, run: TaskRun, reason: str) -> list[Message]:
+    """Stop all workers of a task, in whose place others come."""
+    stops = _stop_all(state, run, list(run.workers.values()), reason)
+    return stops + move_task(state, run, MoveCause.FAILURE, reason)
 
 
 # --- memberships -----------------------------------------------------------------------------------------------------
@@ -171,8 +177,9 @@ def _alert_restart_from_scratch(run: TaskRun) -> list[Message]:
     began = way_of(run.spec).begins_again and run.membership.epoch > 0 and bool(run.membership.met)
     if not began or run.snapshots.saved_whole or run.held_places(run.membership.group):
         return []
-    text = f"of what task {run.spec.name} has computed no whole copy was saved yet: its program begins again"
-    return [Alert(text=f"{text}, from a checkpoint of its own if it has one", task=run.spec.name)]
+    why = "no other process can go on with what its ranks had" if run.uncarried else "no copy of its state is complete"
+    text = f"the program of task {run.spec.name} begins again, from a checkpoint of its own if it has one: {why}"
+    return [Alert(text=text, task=run.spec.name)]
 
 
 # --- slots -----------------------------------------------------------------------------------------------------------
@@ -255,7 +262,7 @@ def _start_order(state: TransitionState, run: TaskRun, worker: WorkerRun, slots:
         slot=worker.slot.slot,
         worker=worker.worker,
         task=run.spec.name,
-        spec=run.spec,
+        spec=healed_by(Healing.RESTART, run.spec) if run.as_is else run.spec,
         place=worker.place,
         layout=worker.layout,
         cause=run.cause,

@@ -191,7 +191,7 @@ CLAIMS: dict[type[Message], Callable[[Claim], Message]] = {
         **claim.worker_fields, **claim.iteration_fields, rank=0, microbatches=[0]
     ),
     ScriptDrilled: lambda claim: ScriptDrilled(
-        **claim.worker_fields, iteration=claim.iteration, rank=0, problem="a lie"
+        **claim.worker_fields, iteration=claim.iteration, rank=0, problem="a lie", as_is=True
     ),
     StateRejected: lambda claim: StateRejected(**claim.task_fields, state=claim.saved, reason="a lie"),
     StateCopied: lambda claim: StateCopied(**claim.task_fields, state=claim.kept),

@@ -387,18 +387,30 @@ async def test_unused_and_frozen_parameters_buffers_and_averages_are_what_torch_
     same(tmp_path, "ours", "torchs")
 
 
+HOOK = "lambda _, bucket: dist.all_reduce(bucket.buffer().div_(2), async_op=True).get_future().then(FIRST)"
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("torch.nn.Linear(16, 1)", ("torch.nn.Linear(16, 1), mixed_precision=1", "with mixed_precision=")),
-        ("seen = step", ("rank or torch.optim.SGD(model.parameters()); seen = step", "have not made the same")),
+        (f"model.register_comm_hook(None, {HOOK})", "register_comm_hook"),
+        ("rank or torch.optim.SGD(model.parameters())", "have not made the same"),
+        (
+            "import sys; sys.modules['unicron.train.inplace.piggyback'].Piggyback.attach = lambda self: self.nothing",
+            "a fault of Unicron's own, please report it: AttributeError: 'Piggyback' object has no attribute 'nothing'",
+        ),
     ],
+    ids=["refused", "ranks differ", "fault of ours"],
 )
-async def test_what_can_not_be_healed_in_place_is_refused_at_the_start(scene, tmp_path, line, told):
-    text = LOOSE.replace(line, told[0])
-    name = f"refused-{abs(hash(line))}"
-    await scene.client.submit(program(tmp_path, name, text, ranks=2))
-    assert told[1] in (await scene.fails(name)).reason
+async def test_what_can_not_be_had_in_place_is_told_and_begins_again_as_torchrun_would_run_it(scene, line, told):
+    first = "FIRST = lambda future: future.value()[0]"
+    text = LOOSE.replace("seen = step = 0", f"{first}; {line}; seen = step = 0")
+    async with disturbed(scene, text, (10,), calm=LOOSE) as run:
+        await run.at(10)
+        drill = (await scene.view(run.name)).drill
+        assert told in drill
+        assert "begins again as torchrun runs it, now and whenever a rank is lost" in drill
+        await run.strike(1)
 
 
 APART = """

@@ -218,7 +218,7 @@ def test_what_is_healed_in_place_looks_for_states_when_all_who_saved_one_are_gon
         alerts += of(events.Alert, scene.killed(worker))
         searches.append(scene.core.state.tasks["a"].snapshots.searches)
     assert searches == [0, 1], "as long as one of them lives it has its state, or is about to end"
-    assert "its program begins again" in alerts[0].text, "nothing was found, which is told"
+    assert "begins again, from a checkpoint of its own" in alerts[0].text, "nothing was found, which is told"
 
 
 def test_what_is_healed_in_place_and_has_saved_nothing_yet_begins_again_and_says_so():
@@ -226,7 +226,7 @@ def test_what_is_healed_in_place_and_has_saved_nothing_yet_begins_again_and_says
     out = scene.killed("a-1", "a-2")
     assert (of(events.Alert, out), of(FindStates, out)) == ([], [])
     [alert] = of(events.Alert, scene.ready("a", "a-3", "a-4"))
-    assert "its program begins again" in alert.text
+    assert "begins again, from a checkpoint of its own if it has one: no copy of its state is complete" in alert.text
 
 
 NOBODY_CAN = "in a drill the gradient differs"
@@ -250,6 +250,28 @@ def test_of_a_script_that_nobody_can_go_on_with_nothing_is_saved_or_taken_any_mo
     assert [order.uncarried for order in of(StartWorker, out)] == [NOBODY_CAN, NOBODY_CAN]
     out = scene.ready("a", "a-3", "a-4")
     assert ([order.shelf for order in of(Regroup, out)], of(SaveStates, out)) == ([None, None], [])
+
+
+def test_a_script_that_can_not_be_had_in_place_is_run_as_torchrun_would_from_then_on():
+    scene = TransitionHarness(a=IN_PLACE).running(a=["n1:0", "n2:0"])
+    at = {"task": "a", "iteration": 2, "problem": NOBODY_CAN, "as_is": True}
+    told = [
+        events.ScriptDrilled(**at, node=node, slot=0, worker=f"a-{number}", rank=number - 1)
+        for number, node in enumerate(("n1", "n2"), 1)
+    ]
+    out = scene.feed(told[0])
+    assert [order.worker for order in of(StopWorker, out)] == ["a-1", "a-2"]
+    starts = of(StartWorker, out)
+    assert [(order.worker, order.spec.heal, order.place) for order in starts] == [
+        ("a-3", Healing.RESTART, 0),
+        ("a-4", Healing.RESTART, 1),
+    ]
+    assert scene.feed(told[1]) == [], "its process is stopped already"
+    scene.ready("a", "a-3", "a-4")
+    scene.join("a")
+    out = scene.killed("a-4")
+    assert [order.worker for order in of(StopWorker, out)] == ["a-3", "a-4"], "all begin again, whichever is lost"
+    assert {order.spec.heal for order in of(StartWorker, out)} == {Healing.RESTART}
 
 
 def test_severity_3_forms_the_same_membership_again_once(scene):

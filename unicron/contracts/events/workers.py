@@ -231,16 +231,23 @@ class ScriptDrilled(WorkerFact, kw_only=True, frozen=True):
         rank: of the worker.
         problem: why no other process can take its place; empty where none is known.
         unproven: why nobody knows; empty where the process has computed the same, bit by bit, or there is a problem.
+        as_is: the problem lets nothing of the script be had in place: all its ranks begin again, as under torchrun.
     """
 
     iteration: Number
     rank: Number
     problem: Text = ""
     unproven: Text = ""
+    as_is: bool = False
 
     @property
     def outcome(self) -> str:
         """The outcome, for people."""
+        if self.as_is:
+            return (
+                "the script is not healed in place, and begins again as torchrun runs it, now and whenever a rank is "
+                f"lost: {self.problem}"
+            )
         if self.problem:
             return (
                 f"another process can't take the place of rank {self.rank}: {self.problem}; in-place healing is off: "

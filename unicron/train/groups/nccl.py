@@ -84,7 +84,7 @@ def prepare() -> None:
     if version.value < LEAST:
         raise InvalidInputError(
             f"NCCL {version.value} has no ncclCommRevoke, without which ranks can't be interrupted: install torch 2.11 "
-            "or newer with its own NCCL (2.28.7 at least), or set `heal: restart`"
+            "or newer with its own NCCL (2.28.7 at least), or have the task healed by restarts (`heal: restart`)"
         )
 
 

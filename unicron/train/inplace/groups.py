@@ -228,11 +228,12 @@ class ScriptGroups(InnerGroups):
             return None
         return Waiting(Wait.COLLECTIVE, since + 1) if self._loops.has_begun else Waiting(Wait.SETUP, set_up)
 
+    @abandons(InvalidInputError)
     def _begin(self, waits: Waiting | None, group: Switched, name: str, *what: Any) -> Work:
         if self.on_streams and name in TRANSFERS:
             raise InvalidInputError(
-                f"`heal: in-place` can't have `{name}` between two GPUs, as nobody knows whether it came whole: use "
-                "collectives, Session, or set `heal: restart`"
+                f"`{name}` between two GPUs can't be healed in place, as nobody knows whether it came whole; for that "
+                "use collectives, or Session"
             )
         work = self._begin_inside(group, name, *what)
         work = work if waits is None else Work(partial(self._wait_for, work, waits))

@@ -25,7 +25,7 @@ from unicron.contracts.worker import Finished, Progress, Ready
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.carry.files import Files
 from unicron.train.groups.rendezvous import await_all_done
-from unicron.train.inplace.abandon import abandons
+from unicron.train.inplace.abandon import abandons, is_raised_by_us, why_not_in_place
 from unicron.train.inplace.groups import ScriptGroups
 from unicron.train.inplace.iteration import ScriptIteration
 from unicron.train.inplace.member import Member
@@ -117,6 +117,7 @@ class InPlace:
         """Whether this rank came later, and the next two collectives are replayed."""
         return self._member.groups is not None and self._member.groups.can_replay(2)
 
+    @abandons(InvalidInputError)
     def add_model(self, model: Parallel, shared: Iterable[torch.Tensor]) -> None:
         """Add a model whose gradients are to be reduced, and broadcast these tensors of the first rank.
 
@@ -125,8 +126,8 @@ class InPlace:
         """
         if self._is_apart:
             raise InvalidInputError(
-                "`heal: in-place` can't have DistributedDataParallel in a group that is not that of all ranks: call "
-                "init_process_group() without world_size and rank, or set `heal: restart`"
+                "DistributedDataParallel in a group that is not that of all ranks can't be healed in place; for that "
+                "call init_process_group() without world_size and rank"
             )
         self.iteration.extend("a model is made DistributedDataParallel")
         if (groups := self._member.groups) is not None:  # who comes later gets them with the state
@@ -140,6 +141,11 @@ class InPlace:
         for parameter in model.module.parameters():
             if id(parameter) in reduced:
                 parameter.register_post_accumulate_grad_hook(lambda _: self.iteration.on_gradient(model))
+
+    @abandons(InvalidInputError)
+    def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Add an optimizer that the script makes."""
+        self.trained.add_optimizer(optimizer)
 
     @abandons(Exception)
     def synchronize_buffers(self, model: Parallel) -> None:
@@ -168,7 +174,7 @@ class InPlace:
         if groups is None or not self.trained.is_as_recorded:
             raise InvalidInputError(
                 f"a model or an optimizer is made in the loop at {self.loops.first.partition('#')[0]}, which trains "
-                "it, and a rank that is replaced would not have it: make it before that loop, or set `heal: restart`"
+                "it, and a rank that is replaced would not have it: make it before that loop"
             )
         self._takeover.begin()
         self._member.begin_loops(groups)
@@ -210,6 +216,8 @@ class InPlace:
             raise
         except Exception as error:
             self._tell_failed(error)
+            if is_raised_by_us(error) and why_not_in_place(error):
+                self.abandon(error)
             raise
         self._finish(f"at the end of {Path(sys.argv[0]).name}")
 
@@ -249,8 +257,7 @@ class InPlace:
         if self._member.comes_before_loops_of_others:
             raise InvalidInputError(
                 "this script has ended before the loop that the other ranks are in: something is not as it was "
-                "when they began, such as a file of theirs that it found; let it go on from that, or set "
-                "`heal: restart`"
+                "when they began, such as a file of theirs that it found; let it go on from that"
             )
         if self._is_apart:
             self._member.rendezvous.membership = self._channel.await_membership(-1)

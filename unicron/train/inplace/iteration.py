@@ -114,7 +114,7 @@ class ScriptIteration:
             return
         why = (
             f"{what} after the first training loop has begun, and a rank that is replaced would not have it: do that "
-            "before the loop, or set `heal: restart`"
+            "before the loop"
         )
         if self._member.piggyback is None:
             raise InvalidInputError(why)
@@ -201,7 +201,7 @@ class ScriptIteration:
                 "are not: all ranks begin again, whichever is lost"
             )
         if self._trained.sharded and self._unfollowed and not self._loops.has_begun:
-            raise InvalidInputError(f"`heal: in-place` can't heal this script: {self._unfollowed}")
+            raise InvalidInputError(self._unfollowed)
         if self._trained.sharded and self._computing and optimizer in self._trained.optimizers:
             self._computing = False
             self._injected.end()

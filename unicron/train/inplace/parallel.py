@@ -16,8 +16,7 @@ from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel import DistributedDataParallel
 
 from unicron.errors import InvalidInputError
-
-CURE = "or set `heal: restart`"
+from unicron.train.inplace.abandon import Abandon, abandons
 
 ARGUMENTS = inspect.signature(DistributedDataParallel.__init__)
 
@@ -41,6 +40,7 @@ class ScriptRank(Protocol):
     """The interface of one rank of a script to its models."""
 
     size: int
+    abandon: Abandon
 
     def add_model(self, model: "Parallel", shared: Iterable[torch.Tensor]) -> None:
         """Note a model, and have all ranks have these tensors of the first."""
@@ -77,7 +77,7 @@ class Parallel(DistributedDataParallel):
 
     def __init__(self, module: torch.nn.Module, *arguments: Any, **named: Any) -> None:
         given = ARGUMENTS.bind(self, module, *arguments, **named).arguments
-        _check(module, given, self.rank.size)
+        self._check(module, given)
         torch.nn.Module.__init__(self)
         self.module = module
         self.parameters_to_ignore = {*getattr(module, "_ddp_params_and_buffers_to_ignore", ())}
@@ -99,6 +99,15 @@ class Parallel(DistributedDataParallel):
         self._given = frozenset(shared)
         self.rank.add_model(self, shared.values())
         self.given_digest = SimpleNamespace(value=self.digest_buffers() if shared else None)
+
+    @property
+    def abandon(self) -> Abandon:
+        """What ends this process, for an error that the script is not to see."""
+        return self.rank.abandon
+
+    @abandons(InvalidInputError)
+    def _check(self, module: torch.nn.Module, given: Mapping[str, Any]) -> None:
+        _check(module, given, self.rank.size)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run the model."""
@@ -175,11 +184,12 @@ def _check(module: torch.nn.Module, given: Mapping[str, Any], ranks: int) -> Non
 
 
 def _refuse(what: str, instead: str) -> NoReturn:
-    raise InvalidInputError(f"`heal: in-place` can't have DistributedDataParallel with {what}: {instead}, {CURE}")
+    raise InvalidInputError(f"DistributedDataParallel with {what} can't be healed in place; for that {instead}")
 
 
 def _refused(name: str, instead: str) -> Any:
-    def refused(*_: Any, **__: Any) -> NoReturn:
+    @abandons(InvalidInputError)
+    def refused(_: Parallel, *__: Any, **___: Any) -> NoReturn:
         _refuse(name.removesuffix("_hook") if name == "join_hook" else name, instead)
 
     return refused

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unicron.errors import DrillFailedError, InvalidInputError
+from unicron.errors import InvalidInputError
 from unicron.train.carry.objects import text_of
 from unicron.train.carry.tensors import LARGE_BYTES
-from unicron.train.inplace.parallel import CURE, Parallel
+from unicron.train.inplace.parallel import Parallel
 
 WORDS = {torch.float64: torch.int32, torch.float32: torch.int16}
 """By the precision of the gradient, integers that it holds exactly; in any other it is those of one byte."""
@@ -66,7 +66,7 @@ class Buffers:
                 f"buffers were changed between a backward pass and a forward pass that is to have them on all ranks, "
                 f"and {large[0]} of the model has more than {LARGE_BYTES >> 20} MiB: change them in the only forward "
                 "pass of an iteration, give forward_sync_buffers=False to DistributedDataParallel if ranks need not "
-                f"share them, {CURE}"
+                "share them"
             )
         data = self.read()
         dist.broadcast(data, 0)
@@ -83,7 +83,7 @@ class Buffers:
             names = sorted(name for name, _ in layout.items() ^ self._layout.items())
             raise InvalidInputError(
                 f"buffer {names[0]} of the model was added, left out or made in another shape or type in a training "
-                f"loop, and a new rank would not have it: register it in that shape before the loop, {CURE}"
+                f"loop, and a new rank would not have it: register it in that shape before the loop"
             )
         parts = [
             each.detach().contiguous().reshape(-1).view(torch.uint8) for each in self.model.shared_buffers().values()
@@ -191,14 +191,14 @@ class Piggyback:
                     raise InvalidInputError(
                         f"parameter {name} has a gradient, and did not require one when the model was made "
                         "DistributedDataParallel, so that ranks would drift apart: freeze it after that, with "
-                        f"find_unused_parameters=True, {CURE}"
+                        "find_unused_parameters=True"
                     )
         for unit in self._units:
             missing = [name for name, parameter in unit if parameter.grad is None]
             if 0 < len(missing) < len(unit):
                 raise InvalidInputError(
                     f"{len(missing)} of {len(unit)} parameters, such as {missing[0]}, have no gradient in this "
-                    f"iteration: give find_unused_parameters=True to DistributedDataParallel, as torch says, {CURE}"
+                    "iteration: give find_unused_parameters=True to DistributedDataParallel, as torch says"
                 )
 
     def _words(self, buffers: Buffers) -> torch.Tensor:
@@ -219,16 +219,16 @@ class Piggyback:
             replaced: a rank was, not long ago.
 
         Raises:
-            DrillFailedError: a rank that was replaced has other options of its optimizers than the others.
+            InvalidInputError: a rank that was replaced has other options of its optimizers than the others.
         """
         self._in_iteration, self.carrier.grad = False, None
         parts = iter(torch.split(summed, self._sizes))
         alike = int(next(parts)) == self._own_digest * self._models[0].rank.size
         if replaced and self._options_equal and not alike:
-            raise DrillFailedError(
+            raise InvalidInputError(
                 "since a rank was replaced the options of optimizers, such as learning rates, differ between ranks, "
                 f"and did not before; here they are {self._options():.300}: keep what they depend on in variables of "
-                f"the script, {CURE}"
+                "the script"
             )
         self._options_equal = alike
         for unit, count in zip(self._units, next(parts).tolist(), strict=True):

@@ -243,5 +243,5 @@ def verify(data: bytes, secrets: Sequence[bytes]) -> bytes:
 
 _REFUSAL = (
     "no other process could take the place of this one now: {}. If a rank is lost meanwhile, all ranks begin again, "
-    "from the newest state that others can take up, or from the top. Keep plain values instead, or set `heal: restart`"
+    "from the newest state that others can take up, or from the top. Keep plain values instead"
 )

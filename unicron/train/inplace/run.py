@@ -79,7 +79,7 @@ def install(channel: AgentChannel | None, seed: Seed | None = None) -> InPlace:
         (torch.nn.parallel, "DistributedDataParallel", model),
         (torch.nn.parallel.distributed, "DistributedDataParallel", model),
         (torch.utils.data.DataLoader, "_get_iterator", make_iterator),
-        (torch.optim.Optimizer, "__init__", call_after(torch.optim.Optimizer, mine.trained.add_optimizer)),
+        (torch.optim.Optimizer, "__init__", call_after(torch.optim.Optimizer, mine.add_optimizer)),
         (
             torch.optim.Optimizer,
             "add_param_group",

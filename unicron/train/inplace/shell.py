@@ -57,7 +57,7 @@ class WholeCore(WorkerCore):
         if other := next((each.shapes for each in standings if each.shapes != first), None):
             raise InvalidInputError(
                 f"ranks have not made the same things before their loop, and would have to replace each other: {first} "
-                f"and {other}; make models, optimizers, schedulers and averages on all ranks, or set `heal: restart`"
+                f"and {other}; make models, optimizers, schedulers and averages on all ranks"
             )
         plan = super()._plan(standings)
         missing = {microbatch for each in plan.todo for microbatch in each}

@@ -17,7 +17,7 @@ from unicron.train.snapshots.gathering import collect_state
 from unicron.train.worker.phases import IterationPhase
 from unicron.train.worker.shell import run
 
-CARRY = "so that no other one has it: keep what is a rank's own out of DistributedDataParallel, or set `heal: restart`"
+CARRY = "so that no other one has it: keep what is a rank's own out of DistributedDataParallel"
 
 
 class Takeover:

@@ -60,8 +60,8 @@ class Trained:
         """
         if "ZeroRedundancyOptimizer" in {kind.__name__ for kind in type(optimizer).__mro__}:
             raise InvalidInputError(
-                "`heal: in-place` can't give a new rank its part of a ZeroRedundancyOptimizer: give each rank all of "
-                "the optimizer that it spreads, spread the model by fully_shard instead, or set `heal: restart`"
+                "a new rank can't be given its part of a ZeroRedundancyOptimizer: give each rank all of the optimizer "
+                "that it spreads, or spread the model by fully_shard"
             )
         self.optimizers.append(optimizer)
 

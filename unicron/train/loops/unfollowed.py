@@ -15,7 +15,6 @@ from unicron.train.loops.loop_stack import LoopStack, line_of
 from unicron.train.loops.positions import Counted, describe
 from unicron.train.loops.program import LIBRARIES
 
-CURE = "or set `heal: restart`"
 COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
@@ -30,7 +29,7 @@ def unfollowed_reason(caller: FrameType, active: Sequence[ActiveLoop], too_early
     """
     frames = own_frames(caller)
     if not frames:
-        return f"the model is called by no file of this program: call it in one, {CURE}"
+        return "the model is called by no file of this program: call it in one"
     here, followed = _place(frames[0]), {(id(at.frame), line_of(at.place)) for at in active}
     reason = next(filter(None, map(_unfollowable, frames)), "")
     around = [(frame, line) for frame in reversed(frames) for line in loops_around(frame)]
@@ -42,16 +41,16 @@ def unfollowed_reason(caller: FrameType, active: Sequence[ActiveLoop], too_early
         if (Path(missing[0].f_code.co_filename).name, missing[1]) not in {
             (_file(each), line_of(each)) for each in too_early
         }:
-            return f"{loop} can't be followed: let it be a loop of the main thread, {CURE}"
+            return f"{loop} can't be followed: let it be a loop of the main thread"
         return (
             f"{loop} begins before all is made that it trains: call init_process_group, make the models "
             "DistributedDataParallel, or spread them by fully_shard (imported before that), and make an optimizer, all "
-            f"before that loop, {CURE}"
+            f"before that loop"
         )
     by = _library_between(caller, frames[0])
     return (
         f"the model is called at {here}{f' by way of {by}' if by else ''}, with no loop of this program around it: "
-        f"train in a `for` or `while` loop of the file that is run, or of those beside it, {CURE}"
+        f"train in a `for` or `while` loop of the file that is run, or of those beside it"
     )
 
 
@@ -67,9 +66,9 @@ def own_frames(caller: FrameType | None) -> list[FrameType]:
 
 def _unfollowable(frame: FrameType) -> str:
     if frame.f_code.co_name in COMPREHENSIONS:
-        return f"a comprehension trains, at {_place(frame)}: make it a `for` loop, {CURE}"
+        return f"a comprehension trains, at {_place(frame)}: make it a `for` loop"
     if frame.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
-        return f"a coroutine trains, at {_place(frame)}: train in a function that is none, {CURE}"
+        return f"a coroutine trains, at {_place(frame)}: train in a function that is none"
     return ""
 
 
@@ -79,7 +78,7 @@ def why_asked(stack: LoopStack) -> str:
         return ""
     return (
         f"{describe(asked)} trains, and is asked for items by next(), or within another iterator: go over it in a "
-        f"`for` loop, {CURE}"
+        f"`for` loop"
     )
 
 
@@ -88,12 +87,12 @@ def why_not_fed(active: Iterable[ActiveLoop]) -> str:
     loops = list(active)
     if any(at.is_fed and not at.is_drawing for at in loops):
         at = next(at for at in loops if at.is_fed and not at.is_drawing)
-        return f"the body of the loop at {at.place} trains, and so does what it goes over: train in one of them, {CURE}"
+        return f"the body of the loop at {at.place} trains, and so does what it goes over: train in one of them"
     for at in loops:
         over = at.iterator.iterable if at.iterator is not None else None
         if at.is_fed and not isinstance(over, Counted | GeneratorType | Call):
             name = type(over).__qualname__
-            return f"what the loop at {at.place} goes over trains within {name}: go over the generator itself, {CURE}"
+            return f"what the loop at {at.place} goes over trains within {name}: go over the generator itself"
     return ""
 
 
