@@ -14,7 +14,7 @@ from unicron_deploy.embedded import LAYOUT, Cluster
 from unicron_deploy.ends_with import left_behind, owner_of
 from unicron_deploy.options import PORT
 from unicron_deploy.rights import OPERATOR
-from unicron_deploy.slurm.folders import JobFolder, job_folder, job_folders
+from unicron_deploy.slurm.folders import JobFolder, job_folder, job_folders, working
 from unicron_deploy.slurm.outcome import FINISHED
 
 from unicron.contracts.base import Record
@@ -82,12 +82,13 @@ def next_command(found: list[Finding]) -> str:
 
 
 def clusters() -> dict[Path, int]:
-    """Return the folders of this machine's embedded clusters that run, and a NATS server of each, as process id."""
+    """Return the folders of this user's embedded clusters that run here, and a NATS server of each, as process id."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().decode(errors="replace").split("\0")
-            if Path(words[0]).name == "nats-server" and words[1:2] == ["-c"]:
+            ours = path.parent.stat().st_uid == os.getuid()
+            if ours and Path(words[0]).name == "nats-server" and words[1:2] == ["-c"]:
                 found[Path(words[2]).parent.parent] = int(path.parent.name)
     return {folder: found[folder] for folder in sorted(found) if os.access(folder / LAYOUT, os.R_OK)}
 
@@ -146,17 +147,16 @@ def _running(folder: Path, pid: int, task: Path | None = None) -> Iterator[Findi
 
 def _jobs(found: list[JobFolder]) -> Iterator[Finding]:
     """Yield the jobs of Slurm that work for this folder, and the last one if it has ended without being done."""
-    working = [each for each in found if each.ended is None]
-    for each in working[:JOBS]:
-        command = "unicron status" if len(working) == 1 else _reach(each)
+    alive = working(found)
+    for each in alive[:JOBS]:
+        command = "unicron status" if len(alive) == 1 else _reach(each)
         yield Finding(
             name="job", found=f"{each.job} runs {shown(each.what)} until `scancel {each.job}`", command=command
         )
     last = found[0] if found else None
-    if last and last.ended and last.ended.status != FINISHED:
-        text = (
-            f"{last.job}, {shown(last.what)}, has ended: {shown(last.ended.reason)}; its output is slurm-{last.job}.out"
-        )
+    if last and last not in alive and (last.ended is None or last.ended.status != FINISHED):
+        how = shown(last.ended.reason) if last.ended else "it was killed, or cancelled, before it could say how"
+        text = f"{last.job}, {shown(last.what)}, has ended: {how}; its output is slurm-{last.job}.out"
         yield Finding(name="job", found=text, command=f"tail -n 50 {last.root}/nodes/*/logs/{last.task}-*.log")
 
 

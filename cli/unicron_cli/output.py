@@ -104,10 +104,10 @@ def _job() -> "JobFolder | None":
     """Return the job of Slurm that works for this folder; None where there is none, or several."""
     if not (FOLDER / "slurm").is_dir():
         return None
-    from unicron_deploy.slurm.folders import job_folders  # noqa: PLC0415 few folders need it
+    from unicron_deploy.slurm.folders import job_folders, working  # noqa: PLC0415 few folders need it
 
-    working = [each for each in job_folders(FOLDER / "slurm") if each.url and each.ended is None]
-    return working[0] if len(working) == 1 else None
+    found = working(each for each in job_folders(FOLDER / "slurm") if each.url)
+    return found[0] if len(found) == 1 else None
 
 
 def _layout() -> dict[str, Any]:

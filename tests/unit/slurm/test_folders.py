@@ -8,13 +8,14 @@ from msgspec.structs import replace
 from unicron_cli import here, watch
 from unicron_cli.local import down
 from unicron_cli.output import own_key, own_url
-from unicron_deploy.slurm import outcome
+from unicron_deploy.slurm import folders, outcome
 from unicron_deploy.slurm.folders import URL, job_folders
 from unicron_deploy.slurm.outcome import FINISHED, GIVEN_UP, Outcome
 from unicron_deploy.slurm.ownership import Owner, claim
 
 from unicron.contracts.tasks import TaskSpec
 from unicron.errors import BusUnavailableError, InvalidInputError
+from unicron.slurm.shown import JobQueued
 
 SPEC = TaskSpec(name="train", command=["python", "train.py"])
 OWN = Owner(cluster="c", family="7", job="7", submitted=100.0, restarts=0, spec=SPEC)
@@ -73,6 +74,21 @@ def test_what_has_ended_without_being_done_is_told_where_one_stands(base):
     assert "/9/nodes/*/logs/t9-*.log" in told
     end(root, FINISHED)
     assert "job:" not in invoke()
+
+
+def test_a_job_that_slurm_does_not_have_any_more_works_no_longer_though_it_has_not_said_how_it_ended(base, monkeypatch):
+    begin(base, "7")
+    begin(base, "8", "nats://10.0.0.2:4444")
+    states = {"7": "RUNNING", "8": "RUNNING"}
+    monkeypatch.setattr(
+        folders, "own_jobs", lambda: [JobQueued(job, job, 0.0, state, "", "") for job, state in states.items()]
+    )
+    assert own_url() == ""
+    del states["8"]
+    assert own_url() == AT
+    told = " ".join(invoke().split())
+    assert "job: 7 runs" in told
+    assert "job: 8, 'python train.py', has ended: it was killed, or cancelled, before it could say how" in told
 
 
 class Silent:
