@@ -6,6 +6,7 @@ from pathlib import Path
 
 from unicron.contracts.base import Message
 from unicron.contracts.events import FailureDetected, TaskRecovered, TaskStateChanged, WorkerExited, WorkerFinished
+from unicron.contracts.tasks import TaskState
 from unicron.observe.words.ranks import RankNames
 from unicron_cli.output import say
 
@@ -92,7 +93,9 @@ class Replacements:
         match message:
             case FailureDetected():
                 self._before = self._now if self._before is None else self._before
-            case TaskStateChanged(task=self._task, members=members):
+            case TaskStateChanged(task=self._task, members=members, state=state):
+                if state == TaskState.RECOVERING and self._before is None:  # also of what no failure was reported
+                    self._before = self._now
                 self._now = frozenset(member.worker for member in members) or self._now
             case TaskRecovered(task=self._task) if self._before is not None:
                 went_on = 0 if self._runs_again else len(self._before & self._now)

@@ -61,6 +61,7 @@ def running(*workers):
 
 FAILED = FailureDetected(node="n1", **LOST)
 RECOVERED = TaskRecovered(task="t", epoch=1, workers=2, seconds=0.2)
+ANEW = TaskStateChanged(task="t", state=TaskState.RECOVERING)
 SHRUNK = [running("t-1"), running("t-1", "t-3"), RECOVERED]
 
 
@@ -72,6 +73,7 @@ SHRUNK = [running("t-1"), running("t-1", "t-3"), RECOVERED]
         ([FAILED, *SHRUNK], "all ranks began again", "unproven"),
         ([running("t-1", "t-2"), FAILED, FAILED, *SHRUNK, RECOVERED], "", "1 lost rank was"),
         ([running("t-1", "t-2"), RECOVERED], "", "unproven"),
+        ([running("t-1", "t-2"), ANEW, running("t-3", "t-4"), RECOVERED], "all ranks began again", "unproven"),
     ],
 )
 def test_who_went_on_is_told_once_for_each_failure(messages, told, outcome):
