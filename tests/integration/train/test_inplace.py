@@ -387,6 +387,62 @@ async def test_unused_and_frozen_parameters_buffers_and_averages_are_what_torch_
     same(tmp_path, "ours", "torchs")
 
 
+MANY = """
+    import os
+    import gate
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last, self.first = torch.nn.Linear(64, 1), torch.nn.Linear(16, 512)  # not in the order of their use
+            self.inner, self.norm = torch.nn.Linear(512, 512), torch.nn.BatchNorm1d(512)  # a bucket by itself
+            self.next, self.left_out = torch.nn.Linear(512, 64), torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.last(self.next(self.norm(self.inner(self.first(x))).relu()))
+
+    how = os.environ["HOW"]
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(1)
+    net = Net()
+    if how != "left out":
+        del net.left_out
+    dtype = torch.bfloat16 if how == "bfloat16" else torch.float32
+    model = DistributedDataParallel(
+        net.to(dtype), find_unused_parameters=how == "left out", static_graph=how == "static",
+        bucket_cap_mb=0.2 if how == "cap" else None)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.002)
+    for step in range(12):
+        gate.at(step, rank=rank)
+        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(3 * step + rank)).to(dtype)
+        (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if rank == 0:
+        torch.save({"model": model.module.state_dict(), "lr": 0, "seen": 0}, "out.pt")
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("how", ["", "bfloat16", "left out", "static", "cap"])
+async def test_three_ranks_come_to_the_bits_of_torch_as_they_sum_the_same_pieces_in_its_order(scene, tmp_path, how):
+    name = f"torchs-{how.replace(' ', '-')}"
+    spec = program(tmp_path, name, MANY, HOW=how)
+    await scene.client.submit(replace(spec, heal=Healing.RESTART, layout=ParallelLayout()))
+    await scene.ends(name)
+    async with disturbed(scene, MANY, (1,), ranks=3, HOW=how) as run:
+        await run.at(1)
+        await run.strike(0)  # the rank whose order counts
+        await run.at(6)
+        await run.strike(2)
+    (tmp_path / "ours").symlink_to(scene.cluster.root.parent / run.name)
+    same(tmp_path, "ours", name)
+
+
 HOOK = "lambda _, bucket: dist.all_reduce(bucket.buffer().div_(2), async_op=True).get_future().then(FIRST)"
 
 

@@ -300,7 +300,7 @@ def test_gradients_of_few_bits_are_divided_before_they_are_summed(value, mean):
     ranks.prepare(torch.device("cpu"))
     parameters = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(2, dtype=torch.float16))]
     found = TorchGradients(ranks, None, 2, PlannedCollection(0))
-    found.prepare(parameters, divides_first=True)
+    found.prepare(parameters, divided_first=parameters[1:])
     parameters[1].grad = torch.full((2,), value, dtype=torch.float16)
     found.accumulate()
     found._reduced.copy_(2 * found._accumulated)  # another rank has had the same

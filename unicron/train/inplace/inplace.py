@@ -140,7 +140,7 @@ class InPlace:
         reduced = {id(each) for each in model.reduced}
         for parameter in model.module.parameters():
             if id(parameter) in reduced:
-                parameter.register_post_accumulate_grad_hook(lambda _: self.iteration.on_gradient(model))
+                parameter.register_post_accumulate_grad_hook(lambda made: self.iteration.on_gradient(model, made))
 
     @abandons(InvalidInputError)
     def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:

@@ -128,11 +128,12 @@ class ScriptIteration:
             self.extend(f"{type(optimizer).__name__} is given parameters")
 
     @abandons(Exception)
-    def on_gradient(self, model: Parallel) -> None:
+    def on_gradient(self, model: Parallel, parameter: torch.Tensor) -> None:
         """Have the gradient reduced as the backward pass ends, of which a model's parameter has just got its part."""
         if not model.expects_gradient:  # as with torch: under no_sync, or for a loss that goes past the model's forward
             model.has_unreduced = True
             return
+        model.ready.note(parameter)
         if id(model.reduced[0]) not in self._with_gradient:
             self._with_gradient |= {id(each) for each in model.parameters()}
         if not self._reduce_queued and (piggyback := self._member.piggyback) is not None:

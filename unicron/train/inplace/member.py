@@ -96,7 +96,7 @@ class Member:
         if self.trained.sharded:
             self.gradients = TorchGradients(self.ranks, None, 1, PlannedCollection(0))
         else:
-            self.gradients = WholeGradients(self.ranks, self.states, self.size)
+            self.gradients = WholeGradients(self.ranks, self.states, self.size, self.trained.buckets)
         self.protect(groups)
         self.ranks.prepare(next(models.parameters()).device)
         core, microbatches = (SpreadCore, 1) if self.trained.sharded else (WholeCore, self.size)
@@ -123,7 +123,7 @@ class Member:
             own = {**first, "record": self.records}
             # in reverse: what goes along comes behind the model
             summed = [self.piggyback.carrier, *(each for each in models.parameters() if id(each) in trained)]
-        self.gradients.prepare(summed, divides_first=not self.trained.sharded)
+        self.gradients.prepare(summed, divided_first=() if self.trained.sharded else summed[1:])
         made = (f"{type(each).__name__} {name}" for name, each in protected.items())
         self.gradients.shapes = ", ".join([self.gradients.shapes, *made])
         self.states.protect(protected, own)

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from unicron.errors import InvalidInputError
 from unicron.train.inplace.abandon import Abandon, abandons
+from unicron.train.inplace.buckets import ReadyOrder
 
 ARGUMENTS = inspect.signature(DistributedDataParallel.__init__)
 
@@ -71,6 +72,7 @@ class Parallel(DistributedDataParallel):
         reduced: parameters whose gradients are: those that required one as it was made, though they be frozen later.
         expects_gradient: a forward pass says that the next backward pass is to be reduced, as with torch.
         has_unreduced: a backward pass has left gradients that no later one has reduced.
+        ready: in which order its gradients are made, and so summed.
     """
 
     rank: ScriptRank
@@ -90,6 +92,10 @@ class Parallel(DistributedDataParallel):
         self.static_graph = bool(given.get("static_graph"))
         synced, older = given.get("forward_sync_buffers"), given.get("broadcast_buffers")
         self.forward_sync_buffers = synced if synced is not None else older is not False
+        cap_mb = given.get("bucket_cap_mb")
+        cap = None if cap_mb is None else int(cap_mb * 1024 * 1024)
+        self.ready = ReadyOrder(self.reduced, varies=self.find_unused_parameters, cap_bytes=cap)
+        self.ready.static = self.static_graph
         self.reducer = Reducer()  # type: ignore[assignment]
         first = next(module.parameters())
         self.device, self.device_type = first.device, first.device.type
@@ -145,7 +151,7 @@ class Parallel(DistributedDataParallel):
         return self.find_unused_parameters or self.static_graph
 
     def _set_static_graph(self) -> None:
-        self.static_graph = True
+        self.static_graph = self.ready.static = True
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         """Return nothing; Lightning asks."""

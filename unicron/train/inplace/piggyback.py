@@ -15,6 +15,7 @@ import torch.distributed as dist
 from unicron.errors import InvalidInputError
 from unicron.train.carry.objects import text_of
 from unicron.train.carry.tensors import LARGE_BYTES
+from unicron.train.inplace.buckets import ReadyOrder
 from unicron.train.inplace.parallel import Parallel
 
 WORDS = {torch.float64: torch.int32, torch.float32: torch.int16}
@@ -23,6 +24,8 @@ WORDS = {torch.float64: torch.int32, torch.float32: torch.int16}
 EXACT_BITS = {torch.float64: 52, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 """Of sums over ranks that it holds exactly."""
 
+
+TWO = 2
 
 FOLLOWERS = 2
 """Parameters without a gradient are kept as an iteration begins, if they are at most so many times as many bytes as
@@ -129,6 +132,8 @@ class Piggyback:
         small = sum(each.nbytes for each in still) <= FOLLOWERS * sum(each.nbytes for each in self._reduced.values())
         self._followers = still if small else []  # as a key encoder, that follows in the forward pass
         self._synchronized = [Buffers(each) for each in models if each.forward_sync_buffers and each.shared_buffers()]
+        many = models[0].rank.size > TWO  # whose sums are rounded by their order
+        self._orders = [each.ready for each in models if many]
         self._in_iteration = False
         self._base, self._flags = self._current(), dict[str, Any]()
         kinds = [each.dtype.to_real() for each in self._reduced.values()]
@@ -136,6 +141,7 @@ class Piggyback:
         self._word = WORDS.get(dtype, torch.int8)
         self._bits = max(0, EXACT_BITS.get(dtype, 0) - math.ceil(math.log2(models[0].rank.size)))
         words = [-(-each.size // self._word.itemsize) for each in self._synchronized]
+        words += [-(-len(each) // self._word.itemsize) for each in map(_order_bytes, self._orders)]
         modules = [each for model in models for each in model.modules() if getattr(each, "sparse", False) is True]
         tables = {id(getattr(each, "weight", None)) for each in modules}
         self._sparse = [each for number, each in self._reduced.items() if number in tables]
@@ -152,6 +158,8 @@ class Piggyback:
     def begin_iteration(self) -> None:
         """Keep the present values, as a rank that comes later begins this iteration, too."""
         self._base, self._in_iteration = self._current(), True
+        for order in self._orders:
+            order.begin()
 
     def synchronize_buffers(self, model: Parallel) -> None:
         """Set a model's buffers to those of the first rank: those sent along, unless they have changed since."""
@@ -178,8 +186,11 @@ class Piggyback:
             torch.tensor([any(each.grad is not None for _, each in unit) for unit in self._units]),
         ]
         for buffers in self._synchronized:
-            parts.append(self._words(buffers))
+            parts.append(self._words(buffers.read() if self._first else torch.zeros(buffers.size, dtype=torch.uint8)))
             buffers.record_digest()
+        for order in self._orders:
+            data = _order_bytes(order)
+            parts.append(self._words(data if self._first else torch.zeros_like(data)))
         parts += map(_touched_rows, self._sparse)
         self.carrier.grad = torch.cat([each.to(self.carrier) for each in parts])
 
@@ -201,9 +212,11 @@ class Piggyback:
                     "iteration: give find_unused_parameters=True to DistributedDataParallel, as torch says"
                 )
 
-    def _words(self, buffers: Buffers) -> torch.Tensor:
-        data = buffers.read() if self._first else torch.zeros(buffers.size, dtype=torch.uint8)
-        return torch.nn.functional.pad(data, (0, -buffers.size % self._word.itemsize)).view(self._word)
+    def _words(self, data: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(data, (0, -len(data) % self._word.itemsize)).view(self._word)
+
+    def _bytes(self, words: torch.Tensor) -> torch.Tensor:
+        return words.to(self._word).view(torch.uint8)
 
     def _options(self) -> str:
         """Return what all options of the optimizers are; ranks mostly have the same."""
@@ -235,7 +248,9 @@ class Piggyback:
             for _, parameter in unit if not count else ():
                 parameter.grad = None
         for buffers in self._synchronized:
-            buffers.reduced = next(parts).to(self._word).view(torch.uint8)[: buffers.size].clone()
+            buffers.reduced = self._bytes(next(parts))[: buffers.size].clone()
+        for order in self._orders:
+            order.take(self._bytes(next(parts))[: 4 * order.count].cpu().clone().view(torch.int32).tolist())
         for parameter in self._sparse:
             parameter.grad = _as_sparse(parameter.grad, next(parts) > 0)
 
@@ -243,6 +258,7 @@ class Piggyback:
         return {
             "buffers": [each.read() for each in self._synchronized],
             "reduced": [each.reduced for each in self._synchronized],
+            "orders": [[each.passes, each.known or []] for each in self._orders],
             "followers": [each.detach().clone() for each in self._followers],
             **self._which(),
         }
@@ -273,6 +289,8 @@ class Piggyback:
             buffers.reduced = None if reduced is None else reduced.to(buffers.model.device)
             buffers.write((reduced if first else data).to(buffers.model.device))
             buffers.record_digest()
+        for order, (passes, known) in zip(self._orders, state["orders"], strict=True):
+            order.passes, order.known = passes, known or None
         for follower, value in zip(self._followers, state["followers"], strict=True):
             follower.copy_(value)
         parameters = [each for model in self._models for each in model.module.parameters()]
@@ -298,6 +316,10 @@ def _as_sparse(gradient: torch.Tensor | None, touched: torch.Tensor) -> torch.Te
         return None
     rows = touched.nonzero().reshape(1, -1)
     return torch.sparse_coo_tensor(rows, gradient[rows[0]], gradient.shape, is_coalesced=True)
+
+
+def _order_bytes(order: ReadyOrder) -> torch.Tensor:
+    return torch.tensor(order.noted, dtype=torch.int32).view(torch.uint8)
 
 
 def _layout(model: Parallel) -> dict[str, Any]:

@@ -7,11 +7,13 @@ saved, so all begin again from those.
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import msgspec
+import torch
+from torch._C._distributed_c10d import Work
 
 from unicron.contracts.states import ParkedSnapshot, StateRef
 from unicron.contracts.tasks import ParallelLayout
@@ -45,6 +47,10 @@ UNKNOWN = (
 )
 
 RANK_LOST = "a rank is gone, and with it its part of the model: all begin again, from what was saved last in memory"
+
+
+EITHER_WAY = 2
+"""Ranks whose sums are the same in any order."""
 
 
 class WholeCore(WorkerCore):
@@ -230,15 +236,74 @@ class ScriptStates(TorchStates):
 class WholeGradients(TorchGradients):
     """The gradients of a rank with the whole model.
 
+    Sums of two are the same in any order. More ranks sum what torch sums, all of it as one bucket to the core.
+
     Args:
         ranks: that sum them.
         states: of this one.
-        microbatches: of an iteration.
+        microbatches: of an iteration; each rank has one.
+        pieces: returns what torch sums at once.
     """
 
-    def __init__(self, ranks: TorchRanks, states: TorchStates, microbatches: int) -> None:
+    def __init__(
+        self,
+        ranks: TorchRanks,
+        states: TorchStates,
+        microbatches: int,
+        pieces: Callable[[], list[list[torch.nn.Parameter]]],
+    ) -> None:
         super().__init__(ranks, None, microbatches, PlannedCollection(0))
-        self._states = states
+        self._states, self._pieces_of_torch = states, pieces
+        self._sent = list[tuple[torch.Tensor, list[int], Work | None]]()
+
+    def prepare(self, parameters: Iterable[torch.nn.Parameter], *more: Any, **named: Any) -> None:
+        """Take the parameters whose gradients they are, what goes along first."""
+        super().prepare(parameters, *more, **named)
+        if self._microbatches > EITHER_WAY:
+            self._slices = [slice(0, len(self._reduced))]
+            self._numbers = {id(each): number for number, each in enumerate(self._parameters)}
+
+    def _begin(self, bucket: int) -> Work | None:
+        if self._microbatches <= EITHER_WAY:
+            return super()._begin(bucket)
+        self._reduced.copy_(self._accumulated)
+        for those in self._pieces_of_torch():
+            numbers = [self._numbers[id(each)] for each in those]
+            parts = [self._as_laid_out(number).reshape(-1) for number in numbers]
+            piece = torch.cat(parts).to(those[0].dtype.to_real())
+            self._sent.append((piece, numbers, self._ranks.group.begin_all_reduce(piece)))
+        beside = self._reduced[self._ends[-2] :]
+        work = self._ranks.group.begin_all_reduce(beside)
+        if work is not None:
+            self._active[bucket] = work
+        return work
+
+    async def reduce(self, bucket: int) -> None:
+        """Wait for the sum; what was accumulated stays."""
+        while self._sent:
+            piece, numbers, work = self._sent.pop(0)
+            if work is not None:
+                self._ranks.group.finish(work)
+            parts = torch.split(piece, [self._sums[number].numel() for number in numbers])
+            for number, part in zip(numbers, parts, strict=True):
+                out = self._as_laid_out(number)
+                out.copy_(part.view(out.shape))
+        await super().reduce(bucket)
+
+    def _as_laid_out(self, number: int) -> torch.Tensor:
+        """Return what is reduced of a parameter's gradient, its dimensions in the order that they have in memory."""
+        parameter, found = self._parameters[number], self._sums[number]
+        order = sorted(range(parameter.dim()), key=lambda dimension: -parameter.stride(dimension))
+        return found.permute(*order, *range(parameter.dim(), found.dim()))
+
+    def abandon(self) -> None:
+        """Give up what was begun and not waited for."""
+        sent, self._sent = self._sent, []
+        for _, _, work in sent:
+            with contextlib.suppress(GroupBrokenError):
+                if work is not None:
+                    self._ranks.group.finish(work)
+        super().abandon()
 
     def announce(self, due: Due) -> None:
         """Say what is due as the first rank does, once its last state is safe: so all save in the same iterations."""

@@ -75,6 +75,10 @@ class Trained:
         """The identities of parameters whose gradients are summed."""
         return {id(each) for model in self.models for each in model.reduced}
 
+    def buckets(self) -> list[list[torch.nn.Parameter]]:
+        """Return what torch sums at once of all models' gradients."""
+        return [bucket for model in self.models for bucket in model.ready.buckets()]
+
     def record(self) -> tuple[list[Any], list[Any], dict[str, Any]]:
         """Return what the script has made, as a loop begins that may train it.
 

@@ -27,9 +27,6 @@ from unicron.train.snapshots.shards import as_shard_of, is_sharded, local, redis
 from unicron.train.worker.phases import ANNOUNCED, Due, ReducedValues
 from unicron.train.worker.timing import GC, OPTIMIZER, REDUCE, PlannedCollection
 
-SHORT = (torch.float16, torch.bfloat16)
-"""Numbers of few bits."""
-
 BUCKETS = 16
 """In how many pieces a gradient is reduced, where they are neither below `LEAST_BYTES` nor above `BUCKET_BYTES`."""
 
@@ -76,7 +73,7 @@ class TorchGradients:
         parameters: Iterable[torch.nn.Parameter],
         optimizer: torch.optim.Optimizer | None = None,
         *,
-        divides_first: bool = False,
+        divided_first: Iterable[torch.nn.Parameter] = (),
     ) -> None:
         """Take the parameters whose gradients they are.
 
@@ -84,8 +81,8 @@ class TorchGradients:
             parameters: all that there are.
             optimizer: makes the updates. What is published for it are parts of the reduced gradient, for as long as
                 nothing else is reduced. None: the script makes them, and each parameter gets a tensor of its own.
-            divides_first: each rank computes one microbatch, and gradients of few bits are divided before they are
-                summed, as DistributedDataParallel does: the mean is rounded otherwise.
+            divided_first: those whose gradients are divided before they are summed, as DistributedDataParallel does, as
+                the mean is rounded otherwise. Each rank then computes one microbatch.
 
         Raises:
             ValueError: there are none.
@@ -106,7 +103,8 @@ class TorchGradients:
         step = max(1, min(max(size * each // BUCKETS, LEAST_BYTES), BUCKET_BYTES) // each)
         self._slices = [slice(start, min(start + step, size)) for start in range(0, size, step)]
         self._spread = [is_sharded(parameter) for parameter in self._parameters]
-        self._divided_first = [divides_first and parameter.dtype in SHORT for parameter in self._parameters]
+        before = {id(each) for each in divided_first}
+        self._divided_first = [id(parameter) in before for parameter in self._parameters]
         self._divisors = [1.0 if first else float(self._microbatches) for first in self._divided_first]
         self._ends = list(accumulate(sizes))
         shapes = [_as_real(local(parameter)).shape for parameter in self._parameters]
@@ -193,7 +191,7 @@ class TorchGradients:
             gradient = _gradient_of(parameter) if self._buffered else parameter.grad
             if gradient is not None:
                 if self._divided_first[number]:
-                    gradient.mul_(1 / self._microbatches)
+                    gradient.mul_(1 / self._microbatches)  # of few bits torch._foreach_mul_ would round the factor, too
                 if gradient is not view:
                     sums.append(view)
                     parts.append(self._local_part(gradient, number))
