@@ -6,8 +6,8 @@
 Each script has one choice of each kind in `inplace_scripts/parts.toml`, a few of `extras.toml`, a size, a shape of its
 loops and a place for its variables, drawn at random. It is run by plain processes, as torchrun would; in place on one
 warm cluster, undisturbed, with its drill; and so once more with one rank killed once, or failing by an exception, at a
-place that is drawn, too. Results are compared bit by bit: with two ranks the plain run's, with more, whose sums
-torchrun rounds in another order, those of a run in place without a drill. So a drill may change nothing either.
+place that is drawn, too. Results are compared bit by bit with the plain run's. Only sparse gradients, which more than
+two ranks add up in another order than torch, are compared with a run in place without a drill.
 
 Verdicts, of a script the worse of its two runs in place: `healed` has the right results, and only the rank that was
 struck has begun again; `began_again` has them, but all ranks did; `refused` ended with the reason why it can't be
@@ -76,7 +76,7 @@ class Trial:
 
     def __init__(self, scene: Scene, text: str, chosen: Mapping[str, str], folder: Path) -> None:
         self._scene, self._folder, self._strike = scene, folder, chosen["at"]
-        self._ranks = int(chosen["ranks"])
+        self._ranks, self._is_sparse = int(chosen["ranks"]), chosen.get("model") == "sparse"
         folder.mkdir(parents=True)
         self._script = folder / "script.py"
         self._script.write_text(text)
@@ -92,7 +92,7 @@ class Trial:
         if len(wanted) < self._ranks:
             log = (self._folder / "plain" / "log-0").read_text(errors="replace")
             return {"verdict": "not_measured", "why": log[-300:]}
-        if self._ranks > 2:  # the sum of two is the same in any order
+        if self._ranks > 2 and self._is_sparse:  # the sum of two is the same in any order
             ran = await self._run("bare", "", drill=False)
             if not ran.finished:
                 bare, why = await asyncio.to_thread(judged, ran, self._folder / "bare", wanted, "")

@@ -293,7 +293,8 @@ class WholeGradients(TorchGradients):
     def _as_laid_out(self, number: int) -> torch.Tensor:
         """Return what is reduced of a parameter's gradient, its dimensions in the order that they have in memory."""
         parameter, found = self._parameters[number], self._sums[number]
-        order = sorted(range(parameter.dim()), key=lambda dimension: -parameter.stride(dimension))
+        strides = parameter.stride()
+        order = sorted(range(parameter.dim()), key=lambda dimension: -strides[dimension])
         return found.permute(*order, *range(parameter.dim(), found.dim()))
 
     def abandon(self) -> None:
