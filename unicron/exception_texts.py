@@ -45,6 +45,12 @@ _CLASS = re.compile(
 """The class of an exception: anything that a message begins with, but what ends like one in a later line."""
 
 
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Warning|Interrupt|Exit): ")
+
+LONGEST_BRIEF = 300
+"""Characters of an exception that is told in one line."""
+
+
 def shortened(text: str, most: int) -> str:
     """Return whole lines from both ends of a traceback: its first exception says what happened, its last one where."""
     if len(text) <= most:
@@ -73,6 +79,14 @@ def messages(text: str, boilerplate: list[re.Pattern[str]]) -> list[str]:
     before, *raised = _NEXT.split(text)
     ordered = [before, *raised] if cut else [*raised, before]
     return [said.removeprefix("builtins.") for part in ordered if (said := part.strip())]
+
+
+def brief(error: BaseException) -> str:
+    """Return what has raised an exception, in one line: of one that repeats a worker's, what that has said."""
+    kind = type(error).__name__
+    said = messages(str(error), [])
+    line = said[0].strip().partition("\n")[0][:LONGEST_BRIEF] if said else ""
+    return line if _RAISED.match(line) else f"{kind}: {line}" if line else kind
 
 
 def classes_in(message: str) -> list[str]:

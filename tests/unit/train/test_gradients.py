@@ -289,6 +289,21 @@ def test_the_parameter_whose_gradient_differs_is_named():
     assert found.first_difference(there, names, 1e-3) == ""
 
 
+def test_gradients_lie_in_memory_as_their_parameters_do_so_that_their_norm_is_rounded_alike():
+    ranks = TorchRanks(None, 0)
+    ranks.prepare(torch.device("cpu"))
+    convolution = nn.Conv2d(16, 8, 3, bias=False).to(memory_format=torch.channels_last)
+    found = TorchGradients(ranks, None, 1, PlannedCollection(0))
+    found.prepare(convolution.parameters())
+    convolution(torch.randn(2, 16, 8, 8)).square().sum().backward()
+    own = convolution.weight.grad.clone()
+    found.accumulate()
+    found._reduced.copy_(found._accumulated)
+    found.publish()
+    assert torch.equal(convolution.weight.grad, own)
+    assert convolution.weight.grad.stride() == own.stride() == convolution.weight.stride()
+
+
 @pytest.mark.parametrize(
     ("value", "mean"),
     [(40000.0, 40000.0), (3 * 2.0**-24, 4 * 2.0**-24)],

@@ -10,6 +10,7 @@ from torch.distributed.algorithms.join import Join
 from torch.optim.swa_utils import AveragedModel
 
 from unicron.errors import InvalidInputError
+from unicron.train.inplace.models import Models
 from unicron.train.inplace.parallel import parallel
 from unicron.train.inplace.piggyback import Buffers, Piggyback
 
@@ -34,6 +35,7 @@ class ScriptRank:
             self.piggyback.synchronize_buffers(model)
 
     def begin_forward(self, _):
+        self.begun = True
         if self.piggyback:
             self.piggyback.begin_iteration()
 
@@ -325,6 +327,44 @@ def test_what_is_to_be_ignored_is_each_ranks_own():
     assert made.digest_buffers() == before
     model[0].running_var.fill_(7.0)
     assert made.digest_buffers() != before
+
+
+def test_a_backward_pass_that_a_library_prepares_is_reduced_though_no_forward_pass_comes_before_it():
+    rank = ScriptRank()
+    model = rank.make(nn.Linear(1, 1))
+    model.reducer.prepare_for_backward([])
+    assert (model.expects_gradient, rank.begun) == (True, True)
+
+
+class Counting(nn.Module):
+    """Says of its state what is not all of it, and has more than tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = nn.Linear(2, 2), 0
+        self.register_buffer("mean", torch.zeros(2))
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+
+    def state_dict(self, *_, **__):
+        return {"weight alone": self.layer.weight}
+
+    def get_extra_state(self):
+        return self.seen
+
+    def set_extra_state(self, state):
+        self.seen = state
+
+
+def test_the_state_of_models_is_all_of_them_whatever_they_say_it_is():
+    one, other = Counting(), Counting()
+    one.seen, one.mean[0], one.scratch[0] = 3, 1.0, 1.0
+    state = Models([one]).state_dict()
+    assert sorted(state) == ["0._extra_state", "0.layer.bias", "0.layer.weight", "0.mean"]
+    Models([other]).load_state_dict(state)
+    assert (other.seen, other.mean.tolist(), other.scratch.tolist()) == (3, [1.0, 0.0], [0.0, 0.0])
+    assert torch.equal(other.layer.weight, one.layer.weight)
+    with pytest.raises(KeyError):
+        Models([other]).load_state_dict({"0.mean": one.mean})
 
 
 def test_models_that_do_not_train_are_refused():

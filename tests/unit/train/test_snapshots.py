@@ -264,7 +264,7 @@ def test_what_never_comes_to_an_end_is_named_once(monkeypatch):
 
 def test_whatever_goes_wrong_in_a_snapshot_the_script_goes_on(monkeypatch):
     monkeypatch.setattr(Heap, "snapshot", lambda *_, **__: {}["a"])
-    assert str(last("", "pass")) == "KeyError('a')"
+    assert str(last("", "pass")) == "KeyError: 'a'"
 
 
 def test_variables_that_are_set_before_they_are_read_or_can_not_be_carried_are_left_out():

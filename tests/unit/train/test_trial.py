@@ -4,8 +4,11 @@ import contextlib
 import inspect
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
+import tempfile
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -253,6 +256,27 @@ found = [Path("log").read_text(), loaded, Path("folder/inner/new").read_text(), 
     assert in_fork(write) == ["log and more", {"lr": 1.0}, "new", "locked"]
     assert sorted(each.name for each in here.iterdir()) == ["best.pt", "kept", "log", "old"]
     assert [(here / name).read_text() for name in ("log", "best.pt", "old")] == ["log", "best.pt", "old"]
+
+
+def test_temporary_files_of_a_process_on_trial_have_short_paths_as_sockets_need_and_are_its_own(tmp_path):
+    memory = Path(tempfile.mkdtemp(prefix="u", dir="/dev/shm"))
+    trial = memory / f"{'a-long-name-of-a-task' * 4}-1.trial"
+
+    recording = Recording(trial)
+
+    def bind():
+        GhostFiles(trial, trial / "files-1").install()
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(f"{tempfile.mkdtemp()}/manager.sock")
+        Path(tempfile.gettempdir(), "mine").write_text("mine")
+        return [(trial / "files-1" / "tmp" / "mine").read_text(), len([*memory.iterdir()])]
+
+    try:
+        assert in_fork(bind) == ["mine", 2]
+        recording.remove()
+        assert [*memory.iterdir()] == []
+    finally:
+        shutil.rmtree(memory)
 
 
 # --- the drill --------------------------------------------------------------------------------------------------------

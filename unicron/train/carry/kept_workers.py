@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, MapDataPipe, get_worke
 from torch.utils.data._utils import worker
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from unicron.exception_texts import brief
 from unicron.train.carry.beside import Beside
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.carry.objects import Resumable
@@ -174,7 +175,7 @@ def _answer(given: bytes | None) -> _Answer:
             _LOADED[0].set_state(given)
         return _Answer(number, _LOADED[0].state() if given is None else given, "")
     except Exception as error:  # noqa: BLE001 whatever a script's objects raise: the worker goes on
-        return _Answer(number, b"", str(error) if isinstance(error, NotCarriedError) else repr(error))
+        return _Answer(number, b"", str(error) if isinstance(error, NotCarriedError) else brief(error))
 
 
 # --- in a rank --------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from unicron.exception_texts import brief
 from unicron.train.carry.aliases import Memories, alias_in, memories_of
 from unicron.train.carry.beside import MARK, Beside
 from unicron.train.carry.by_value import Opaque
@@ -350,7 +351,7 @@ class Heap:
         except NotCarriedError:
             raise
         except Exception as error:
-            raise NotCarriedError(f"a snapshot can't be read here: {error!r}") from error
+            raise NotCarriedError(f"a snapshot can't be read here: {brief(error)}") from error
         known = {key for key, _ in entries}
         entries = [*((key, state) for key, state in self._kept_states.items() if key not in known), *entries]
         known |= {key for key, _ in entries}
@@ -397,7 +398,7 @@ class Heap:
                     self._kept_states[key] = kind.state(thing)
                 kind.set_state(thing, state)
             except Exception as error:
-                why = str(error) if isinstance(error, NotCarriedError) else repr(error)
+                why = str(error) if isinstance(error, NotCarriedError) else brief(error)
                 raise NotCarriedError(f"{describe(key)} can't be made what it was: {why}") from error
 
 

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from unicron.errors import GroupBrokenError
+from unicron.exception_texts import brief
 from unicron.train.carry.aliases import Memories, alias_of, owner_of
 from unicron.train.carry.bars import BAR, remade
 from unicron.train.carry.beside import Mark
@@ -273,7 +274,9 @@ class Unpickler(pickle.Unpickler):
             except (NotCarriedError, GroupBrokenError, InjectedFault):
                 raise
             except Exception as error:
-                raise NotCarriedError(f"a {type(iterable).__qualname__} can't be gone over anew: {error!r}") from error
+                raise NotCarriedError(
+                    f"a {type(iterable).__qualname__} can't be gone over anew: {brief(error)}"
+                ) from error
             restore()
 
     def persistent_load(self, key: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from unicron.train.carry.newer_files import FilesAsked, FilesRead, NewerFiles
+from unicron.train.inplace.recording import TEMPORARY
 from unicron.train.inplace.sandbox import confine_connections, confine_writes
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -40,15 +41,18 @@ class GhostFiles:
 
     def __init__(self, trial: Path, folder: Path) -> None:
         self._trial, self._folder, self._own = trial, folder, str(trial.absolute()) + os.sep
+        self._roots: tuple[str, ...] = (self._own,)
         self._copies: dict[str, str] = {}
         self._count, self.read, self._newer = 0, FilesRead(), NewerFiles(math.inf)
         self._asked, self.begins_otherwise = FilesAsked(), ""
 
     def install(self) -> None:
         """Have scripts open, make and remove files by way of this, and the kernel refuse what does not."""
-        temporary = self._folder / "tmp"
+        temporary, short = self._folder / "tmp", self._trial.parent / f"{os.getpid()}{TEMPORARY}"
         temporary.mkdir(parents=True)
-        os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
+        short.symlink_to(temporary)  # a socket's path may have 107 bytes, and the folder's own has the worker's name
+        self._roots = (self._own, f"{short}{os.sep}")
+        os.environ["TMPDIR"] = tempfile.tempdir = str(short)
         builtins.open = io.open = self._open
         os.open = self._open_number
         save = torch.save
@@ -87,7 +91,7 @@ class GhostFiles:
         if not isinstance(path, str | bytes | os.PathLike):
             return True
         real = Path(os.fsdecode(path))
-        if str(real.absolute()).startswith(self._own):
+        if str(real.absolute()).startswith(self._roots):
             return True
         try:
             kind = real.stat().st_mode

@@ -54,10 +54,20 @@ class ScriptRank(Protocol):
 
 
 class Reducer:
-    """The object that Lightning's manual optimization and Accelerate prepare for a backward pass; not needed here."""
+    """The object that Lightning's manual optimization and Accelerate prepare for each backward pass.
+
+    Args:
+        model: whose it is.
+    """
+
+    def __init__(self, model: "Parallel") -> None:
+        self._model = model
 
     def prepare_for_backward(self, outputs: Any) -> None:
-        """Do nothing."""
+        """Have the next backward pass be reduced, though no forward pass may come before it."""
+        del outputs
+        self._model.rank.begin_forward(self._model)
+        self._model.expects_gradient = True
 
     def _rebuild_buckets(self) -> bool:
         return False
@@ -96,7 +106,7 @@ class Parallel(DistributedDataParallel):
         cap = None if cap_mb is None else int(cap_mb * 1024 * 1024)
         self.ready = ReadyOrder(self.reduced, varies=self.find_unused_parameters, cap_bytes=cap)
         self.ready.static = self.static_graph
-        self.reducer = Reducer()  # type: ignore[assignment]
+        self.reducer = Reducer(self)  # type: ignore[assignment]
         first = next(module.parameters())
         self.device, self.device_type = first.device, first.device.type
         self.device_ids = list(given.get("device_ids") or ()) if self.device_type != "cpu" else []

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from unicron.exception_texts import brief
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.groups.switched import TRANSFERS
 from unicron.train.loops.active_loops import Chain, LoopSnapshot
@@ -25,6 +26,9 @@ LEAST, MOST = 2, 8
 
 MOST_COLLECTIVE_BYTES = 64 << 20
 """Of what a script's own collectives are given and give, altogether."""
+
+TEMPORARY = ".tmp"
+"""The ending of a link to the folder for temporary files of a process on trial, beside the recording."""
 
 SHARE = 4
 """A recording takes at most one in so many bytes of the room that there is."""
@@ -144,6 +148,9 @@ class Recording:
         self.wait()
         self._thread.shutdown()
         shutil.rmtree(self.folder, ignore_errors=True)
+        for each in self.folder.parent.glob(f"*{TEMPORARY}"):
+            if not each.exists():  # a link to a folder that was in there
+                each.unlink(missing_ok=True)
 
     def _write(self, name: str, state: Mapping[str, Any]) -> None:
         packing = Packing(state)
@@ -185,7 +192,7 @@ class Recorded:
 def reason_of(error: Exception) -> str:
     """Return why there is no recording, for people."""
     known = isinstance(error, NoRoomError | NotCarriedError | OSError)
-    return f"{error}" if known else f"what it has can't be recorded: {error!r}"
+    return f"{error}" if known else f"what it has can't be recorded: {brief(error)}"
 
 
 def record_of(state: Mapping[str, Any]) -> LoopSnapshot:

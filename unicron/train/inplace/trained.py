@@ -8,6 +8,7 @@ import torch
 from unicron.errors import InvalidInputError
 from unicron.train.carry.tensors import LARGE_BYTES, Given
 from unicron.train.inplace.alike import Moments
+from unicron.train.inplace.models import Models
 from unicron.train.inplace.parallel import Parallel
 
 
@@ -111,9 +112,9 @@ class Trained:
         updated = [each for one in self.optimizers for group in one.param_groups for each in group["params"]]
         return [*map(id, (*self.models, *self.sharded, *self.optimizers, *updated))]
 
-    def modules(self) -> torch.nn.ModuleList:
+    def modules(self) -> Models:
         """Return the models as they were before they were made DistributedDataParallel."""
-        return torch.nn.ModuleList([each.module for each in self.models] or self.sharded)
+        return Models([each.module for each in self.models] or self.sharded)
 
     def versions(self) -> int:
         """Return a sum over trained parameters, which grows as they are changed, or may be."""

@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from unicron.errors import GroupBrokenError
+from unicron.exception_texts import brief
 from unicron.train.carry.by_value import Opaque
 from unicron.train.carry.kept_workers import KeptWorkers, used_by
 from unicron.train.carry.kinds import FUNCTION, NotCarriedError
@@ -139,7 +140,7 @@ class Counted(Resumable, Iterator[Any]):
         except InjectedFault:
             raise
         except Exception as error:  # noqa: BLE001 whatever a script's objects raise
-            self._unseen = repr(error)
+            self._unseen = brief(error)
             return otherwise
 
     def _record_draw(self, before: bytes) -> None:
@@ -288,8 +289,8 @@ class Counted(Resumable, Iterator[Any]):
             raise
         except Exception as error:
             raise NotCarriedError(
-                f"{describe(self._iterator)} fails when it is run forward alone, to item {saved['count']}: {error!r}; "
-                "let what it hands out depend on nothing that the body of its loop changes"
+                f"{describe(self._iterator)} fails when it is run forward alone, to item {saved['count']}: "
+                f"{brief(error)}; let what it hands out depend on nothing that the body of its loop changes"
             ) from error
 
     def begin_anew(self, iterable: Iterable[Any], saved: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from unicron.exception_texts import brief
 from unicron.train.carry.beside import Beside
 from unicron.train.carry.kinds import NotCarriedError, NotComparedError
 from unicron.train.carry.limit import TimeLimit
@@ -203,7 +204,7 @@ class SnapshotTaker:
             except InjectedFault:
                 raise
             except Exception as raised:  # noqa: BLE001 whatever a script's objects raise, it goes on without a snapshot
-                error = raised if isinstance(raised, NotCarriedError) else NotCarriedError(repr(raised))
+                error = raised if isinstance(raised, NotCarriedError) else NotCarriedError(brief(raised))
                 if self._limit.exceeded:  # it would in each iteration
                     self._too_slow = error
                 if not isinstance(error, NotComparedError):
@@ -262,7 +263,7 @@ class SnapshotTaker:
         except NotCarriedError:
             raise
         except Exception as error:
-            raise NotCarriedError(f"a position can't be read here: {error!r}") from error
+            raise NotCarriedError(f"a position can't be read here: {brief(error)}") from error
         return position.advance_to(saved)
 
     def restore(self, caller: FrameType, snapshot: bytes, *, ends: bool) -> None:

@@ -340,7 +340,9 @@ class TorchGradients:
                 mean.zero_()
             if (buffer := _buffer(parameter)) is None:
                 real = mean.to(parameter.dtype.to_real())
-                parameter.grad = as_shard_of(torch.view_as_complex(real) if parameter.is_complex() else real, parameter)
+                made = torch.view_as_complex(real) if parameter.is_complex() else real
+                own = made if self._optimizer is not None or is_sharded(parameter) else _laid_out_like(made, parameter)
+                parameter.grad = as_shard_of(own, parameter)
             else:
                 buffer.copy_(mean)
 
@@ -352,6 +354,13 @@ class TorchGradients:
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._ranks.recorder.stop()
+
+
+def _laid_out_like(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return a gradient with its numbers in memory as its parameter's are: sums over them are rounded by that."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
 def _is_finite(values: torch.Tensor) -> torch.Tensor:
