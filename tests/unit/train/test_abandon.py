@@ -2,6 +2,7 @@
 
 import pytest
 
+from unicron.contracts.worker import LONGEST_CAUSE
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.inplace.abandon import is_raised_by_us, why_not_in_place
@@ -13,6 +14,7 @@ from unicron.train.loops.collective_results import unpack_results
     [
         (InvalidInputError("what can't be had"), "what can't be had"),
         (KeyError("none"), "a fault of Unicron's own, please report it: KeyError: 'none'"),
+        (InvalidInputError("x\n" * 5000), ("x\\n" * 5000)[:LONGEST_CAUSE]),  # a longer one could not be sent
         (NotCarriedError("a lambda"), ""),  # all begin again, and may be healed in place later
         (GroupBrokenError("a rank was lost"), ""),
         (RuntimeError("CUDA error: uncorrectable ECC error encountered"), ""),  # of the machine

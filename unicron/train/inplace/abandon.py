@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
-from unicron.contracts.worker import Drilled
+from unicron.contracts.worker import Drilled, printable_cause
 from unicron.errors import InvalidInputError, UnicronError
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.restart.ending import flush
@@ -49,13 +49,17 @@ def end_process(error: Exception) -> NoReturn:
 
 
 def why_not_in_place(error: BaseException) -> str:
-    """Return why a script is better run as torchrun would, where an error of ours says so; else an empty text."""
+    """Return in one short line why a script is better run as torchrun would, where an error of ours says so; else none.
+
+    A message with a longer one would not be sent, and this process would wait for ever.
+    """
     if isinstance(error, InvalidInputError) and not isinstance(error, NotCarriedError):
-        return str(error)
+        return printable_cause(str(error))
     if isinstance(error, MISTAKES):
         at = traceback.extract_tb(error.__traceback__)[-1:]
         where = "".join(f" at {Path(each.filename).name}:{each.lineno}" for each in at)
-        return f"a fault of Unicron's own, please report it: {type(error).__name__}: {error}{where}"
+        what = f"{type(error).__name__}{where}: {error}"
+        return printable_cause(f"a fault of Unicron's own, please report it: {what}")
     return ""
 
 

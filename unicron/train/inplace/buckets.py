@@ -15,6 +15,9 @@ from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, _compute_buc
 
 FIRST_BYTES, USUAL_BYTES = _DEFAULT_FIRST_BUCKET_BYTES, 25 << 20
 
+EITHER_WAY = 2
+"""Ranks whose sums are the same in any order."""
+
 
 class ReadyOrder:
     """The order in which gradients of a model are made.
@@ -71,7 +74,7 @@ class ReadyOrder:
 
     def buckets(self) -> list[list[torch.nn.Parameter]]:
         """Return what is summed at once, in the order in which torch begins that."""
-        order = range(len(self._parameters)) if self.known is None else self.known
+        order = range(self.count) if self.known is None else self.known
         limits = self._limits if self.varies or self.known is not None else [sys.maxsize]
         tensors: list[torch.Tensor] = [self._parameters[number] for number in order]
         if not tensors:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from unicron.errors import InvalidInputError
 from unicron.train.carry.objects import text_of
 from unicron.train.carry.tensors import LARGE_BYTES
-from unicron.train.inplace.buckets import ReadyOrder
+from unicron.train.inplace.buckets import EITHER_WAY, ReadyOrder
 from unicron.train.inplace.parallel import Parallel
 
 WORDS = {torch.float64: torch.int32, torch.float32: torch.int16}
@@ -24,8 +24,6 @@ WORDS = {torch.float64: torch.int32, torch.float32: torch.int16}
 EXACT_BITS = {torch.float64: 52, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 """Of sums over ranks that it holds exactly."""
 
-
-TWO = 2
 
 FOLLOWERS = 2
 """Parameters without a gradient are kept as an iteration begins, if they are at most so many times as many bytes as
@@ -86,7 +84,7 @@ class Buffers:
             names = sorted(name for name, _ in layout.items() ^ self._layout.items())
             raise InvalidInputError(
                 f"buffer {names[0]} of the model was added, left out or made in another shape or type in a training "
-                f"loop, and a new rank would not have it: register it in that shape before the loop"
+                "loop, and a new rank would not have it: register it in that shape before the loop"
             )
         parts = [
             each.detach().contiguous().reshape(-1).view(torch.uint8) for each in self.model.shared_buffers().values()
@@ -132,7 +130,7 @@ class Piggyback:
         small = sum(each.nbytes for each in still) <= FOLLOWERS * sum(each.nbytes for each in self._reduced.values())
         self._followers = still if small else []  # as a key encoder, that follows in the forward pass
         self._synchronized = [Buffers(each) for each in models if each.forward_sync_buffers and each.shared_buffers()]
-        many = models[0].rank.size > TWO  # whose sums are rounded by their order
+        many = models[0].rank.size > EITHER_WAY  # whose sums are rounded by their order
         self._orders = [each.ready for each in models if many]
         self._in_iteration = False
         self._base, self._flags = self._current(), dict[str, Any]()

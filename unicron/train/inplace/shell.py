@@ -21,6 +21,7 @@ from unicron.contracts.worker import Joined, Membership
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.carry.files import Files
 from unicron.train.groups.rendezvous import Rendezvous
+from unicron.train.inplace.buckets import EITHER_WAY
 from unicron.train.inplace.groups import ScriptGroups
 from unicron.train.inplace.records import NO_SNAPSHOT, Records
 from unicron.train.inplace.script_rendezvous import CONTINUES, SCRIPT_PART
@@ -47,10 +48,6 @@ UNKNOWN = (
 )
 
 RANK_LOST = "a rank is gone, and with it its part of the model: all begin again, from what was saved last in memory"
-
-
-EITHER_WAY = 2
-"""Ranks whose sums are the same in any order."""
 
 
 class WholeCore(WorkerCore):

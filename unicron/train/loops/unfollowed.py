@@ -45,12 +45,12 @@ def unfollowed_reason(caller: FrameType, active: Sequence[ActiveLoop], too_early
         return (
             f"{loop} begins before all is made that it trains: call init_process_group, make the models "
             "DistributedDataParallel, or spread them by fully_shard (imported before that), and make an optimizer, all "
-            f"before that loop"
+            "before that loop"
         )
     by = _library_between(caller, frames[0])
     return (
         f"the model is called at {here}{f' by way of {by}' if by else ''}, with no loop of this program around it: "
-        f"train in a `for` or `while` loop of the file that is run, or of those beside it"
+        "train in a `for` or `while` loop of the file that is run, or of those beside it"
     )
 
 
@@ -78,7 +78,7 @@ def why_asked(stack: LoopStack) -> str:
         return ""
     return (
         f"{describe(asked)} trains, and is asked for items by next(), or within another iterator: go over it in a "
-        f"`for` loop"
+        "`for` loop"
     )
 
 
