@@ -8,7 +8,7 @@ from unicron_detector.books import RecordIndex
 from unicron_detector.processes import REPLACED_S, SIGNATURES, script_line
 from unicron_detector.state import DetectorLimits
 
-from unicron.contracts.commands import Regroup
+from unicron.contracts.commands import Regroup, StartWorker
 from unicron.contracts.events import FailureDetected, TaskStateChanged, TaskSubmitted, WorkerFinished, WorkerReady
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import Healing, TaskSpec, TaskState
@@ -511,6 +511,20 @@ def test_a_port_that_is_taken_is_told_with_its_line_and_the_second_time_ends_the
     assert brief([broken]) == ["TaskBroken"]
     assert "in /job/train.py:7" in broken.reason
     assert script_line("nothing") == "a line that is not known"
+
+
+@pytest.mark.parametrize(
+    ("heal", "when"), [(Healing.IN_PLACE, "before the first iteration, as gpt-1"), (Healing.RESTART, "(as gpt-1 did")]
+)
+def test_of_a_script_that_is_run_as_torchrun_would_nobody_says_how_far_it_was(heal, when):
+    scene = scene_of("a", "b")
+    scene.feed(TaskSubmitted(task="gpt", spec=TaskSpec(name="gpt", command=["x"], heal=Healing.IN_PLACE)))
+    scene.run(**{"gpt-1": "a", "gpt-2": "b"})
+    as_ordered = TaskSpec(name="gpt", command=["x"], heal=heal)
+    scene.feed(StartWorker(**scene.places["gpt-1"], spec=as_ordered))
+    scene.throw("gpt-1", iteration=-1)
+    [broken] = scene.throw("gpt-2", iteration=-1)
+    assert when in broken.reason
 
 
 # --- several ranks fail by one: the others are its echoes -------------------------------------------------------------
