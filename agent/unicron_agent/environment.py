@@ -41,7 +41,7 @@ def of_worker(command: StartWorker, slots: Sequence[Slot]) -> dict[str, str]:
         "UNICRON_PLACE": str(command.place),
         **_visible(slot.device),
         STOP_GRACE: str(command.spec.stop_grace_s),
-        DRILL: "due" if command.spec.drill and not command.cause else "",
+        DRILL: "due" if command.spec.drill else "",
         UNCARRIED: printable_cause(command.uncarried),
         CAUSE: printable_cause(command.cause),
         **of_torchrun(command, slots),

@@ -171,6 +171,7 @@ class Drilled(ToAgent, kw_only=True, frozen=True):
     problem: str = ""
     unproven: str = ""
     as_is: bool = False
+    undecided: bool = False
 
 
 class NotFinite(ToAgent, kw_only=True, frozen=True):

@@ -335,14 +335,17 @@ class TransitionCore(Core):
         return out + self._reconcile([fact.task]) + move_task(self.state, run, MoveCause.FAILURE, reason)
 
     def _drilled(self, fact: ScriptDrilled) -> list[Message]:
-        """Have no process go on with what a rank has left, where a trial has shown that none can.
+        """Have processes go on with what ranks leave from now on, or none where a trial has shown that none can.
 
         Nobody is stopped for that, unless nothing of the script can be had in place: then it is run as it is.
         """
         run = self.state.tasks.get(fact.task)
         theirs = run is not None and fact.worker in run.workers and way_of(run.spec).may_be_uncarried
-        if run is None or run.state.ended or not (theirs and fact.problem):
+        if run is None or run.state.ended or not theirs:
             return []
+        if not fact.problem:
+            run.tried |= not fact.undecided
+            return self._reconcile([fact.task])  # now it saves its state
         run.uncarried = fact.problem[:LONGEST_CAUSE]
         out = run.snapshots.drop_saved(self.state, run)
         if not fact.as_is or run.as_is:

@@ -32,6 +32,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
             may still live and come back with its state: it is in it until it is known to have ended.
         uncarried: why nobody can take the place of a rank of its script; empty where somebody can.
         as_is: its script is run as torchrun would from now on, and begins again whenever a rank is lost.
+        tried: a process has taken a rank's place of its script on trial, or none can.
     """
 
     spec: TaskSpec
@@ -46,6 +47,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
     holders: dict[str, HeldState] = {}
     uncarried: str = ""
     as_is: bool = False
+    tried: bool = False
 
     @property
     def shape(self) -> ParallelLayout:
@@ -86,10 +88,21 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
             if worker.stage is WorkerStage.READY and worker.layout.is_like(shape)
         ]
 
+    @property
+    def is_untried(self) -> bool:
+        """Whether nobody knows yet if another process can take the place of a rank of its script: a drill will show."""
+        tries = self.spec.drill and way_of(self.spec).may_be_uncarried and self.spec.max_workers > 1
+        return tries and not (self.tried or self.as_is)
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Whether another process may go on with what a rank of it has."""
+        return not (self.uncarried or self.is_untried)
+
     def lost_with(self, worker: str) -> list[WorkerRun]:
-        """Return the workers that end with `worker`, all that compute, where nobody can take its place."""
+        """Return the workers that end with `worker`, all that compute, where nobody is to take its place."""
         met, through = self.membership.met, self.membership.through
-        names = met if self.uncarried and worker in met and not through else [worker]
+        names = [worker] if self.is_replaceable or worker not in met or through else met
         return [self.workers[name] for name in names if name in self.workers]
 
     # --- who has which place of the state ----------------------------------------------------------------------------

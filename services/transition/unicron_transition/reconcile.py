@@ -6,6 +6,8 @@ was lost or came twice changes nothing that the next look would not put right.
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Regroup, StartWorker
 from unicron.contracts.events import Alert
@@ -19,6 +21,7 @@ from unicron_transition.state import TaskRun, TransitionState
 from unicron_transition.swaps import choose_workers_to_stop, find_wait_cycle, slots_waited_for
 
 GIVEN_UP = "its slot is no longer the task's"
+UNTRIED = "no process has shown yet that it could take a rank's place"
 
 
 def reconcile(state: TransitionState, names: Iterable[str]) -> list[Message]:
@@ -95,7 +98,9 @@ def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
     if better is None or run.snapshots.is_searching(run):
         return []
     if lost := _lost_places(run):
-        return _discard_partial_state(state, run, lost)
+        return _discard_state(state, run, _without(lost))
+    if run.is_untried and len({name in run.membership.met for name in better.group}) > 1:
+        return _discard_state(state, run, f"{UNTRIED}: the task begins anew")
     return _order_membership(state, run, better)
 
 
@@ -103,11 +108,14 @@ def _lost_places(run: TaskRun) -> set[int]:
     return set() if run.snapshots.parked else run.lost_places()
 
 
-def _discard_partial_state(state: TransitionState, run: TaskRun, lost: set[int]) -> list[Message]:
-    """Stop the workers that may hold the rest of a state of which some places are lost; the task begins anew."""
+def _without(lost: set[int]) -> str:
+    return f"nobody has place {min(lost)} of the state any more: the task begins anew"
+
+
+def _discard_state(state: TransitionState, run: TaskRun, reason: str) -> list[Message]:
+    """Stop the workers that may hold a state, or what is left of one, that can't be gone on with."""
     if run.membership.through:
         return []  # who is through had it, and the rest of that replica is about to say the same: then it is over
-    reason = f"nobody has place {min(lost)} of the state any more: the task begins anew"
     holders = [worker for name, worker in run.workers.items() if name in run.holders or worker.called]
     return _stop_all(state, run, holders, reason) + _regroup(state, run)  # those without a state may be enough
 
@@ -124,7 +132,7 @@ def _export_state(state: TransitionState, run: TaskRun) -> list[Message]:
     if not run.target:
         return _give_up_slots(state, run)  # what was saved is as good
     lost = _lost_places(run)
-    return _discard_partial_state(state, run, lost) if lost and not run.snapshots.is_searching(run) else []
+    return _discard_state(state, run, _without(lost)) if lost and not run.snapshots.is_searching(run) else []
 
 
 def _stop_old_layout(state: TransitionState, run: TaskRun, reason: str) -> list[Message]:
@@ -177,7 +185,9 @@ def _alert_restart_from_scratch(run: TaskRun) -> list[Message]:
     began = way_of(run.spec).begins_again and run.membership.epoch > 0 and bool(run.membership.met)
     if not began or run.snapshots.saved_whole or run.held_places(run.membership.group):
         return []
-    why = "no other process can go on with what its ranks had" if run.uncarried else "no copy of its state is complete"
+    why = "no copy of its state is complete"
+    if not run.is_replaceable:
+        why = "no other process can go on with what its ranks had" if run.uncarried else UNTRIED
     text = f"the program of task {run.spec.name} begins again, from a checkpoint of its own if it has one: {why}"
     return [Alert(text=text, task=run.spec.name)]
 
@@ -262,7 +272,9 @@ def _start_order(state: TransitionState, run: TaskRun, worker: WorkerRun, slots:
         slot=worker.slot.slot,
         worker=worker.worker,
         task=run.spec.name,
-        spec=healed_by(Healing.RESTART, run.spec) if run.as_is else run.spec,
+        spec=healed_by(Healing.RESTART, run.spec)
+        if run.as_is
+        else replace(run.spec, drill=run.spec.drill and not run.tried),
         place=worker.place,
         layout=worker.layout,
         cause=run.cause,

@@ -199,7 +199,7 @@ def test_what_heals_by_restarts_looks_for_no_state_when_all_its_workers_are_gone
     assert members(out) == ["a-3", "a-4"]
 
 
-IN_PLACE = {"heal": Healing.IN_PLACE, "layout": ParallelLayout(shard=2)}
+IN_PLACE = {"heal": Healing.IN_PLACE, "layout": ParallelLayout(shard=2), "drill": False}
 
 
 @pytest.mark.parametrize("back", [(), ("n1", "n2")], ids=["", "agents came back"])
@@ -250,6 +250,34 @@ def test_of_a_script_that_nobody_can_go_on_with_nothing_is_saved_or_taken_any_mo
     assert [order.uncarried for order in of(StartWorker, out)] == [NOBODY_CAN, NOBODY_CAN]
     out = scene.ready("a", "a-3", "a-4")
     assert ([order.shelf for order in of(Regroup, out)], of(SaveStates, out)) == ([None, None], [])
+
+
+def test_as_long_as_no_drill_has_shown_that_a_rank_can_be_replaced_all_begin_anew_and_are_drilled_again():
+    scene = TransitionHarness(a={**IN_PLACE, "drill": True})
+    scene.running(a=["n1:0", "n2:0"])
+    at = {"task": "a", "node": "n2", "slot": 0, "worker": "a-2", "rank": 1}
+    out = scene.feed(events.ScriptDrilled(**at, iteration=10, unproven="no snapshot is taken here", undecided=True))
+    out += scene.killed("a-1")
+    assert [order.worker for order in of(StopWorker, out)] == ["a-1", "a-2"]
+    assert [order.spec.drill for order in of(StartWorker, out)] == [True, True]
+    [alert] = of(events.Alert, scene.ready("a", "a-3", "a-4"))
+    assert "begins again, from a checkpoint of its own if it has one: no process has shown yet" in alert.text
+    scene.join("a")
+    assert scene.core.state.tasks["a"].snapshots.saves.ordered == {}
+    proven = events.ScriptDrilled(task="a", node="n2", slot=0, worker="a-4", rank=1, iteration=2)
+    scene.feed(proven)
+    assert scene.core.state.tasks["a"].snapshots.saves.ordered.keys() == {"n1", "n2"}
+    out = scene.killed("a-3")
+    assert [order.worker for order in of(StopWorker, out)] == ["a-3"]
+    assert [(order.worker, order.spec.drill) for order in of(StartWorker, out)] == [("a-5", False)]
+    assert members(scene.ready("a", "a-5")) == ["a-5", "a-4"]
+
+
+def test_a_rank_is_not_moved_to_another_node_either_before_a_drill_has_shown_that_it_can_be():
+    scene = TransitionHarness(a={**IN_PLACE, "drill": True}).running(a=["n1:0", "n2:0"])
+    out = scene.plan(a=["n1:0", "n3:0"]) + scene.ready("a", "a-3")
+    assert sorted({order.worker for order in of(StopWorker, out)}) == ["a-1", "a-2"]
+    assert members(scene.ready("a", "a-4")) in (["a-3", "a-4"], ["a-4", "a-3"])
 
 
 def test_a_script_that_can_not_be_had_in_place_is_run_as_torchrun_would_from_then_on():
@@ -367,7 +395,7 @@ def test_a_worker_of_an_earlier_task_is_not_taken_back_by_that_of_its_name():
 @pytest.mark.parametrize("heal", [Healing.SESSION, Healing.IN_PLACE])
 def test_a_worker_that_failed_is_not_taken_back_though_its_agent_came_back_before_it_was_stopped(heal):
     layout = ParallelLayout(shard=2 if heal is Healing.IN_PLACE else 1)
-    scene = TransitionHarness(a={"heal": heal, "layout": layout}).running(a=["n1:0", "n2:0"])
+    scene = TransitionHarness(a={"heal": heal, "layout": layout, "drill": False}).running(a=["n1:0", "n2:0"])
     scene.killed("a-1", "a-2")
     out = scene.feed(scene.admitted("n2", [status("a-2")], "second"))  # it has let the orders for "first" pass
     assert [order.worker for order in of(StopWorker, out)] == ["a-2"]

@@ -126,7 +126,9 @@ def test_a_task_that_moves_takes_its_replica_along_and_who_stays_keeps_its_place
 
 def test_workers_of_a_script_in_place_are_told_who_is_beside_them_on_their_node():
     layout = ParallelLayout(shard=3)
-    task = spec("a", heal=Healing.IN_PLACE, min_workers=3, max_workers=3, layout=layout, layouts={3: layout})
+    task = spec(
+        "a", heal=Healing.IN_PLACE, drill=False, min_workers=3, max_workers=3, layout=layout, layouts={3: layout}
+    )
     cluster = Cluster({"n1": 2, "n2": 2}, [task])
     beside = lambda out: [(o.place, o.local_slots, o.group, o.groups) for o in of(StartWorker, out)]  # noqa: E731
     out = cluster.plan(a=[slot(text) for text in ("n2:1", "n1:0", "n2:0")])

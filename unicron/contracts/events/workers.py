@@ -232,6 +232,7 @@ class ScriptDrilled(WorkerFact, kw_only=True, frozen=True):
         problem: why no other process can take its place; empty where none is known.
         unproven: why nobody knows; empty where the process has computed the same, bit by bit, or there is a problem.
         as_is: the problem lets nothing of the script be had in place: all its ranks begin again, as under torchrun.
+        undecided: nobody knows yet, and a trial may still show it.
     """
 
     iteration: Number
@@ -239,6 +240,7 @@ class ScriptDrilled(WorkerFact, kw_only=True, frozen=True):
     problem: Text = ""
     unproven: Text = ""
     as_is: bool = False
+    undecided: bool = False
 
     @property
     def outcome(self) -> str:

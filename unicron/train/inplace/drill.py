@@ -97,7 +97,7 @@ class Drill:
         """Report why there may be none, once."""
         if self._seed is not None and not self._warned:
             self._warned = True
-            self._report(iteration, "", why)
+            self._report(iteration, "", why, undecided=True)
 
     def _begin(self, record: LoopSnapshot, iteration: int, epoch: int, state: State) -> None:
         self._epoch = epoch
@@ -149,8 +149,9 @@ class Drill:
         self._report(iteration, "", why)
         self._seed = None
 
-    def _report(self, iteration: int, problem: str, unproven: str) -> None:
-        self._line.send(Drilled(iteration=iteration, rank=self._rank, problem=problem, unproven=unproven))
+    def _report(self, iteration: int, problem: str, unproven: str, *, undecided: bool = False) -> None:
+        drilled = Drilled(iteration=iteration, rank=self._rank, problem=problem, unproven=unproven, undecided=undecided)
+        self._line.send(drilled)
 
     def _drop(self) -> None:
         if self.recording is not None:

@@ -129,7 +129,7 @@ class Saves(msgspec.Struct, kw_only=True):
     def _wanted(self, cluster: KnownNodes, group: WorkerGroup, storage: CheckpointWrites) -> dict[str, list[Saver]]:
         """Return the savers of each node, with their keepers; set `short` if there are fewer keepers than wanted."""
         self.short, way = False, way_of(group.spec)
-        if not group.target or group.membership.leaving or not way.saves_states or group.uncarried:
+        if not group.target or group.membership.leaving or not (way.saves_states and group.is_replaceable):
             return {}
         chosen = _choose_replicas(group)
         found: dict[str, list[Saver]] = {}
