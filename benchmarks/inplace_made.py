@@ -5,9 +5,10 @@
 
 Each script has one choice of each kind in `inplace_scripts/parts.toml`, a few of `extras.toml`, a size, a shape of its
 loops and a place for its variables, drawn at random. It is run by plain processes, as torchrun would; in place on one
-warm cluster, undisturbed, with its drill; and so once more with one rank killed once, or failing by an exception, at a
-place that is drawn, too. Results are compared bit by bit with the plain run's. Only sparse gradients, which more than
-two ranks add up in another order than torch, are compared with a run in place without a drill.
+warm cluster, undisturbed, with its drill; and once more with one rank killed once, or failing by an exception, at a
+place that is drawn, too: without a drill where the first has proven it, as else all begin again until it is proven.
+Results are compared bit by bit with the plain run's. Only sparse gradients, which more than two ranks add up in another
+order than torch, are compared with a run in place without a drill.
 
 Verdicts, of a script the worse of its two runs in place: `healed` has the right results, and only the rank that was
 struck has begun again; `began_again` has them, but all ranks did; `refused` ended with the reason why it can't be
@@ -103,7 +104,8 @@ class Trial:
         row: Row = {"verdict": VERDICTS[0], "why": ""}
         for way in ways:
             strike = self._strike if way == "struck" else ""
-            ran = await self._run(way, strike)
+            proven = bool(row.get("calm_drills")) and not any(row["calm_drills"])
+            ran = await self._run(way, strike, drill=not proven)  # else all begin anew as long as it is not tried
             row[way], why = await asyncio.to_thread(judged, ran, self._folder / way, wanted, strike)
             row |= {f"{way}_s": round(ran.seconds, 2), f"{way}_drills": ran.drills}
             if row[way] not in {"healed", "began_again"} or not row["why"]:
