@@ -550,6 +550,18 @@ def test_what_has_the_first_ranks_numbers_is_as_it_was_loaded_and_changes_from_t
         ours["x"][3] += 1
 
 
+def test_what_was_loaded_and_is_as_a_later_snapshot_has_it_has_changed_for_both():
+    ours, theirs = {"x": torch.zeros(3)}, {"x": torch.zeros(3)}
+    (heap, spaces), (other, its_spaces) = numbered(ours), numbered(theirs)
+    other.keep_states([Given(theirs["x"])])
+    on_the_way = heap.snapshot(spaces, {}, ends=False)
+    for each in (ours["x"], theirs["x"]):
+        each.add_(1)
+    other.restore(its_spaces, on_the_way, ends=False)
+    other.restore(its_spaces, heap.snapshot(spaces, {}), ends=True)
+    assert not snapshot_differences(other.snapshot(its_spaces, {}), heap.snapshot(spaces, {}))
+
+
 def test_a_gradient_can_be_changed_in_place_where_it_was_carried_as_where_it_was_computed():
     ours, theirs = {"x": torch.ones(3, requires_grad=True)}, {"x": torch.ones(3, requires_grad=True)}
     (heap, spaces), (other, its_spaces) = numbered(ours), numbered(theirs)

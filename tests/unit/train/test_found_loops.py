@@ -3,9 +3,12 @@
 import re
 
 import pytest
+import torch
 from helpers.loops import Confirmed
 
 from unicron.train.carry.kinds import NotCarriedError
+from unicron.train.carry.tensors import Given
+from unicron.train.loops.active_loops import LoopSnapshot
 
 SHAPES = {
     "partial": """
@@ -273,3 +276,14 @@ def test_what_is_around_the_items_of_a_loop_is_as_far_as_they_are(over, inline):
         again = Confirmed(whole.there[begin], whole.loops.first).run(text)
         ends = whole.passed[begin:]
         assert again.passed[-len(ends) :] == ends
+
+
+@pytest.mark.parametrize("first", ["changed.add_(1)", "changed"])
+def test_nobody_begins_the_first_iteration_where_what_it_would_be_given_has_changed_since_the_snapshot(first):
+    changed, watched = torch.zeros(3), Confirmed()
+    watched.loops._prepare = lambda: ([], [Given(changed)], {})
+    watched.run(f"\nfor x in range(2):\n    [{first}, run()]\n", changed=changed)
+    _, begun, *later = watched.records
+    assert all(isinstance(each, LoopSnapshot) for each in later)
+    told = str(begun) if isinstance(begun, NotCarriedError) else ""
+    assert told.startswith("a model is changed in the body of the loop at x.py:2 before") == (first != "changed")

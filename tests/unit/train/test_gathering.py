@@ -1,5 +1,7 @@
 """States handed from any layout to any other: each rank is a process of its own that plays its part alone."""
 
+import copy
+
 import pytest
 import torch
 from helpers.layouts import HEADS, LAYOUTS, as_rank, filled, load_example, plain_state, same
@@ -210,6 +212,21 @@ def test_moments_keep_their_type_whatever_that_of_their_parameter_is():
     assert optimizers[1].param_groups is groups, "a script may have them in variables of its own"
     assert groups[0] is group
     assert optimizers[1].state is states
+
+
+def test_a_checkpoint_that_shares_an_optimizers_tensors_shares_them_when_a_state_has_been_loaded():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    read = optimizer.state_dict()  # has the very tensors, as what a script loads has
+    state = collect_state(3, {"model": model, "optimizer": optimizer})
+    state = {**state, "objects": copy.deepcopy(state["objects"])}
+    optimizer.step()
+    load_state(state, {"model": model, "optimizer": optimizer})
+    found = optimizer.state[model.weight]
+    assert found["step"].item() == 1
+    assert all(read["state"][0][name] is each for name, each in found.items())
 
 
 def test_of_an_optimizer_a_rank_needs_all_settings_and_what_is_of_its_own_parameters():

@@ -253,6 +253,27 @@ def test_a_new_rank_begins_as_the_lost_one_had_begun(first):
     assert not within.model.module[1].training
 
 
+@pytest.mark.parametrize("named", [{}, {"broadcast_buffers": False}])
+def test_a_new_rank_gets_the_buffers_of_the_point_at_which_it_begins_and_not_what_came_behind_it(monkeypatch, named):
+    monkeypatch.setattr(dist, "broadcast", lambda data, source: None)
+    [one] = ranks(lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), 1, **named)
+    one.piggyback = Piggyback([one.model], first=True)
+    counted = one.model.module[1].num_batches_tracked
+    for _ in range(2):
+        one.piggyback.record_point()
+        begins = counted.item()
+        one.model.module(torch.randn(4, 2))  # without DistributedDataParallel, on the way to the forward pass
+        between = copy.deepcopy(one.piggyback.state_dict())
+        one.piggyback.begin_iteration()
+        one.model(torch.randn(4, 2)).sum().backward()
+        for state in (between, copy.deepcopy(one.piggyback.state_dict())):
+            [new] = ranks(lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), 1, **named)
+            new.piggyback = Piggyback([new.model], first=False)
+            new.piggyback.load_state_dict(state)
+            assert new.model.module[1].num_batches_tracked.item() == begins
+        reduce(one)
+
+
 class Half:
     def size(self):
         return 1

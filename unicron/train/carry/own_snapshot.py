@@ -178,6 +178,11 @@ class Heap:
         """
         self._changes.find_written()
 
+    @property
+    def given_has_changed(self) -> bool:
+        """Whether what is `Given` is no more what it was when it was numbered."""
+        return not self._given_keys.isdisjoint(self._changes.find())
+
     # --- a snapshot --------------------------------------------------------------------------------------------------
 
     def _find_changed(self) -> list[Key]:
@@ -356,7 +361,8 @@ class Heap:
         entries = [*((key, state) for key, state in self._kept_states.items() if key not in known), *entries]
         known |= {key for key, _ in entries}
         made_before = [key for key in self._find_changed() if not (key[0] or self._numbered[key].is_moving)]
-        self._changes.accept(self._given_keys - known)
+        if ends:
+            self._changes.accept(self._given_keys - known)
         if more := [key for key in made_before if key not in known | self._given_keys]:
             raise NotCarriedError(
                 f"{describe(more[0])} has changed here on the way to the loop, and not on the other rank"

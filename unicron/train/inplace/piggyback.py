@@ -127,12 +127,13 @@ class Piggyback:
             self._reduced |= {id(parameter): parameter for _, parameter in new}
             self._units += [[each] for each in new] if model.uses_vary else [new]
         still = [each for model in models for each in model.module.parameters() if id(each) not in self._reduced]
+        still += [each for model in models if not model.forward_sync_buffers for each in model.module.buffers()]
         small = sum(each.nbytes for each in still) <= FOLLOWERS * sum(each.nbytes for each in self._reduced.values())
         self._followers = still if small else []  # as a key encoder, that follows in the forward pass
         self._synchronized = [Buffers(each) for each in models if each.forward_sync_buffers and each.shared_buffers()]
         many = models[0].rank.size > EITHER_WAY  # whose sums are rounded by their order
         self._orders = [each.ready for each in models if many]
-        self._in_iteration = False
+        self._in_iteration = self._has_point = False
         self._base, self._flags = self._current(), dict[str, Any]()
         kinds = [each.dtype.to_real() for each in self._reduced.values()]
         dtype = functools.reduce(torch.promote_types, kinds)
@@ -154,8 +155,10 @@ class Piggyback:
                 buffers.model.given_digest.value = None
 
     def begin_iteration(self) -> None:
-        """Keep the present values, as a rank that comes later begins this iteration, too."""
-        self._base, self._in_iteration = self._current(), True
+        """Keep the present values, unless those are kept of the point at which another process would begin it."""
+        if not self._has_point:
+            self._base = {**self._current(), **self._flags}
+        self._in_iteration = True
         for order in self._orders:
             order.begin()
 
@@ -232,7 +235,8 @@ class Piggyback:
         Raises:
             InvalidInputError: a rank that was replaced has other options of its optimizers than the others.
         """
-        self._in_iteration, self.carrier.grad = False, None
+        self._in_iteration = self._has_point = False
+        self.carrier.grad = None
         parts = iter(torch.split(summed, self._sizes))
         alike = int(next(parts)) == self._own_digest * self._models[0].rank.size
         if replaced and self._options_equal and not alike:
@@ -262,11 +266,12 @@ class Piggyback:
         }
 
     def record_point(self) -> None:
-        """Keep which parameters and modules train now, at a point at which another process can begin.
+        """Keep the present values, at a point at which another process can begin.
 
-        A script may change that for a while on its way to the next iteration, and changes it again there.
+        What a script changes on its way to the next iteration, such as the buffers of a model that it calls without
+        DistributedDataParallel, that process changes again.
         """
-        self._flags = self._which()
+        self._base, self._flags, self._has_point = self._current(), self._which(), True
 
     def _which(self) -> dict[str, Any]:
         modules = [each for model in self._models for each in model.module.modules()]
@@ -276,8 +281,8 @@ class Piggyback:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the values at the beginning of the iteration; between iterations, the present ones."""
-        return {**self._base, **self._flags} if self._in_iteration else self._current()
+        """Return the values where another process would begin; behind an update, the present ones."""
+        return self._base if self._in_iteration or self._has_point else self._current()
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -297,7 +302,7 @@ class Piggyback:
         modules = [each for model in self._models for each in model.module.modules()]
         for module, training in zip(modules, state["training"], strict=True):
             module.training = training
-        self._base, self._flags = self._current(), self._which()
+        self._base, self._flags, self._has_point = self._current(), self._which(), False
 
 
 def _touched_rows(parameter: torch.Tensor) -> torch.Tensor:

@@ -177,11 +177,17 @@ class Loops(LoopFollower):
             reason = why_not_fed(self.stack.active)
         if reason:
             return reason
+        has_changed = self.taker.has_other_given
         self._confirming = True
         self._begin()
         self._confirming = False
         self.taker.note_parameters()
-        if self.taker.can_take:
+        if has_changed:
+            self._close_last_snapshot(
+                f"a model is changed in the body of the loop at {self.stack.active[-1].place} before its first forward "
+                "pass: a process that begins there would change it twice"
+            )
+        elif self.taker.can_take:
             self._publish_record(self.taker.record(self.stack.active))
         return ""
 

@@ -81,7 +81,7 @@ class SnapshotTaker:
             heap.keep_states(changes)
         except NotCarriedError as error:
             return error
-        self._heap = heap
+        self._heap, self._versions = heap, heap.versions
         return None
 
     def forget(self) -> None:
@@ -141,6 +141,14 @@ class SnapshotTaker:
     def has_other_parameters(self) -> bool:
         """Whether parameters were changed since the last snapshot, and not by an optimizer."""
         return self._heap is not None and self._versions != self._heap.versions
+
+    @property
+    def has_other_given(self) -> bool:
+        """Whether what a new process gets from the first rank has changed since all was numbered."""
+        try:
+            return self._heap is not None and (self.has_other_parameters or self._heap.given_has_changed)
+        except NotCarriedError:  # nobody can tell
+            return True
 
     def note_parameters(self) -> None:
         """Note that a snapshot is of the parameters as they are now."""

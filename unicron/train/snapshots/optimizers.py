@@ -7,17 +7,20 @@ import torch
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load an optimizer's state in the types that it has.
+    """Load an optimizer's state in the types that it has, and into the tensors that it has.
 
     Torch casts moments to the type of their parameter, and makes whatever can be iterated over anew, which hardly
     anything but a list survives. It puts new groups in place of those that the script may have in variables of its own.
+    A checkpoint that a script has read may have the optimizer's tensors, too.
     """
     groups, states = optimizer.param_groups, optimizer.state
-    before = [*groups]
+    before, held = [*groups], {parameter: each for parameter, each in states.items() if isinstance(each, Mapping)}
     optimizer.load_state_dict({**state, "state": {key: _hidden(each) for key, each in state["state"].items()}})
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     for number, parameter in enumerate(parameters):
         _restore_types(optimizer.state.get(parameter), state["state"].get(number))
+        if parameter in held and parameter in optimizer.state:
+            optimizer.state[parameter] = _into(held[parameter], optimizer.state[parameter])
     for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):  # torch has copied objects
         group.update({name: each for name, each in saved.items() if name != "params" and _is_object(each)})
     if vars(optimizer).keys() >= {"param_groups", "state"}:  # else they are those of an optimizer inside of this one
@@ -34,6 +37,23 @@ def _become(own: Any, loaded: Any) -> None:
         found = dict(loaded)
         own.clear()
         own.update(found)
+
+
+@torch.no_grad()
+def _into(own: Any, loaded: Any) -> Any:
+    """Return what was loaded, in the tensors that were there before where these are laid out alike."""
+    if isinstance(own, torch.Tensor) and isinstance(loaded, torch.Tensor):
+        return own.copy_(loaded) if _layout(own) == _layout(loaded) else loaded
+    if isinstance(own, Mapping) and isinstance(loaded, dict):
+        loaded.update({key: _into(own.get(key), each) for key, each in loaded.items()})
+    elif type(own) is type(loaded) in {list, tuple} and len(own) == len(loaded):
+        return type(loaded)(map(_into, own, loaded))
+    return loaded
+
+
+def _layout(tensor: torch.Tensor) -> Any:
+    strides = tensor.stride() if tensor.layout == torch.strided else ()
+    return type(tensor), tensor.shape, tensor.dtype, tensor.device, tensor.layout, strides
 
 
 def _is_object(value: Any) -> bool:
