@@ -578,6 +578,29 @@ async def test_what_no_replacement_would_have_is_trained_and_said(scene, tmp_pat
     assert any(told in each.problem + each.unproven for each in scene.of(ScriptDrilled, task=name))
 
 
+INFINITE = (
+    LOOSE[: LOOSE.index("    while step < 30:")]
+    + """\
+    def compute(x):
+        optimizer.zero_grad()
+        gate.at(step, rank=rank)
+        ((model(x) - x.sum(1, keepdim=True)).square().mean() * (float("inf") if step == 10 else 1)).backward()
+    while step < 30:
+        compute(microbatches(step)[0])
+        if step != 10:
+            optimizer.step()
+"""
+    + LOOSE[LOOSE.index("        step, seen = ") :]
+)
+
+
+async def test_a_gradient_that_is_not_finite_in_the_first_iteration_of_a_new_rank_is_its_own(scene):
+    async with disturbed(scene, INFINITE, (10,)) as run:
+        await run.at(10)
+        await run.strike(1)
+    assert run.begun == [0, 1, 1]
+
+
 MOVES = LOOSE.replace(
     "        gate.at(step, rank=rank)\n        (model(last)",
     "        kept = [each.detach().clone() for each in model.parameters()]\n"

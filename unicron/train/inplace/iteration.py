@@ -218,6 +218,8 @@ class ScriptIteration:
         if self._computing and not self._backward_seen:
             used = [each for each in self._in_forward.values() if each.grad is not None]
             self._check_missing_gradients(used)
+            missing = self._loops.missing_gradients  # those that are NaN from here on this script has made so
+            missing[:] = [each for each in missing if id(each) not in self._in_forward]
             if used and self._loops.gradients_uncertain:
                 self._loops.zeroed = not any(local(each.grad).any() for each in used)
                 if not self._loops.zeroed:
