@@ -110,7 +110,10 @@ def _table(title: str, rows: Sequence[CostRow]) -> Table:
     heads = ["GPU TIME", "GOODPUT", "TRAINED"] if title == "TASK" else ["COST"]
     table = plain_table(title, "FAILURES", *heads, *(phase.replace("_", "-").upper() for phase in used))
     for row in rows:
-        shares = [percent(row.goodput), percent(row.effective_time)] if isinstance(row, TaskRow) else []
+        shares = []
+        if isinstance(row, TaskRow):
+            most = "≤ " if row.at_most else ""
+            shares = [f"{most}{percent(each)}" for each in (row.goodput, row.effective_time)]
         if not row.name:
             shares = [""] * len(shares)
         times = [span(row.seconds[phase]) if row.seconds[phase] else "" for phase in used]
