@@ -334,6 +334,7 @@ class Program:
             told = self.replacements.observe(message)
             if position <= since:
                 continue
+            self._ranks.write()  # what ranks wrote before it, such as why they ended
             if isinstance(message, FailureDetected):
                 self._log(f"unicron: {self._ranks.names.explain(short(str(message), LONGEST))}")
             elif isinstance(message, ScriptDrilled):
