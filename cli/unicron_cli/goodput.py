@@ -127,8 +127,10 @@ def view_of(costs: list[ChainCost]) -> Group:
     used = [phase for phase in Phase if any(cost.seconds[phase] for cost in shown)]
     phases = [phase.replace("_", "-").upper() for phase in used]
     table = plain_table("FAILURE", "NODE", "TASKS", "AT", "HEALED IN", "COST", *phases, "CHAIN")
-    # on a narrow screen all else is folded: an id that is copied has to be in one piece
-    table.columns[-1].no_wrap = True
+    # on a narrow screen all else is folded: an id that is copied, or a name that is looked up, has to be in one piece
+    table.columns[-1].no_wrap = table.columns[0].no_wrap = True
+    for column in table.columns:
+        column.overflow = "fold"
     for cost in shown:
         healed = "not yet" if cost.recovered_at is None else span(cost.recovered_at - cost.begun)
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(cost.begun))
