@@ -1,6 +1,6 @@
 # Every target makes what it needs first. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-pure test-real test-quick test-all mutants coverage compose-test compose-test-all lint lock sbom audit
+.PHONY: help install setup demo test test-pure test-real test-quick test-all mutants coverage compose-test compose-test-all lint lock sbom audit
 
 # The first of these that is Python 3.11 to 3.13 makes the virtual environment.
 PYTHON ?= python3 python3.13 python3.12 python3.11
@@ -8,6 +8,7 @@ PYTHON ?= python3 python3.13 python3.12 python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LIGHT := $(VENV)/.installed-for-users
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -15,7 +16,8 @@ export PIP_NO_INPUT := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 help:
-	@echo 'make setup    make .venv with everything in it (the other targets do it when it is missing)'
+	@echo 'make install  make .venv with what it takes to use it'
+	@echo 'make setup    make .venv with everything in it (the targets that test do it when it is missing)'
 	@echo 'make demo     train two models on an embedded cluster while faults strike it'
 	@echo '              JSON=FILE writes the report as data; CORPUS=DIR trains on other text'
 	@echo 'make test     prove it: rules, formats, properties, storms, services on both buses, some real clusters;'
@@ -35,11 +37,15 @@ help:
 	@echo
 	@echo 'PYTHON=/path/to/python3.11 chooses the interpreter for .venv'
 
+install: $(or $(wildcard $(STAMP)),$(LIGHT))
+
 setup: $(STAMP)
 
 # Runs again only when a requirement or a version changed. pip would compile on one core; what fails to compile there are
 # templates, which packages have under the names of modules.
-$(STAMP): pyproject.toml constraints.txt
+$(LIGHT): WHAT := user
+$(STAMP): WHAT := dev
+$(LIGHT) $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -c '' 2>/dev/null && exit 0; \
 	for python in $(PYTHON); do \
 	  "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null || continue; \
@@ -51,12 +57,12 @@ $(STAMP): pyproject.toml constraints.txt
 	echo 'make: Unicron needs Python 3.11, 3.12 or 3.13, and none of these is one: $(PYTHON)' >&2; \
 	echo '      install one, or name it: make $(or $(MAKECMDGOALS),setup) PYTHON=/path/to/python3.11' >&2; \
 	exit 1
-	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[$(WHAT)]'
 	@echo 'compiling the packages, on all cores'; $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@echo "compiling the planner's loops"; $(BIN)/python -c 'from unicron_planner.lookup import warm_up; warm_up()'
 	@touch $@
 
-demo: $(STAMP)
+demo: install
 	$(BIN)/unicron demo $(if $(JSON),--json $(JSON)) $(if $(CORPUS),--corpus $(CORPUS))
 
 # Tests that only compute take all cores first; then those that start processes, one real cluster a core.

@@ -110,7 +110,10 @@ def _table(title: str, rows: Sequence[CostRow]) -> Table:
     heads = ["GPU TIME", "GOODPUT", "TRAINED"] if title == "TASK" else ["COST"]
     table = plain_table(title, "FAILURES", *heads, *(phase.replace("_", "-").upper() for phase in used))
     for row in rows:
-        shares = [percent(row.goodput), percent(row.effective_time)] if isinstance(row, TaskRow) else []
+        shares = []
+        if isinstance(row, TaskRow):
+            most = "≤ " if row.at_most else ""
+            shares = [f"{most}{percent(each)}" for each in (row.goodput, row.effective_time)]
         if not row.name:
             shares = [""] * len(shares)
         times = [span(row.seconds[phase]) if row.seconds[phase] else "" for phase in used]
@@ -124,8 +127,10 @@ def view_of(costs: list[ChainCost]) -> Group:
     used = [phase for phase in Phase if any(cost.seconds[phase] for cost in shown)]
     phases = [phase.replace("_", "-").upper() for phase in used]
     table = plain_table("FAILURE", "NODE", "TASKS", "AT", "HEALED IN", "COST", *phases, "CHAIN")
-    # on a narrow screen all else is folded: an id that is copied has to be in one piece
-    table.columns[-1].no_wrap = True
+    # on a narrow screen all else is folded: an id that is copied, or a name that is looked up, has to be in one piece
+    table.columns[-1].no_wrap = table.columns[0].no_wrap = True
+    for column in table.columns:
+        column.overflow = "fold"
     for cost in shown:
         healed = "not yet" if cost.recovered_at is None else span(cost.recovered_at - cost.begun)
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(cost.begun))

@@ -213,9 +213,23 @@ def _checkout() -> Iterator[Finding]:
     if Path("docker-compose.yml").exists() and Path("examples/gpt/task.yaml").exists():
         found = "the checkout of Unicron: two small models train here, while faults strike them"
         yield Finding(name="demo", found=found, command="unicron demo")
-        if shutil.which("docker") and not _has_containers():
+        if shutil.which("docker") and not _has_containers() and _engine_answers(os.environ):
             found = "a container engine: the cluster of docker-compose.yml (docs/start/containers.md has its key)"
             yield Finding(name="containers", found=found, command="docker-compose up --build -d")
+
+
+def _engine_answers(environ: Mapping[str, str]) -> bool:
+    """Return whether a container engine runs, as far as a look at its socket shows; one elsewhere is believed to."""
+    given = environ.get("DOCKER_HOST", "")
+    if given and not given.startswith("unix://"):
+        return True
+    own = f"{environ.get('XDG_RUNTIME_DIR', '/run/user/0')}/docker.sock"
+    for path in (given.removeprefix("unix://"),) if given else ("/var/run/docker.sock", own):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as engine:
+            engine.settimeout(CONNECT_S)
+            engine.connect(path)
+            return True
+    return False
 
 
 def _scripts() -> Iterator[Path]:

@@ -48,7 +48,7 @@ def what_if_view(view: PlanView, in_force: Plan | None, condition: str) -> Group
     """
     if view.plan is None:
         return Group(Text(NO_PLAN))
-    head = Text(f"if {condition}: {view.plan.workers} healthy slots (nothing is done)", "bold")
+    head = Text(f"if {condition}: {view.plan.workers} healthy slots (only asked: nothing has changed)", "bold")
     said = [pair for pair in explain(view) if pair[0] != "what happened"]
     return Group(head, Text(), words(said), Text(), shares_table(view.plan, in_force))
 

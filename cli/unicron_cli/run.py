@@ -1,6 +1,7 @@
 """`unicron run`: a program that knows nothing of Unicron, on this machine, healed as on a cluster."""
 
 import asyncio
+import fcntl
 import os
 import re
 import shutil
@@ -134,6 +135,8 @@ def run(
         spec = spec_of(words, number.most * slots, least or number.least * slots, checkpoints)
     if not module and command[0].endswith(".py") and not Path(spec.workdir, command[0]).is_file():
         raise InvalidInputError(f"{command[0]}: no such file in {spec.workdir}")
+    if spec.checkpoints and "://" not in spec.checkpoints:
+        take_folder(Path(spec.checkpoints, f"{spec.name}.own"))
     if in_place or drill:
         spec = replace(healed_by(Healing.IN_PLACE, spec), drill=drill or spec.drill)
     if silence is not None:
@@ -152,6 +155,28 @@ def run(
     with ends_with_us():
         code = _run(Run(spec, number, slots, meeting, drill), root, log, remove=folder is None)
     raise typer.Exit(code)
+
+
+def take_folder(own: Path) -> None:
+    """Make the folder for a program's own checkpoints, and have it for this process alone until that ends.
+
+    Only here: on a cluster a folder that is missing may not be mounted.
+
+    Raises:
+        InvalidInputError: it can't be made, or another run has it.
+    """
+    try:
+        own.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInputError(f"--checkpoints: {own} can't be made: {error.strerror}; give another folder") from error
+    with suppress(OSError):  # a file system without locks
+        held = os.open(own, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(held)
+            cure = "wait for its end, or give another folder"
+            raise InvalidInputError(f"--checkpoints: another run writes its checkpoints to {own}; {cure}") from error
 
 
 def worded(command: Sequence[str], *, module: bool) -> list[str]:
@@ -309,6 +334,7 @@ class Program:
             told = self.replacements.observe(message)
             if position <= since:
                 continue
+            self._ranks.write()  # what ranks wrote before it, such as why they ended
             if isinstance(message, FailureDetected):
                 self._log(f"unicron: {self._ranks.names.explain(short(str(message), LONGEST))}")
             elif isinstance(message, ScriptDrilled):

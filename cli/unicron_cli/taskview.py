@@ -40,6 +40,7 @@ class TaskAccount(Record, kw_only=True, frozen=True):
         iteration: the last that it has finished, from 0; -1 before that.
         iterations: None where they are not counted.
         left: None where that can't be known, or it does not run.
+        at_most: its goodput may be less, see `TaskRow`.
         seconds: slot-seconds since it was submitted, by phase.
         wall_s: seconds, by what the task as a whole did.
         causes: slot-seconds that were neither training nor idle, by what they were lost to, most first; "" is nothing's
@@ -61,6 +62,7 @@ class TaskAccount(Record, kw_only=True, frozen=True):
     iteration_s: float
     left: TimeLeft | None
     goodput: float | None
+    at_most: bool
     seconds: dict[str, float]
     wall_s: dict[str, float]
     causes: dict[str, float]
@@ -100,6 +102,7 @@ def account(
         iteration_s=view.iteration_s,
         left=time_left(spec, view.iteration, view.recent_s, wall_s) if runs else None,
         goodput=row.goodput if row and row.total_s else None,
+        at_most=row is not None and row.at_most,
         seconds=_nonzero(row.seconds) if row else {},
         wall_s=wall_s,
         causes=row.causes if row else {},
@@ -163,7 +166,7 @@ def _progress(task: TaskAccount) -> Iterator[tuple[str, str]]:
         slow = "with failures as so far" if task.struck else "at the pace of the slowest tenth"
         yield "left", f"{span(task.left.seconds)}: {least} at the pace of the fastest tenth, {most} {slow}"
     if task.goodput is not None:
-        yield "goodput", f"{percent(task.goodput)} of its GPU time was training"
+        yield "goodput", f"{'at most ' * task.at_most}{percent(task.goodput)} of its GPU time was training"
         yield "time", ", ".join(f"{phase.replace('_', '-')} {span(part)}" for phase, part in task.wall_s.items())
     yield "failures", str(task.struck)
     if lost := [f"{cause} {span(part)}" for cause, part in task.causes.items() if cause]:

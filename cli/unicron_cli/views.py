@@ -73,15 +73,22 @@ def tasks_table(status: Status) -> FittingTable:
             Text(view.state, TASK_STYLES.get(view.state, "yellow")),
             f"{spec.weight:g}",
             f"{_workers(view)} ({spec.min_workers}-{spec.max_workers})",
-            f"{view.iteration + 1}" + (f"/{spec.iterations}" if spec.iterations < UNCOUNTED else ""),
-            "" if view.loss is None else f"{view.loss:.4f}",
-            f"{view.iteration_s:.3f}" if view.iteration_s else "",
+            *_progress(view),
             left(view),
             si(view.waf, "FLOP/s") if view.waf >= KNOWN_FLOPS else "",
             _saved(view, status),
             Text(names.explain(_reason(view))),
         )
     return table
+
+
+def _progress(view: TaskView) -> tuple[str, str, str]:
+    """Return iteration, loss and seconds; nothing while it starts, as it may go on from an earlier iteration."""
+    if view.state is TaskState.STARTING:
+        return "", "", ""
+    total = f"/{view.spec.iterations}" if view.spec.iterations < UNCOUNTED else ""
+    loss = "" if view.loss is None else f"{view.loss:.4f}"
+    return f"{view.iteration + 1}{total}", loss, f"{view.iteration_s:.3f}" if view.iteration_s else ""
 
 
 def left(view: TaskView) -> str:
@@ -129,7 +136,7 @@ def status_view(status: Status, now: float | None = None) -> Group:
     slow += [
         Text(f"{view.spec.name} in its drill: {view.drill}")
         for view in status.tasks
-        if view.drill and not view.state.ended
+        if view.drill and not view.state.ended and view.state is not TaskState.STARTING  # another may follow
     ]
     if status.observe_only:
         slow.insert(0, Text(OBSERVING, "bold yellow"))

@@ -112,7 +112,7 @@ async def test_readme_in_its_order_leaves_the_keys_of_the_first_cluster_alone(tm
     own = {
         "unicron up": f"unicron up --port {cluster.port} --console-port {free_port()}",
         "unicron status --watch": ":",
-        "make setup": ":",
+        "make install": ":",
     }
     _, *first = [own.get(line, line) for line in typed("README.md", "A cluster of your own")]
     second = [own.get(line, line) for line in typed("docs/start/containers.md", "A cluster in containers")]

@@ -113,7 +113,9 @@ class SnapshotMemory:
         Raises:
             StateTransferError: it may not.
         """
-        others = sum(path.stat().st_size for path in self.folder.glob(f"*.{SAVED}") if path.name != name)
+        if not self.folder.is_dir():
+            raise StateTransferError(f"the folder {self.folder} is gone: start the agent of this node again")
+        others = sum(_size(path) for path in self.folder.glob(f"*.{SAVED}") if path.name != name)
         if others + size > self.limit:
             raise StateTransferError(
                 f"{others + size} bytes of saved states are more than the limit of {self.limit} bytes: "
@@ -127,14 +129,13 @@ class SnapshotMemory:
             whether the file is there still. One that is read under another name is left to its reader.
         """
         path = self.folder / name
-        if not path.exists():
-            return False
-        found = path.stat()
-        if found.st_nlink > 1:
+        with contextlib.suppress(FileNotFoundError):  # the agent removes what was of a lost node
+            found = path.stat()
+            if found.st_nlink == 1:
+                os.truncate(path, min(size, found.st_size))
+                return True
             path.unlink()
-            return False
-        os.truncate(path, min(size, found.st_size))
-        return True
+        return False
 
     def add_label(self, ref: StateRef) -> None:
         """Make a file whose content is written, all of it, the saved snapshot `ref`."""
@@ -237,6 +238,14 @@ def unsound(ref: StateRef) -> UnsoundStateError:
     """Return the error that a snapshot is not what its checksum says."""
     name, node = ref.location.name, ref.location.node
     return UnsoundStateError(f"state {name!r} of {node}: wrong checksum; this is not what was exported")
+
+
+def _size(path: Path) -> int:
+    """Return how large a file is; 0 where it has just been removed."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _file_system_bytes(folder: Path) -> int:

@@ -11,7 +11,7 @@ from xxhash import xxh3_128
 
 from unicron.addresses import Address
 from unicron.contracts.states import KEPT, SAVED, StateRef
-from unicron.errors import InvalidInputError, StateTransferError, UntimelyProofError
+from unicron.errors import InvalidInputError, StateTransferError, UntimelyProofError, explain_lack
 from unicron.fabric_proofs import CallProof
 from unicron.snapshots.gate import Gate
 from unicron.snapshots.memory import SnapshotMemory
@@ -140,7 +140,7 @@ class SnapshotServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             except OSError as error:
                 async for piece in pieces:  # a client that is still sending would not learn why
                     await _acknowledge(receipts, piece)
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._memory.folder}: {error.strerror}")
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._memory.folder}: {explain_lack(error)}")
         if receipts is None:
             await context.write(b"")
 

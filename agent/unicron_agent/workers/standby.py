@@ -154,8 +154,7 @@ def _run_request(request: dict[str, Any]) -> None:
         os.dup2(log, 2)
         sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
         os.environ.update(request["env"])
-        named = f"unicron {os.environ.get('UNICRON_WORKER', '')}"[-LONGEST_NAME:]
-        ctypes.CDLL(None).prctl(PR_SET_NAME, named.encode())  # as ps and top show it
+        _show_as(f"unicron {os.environ.get('UNICRON_WORKER', '')}", request["argv"])
         own = os.environ.get("UNICRON_CHECKPOINT_DIR", "")
         if own and "://" not in own:
             with contextlib.suppress(
@@ -171,6 +170,16 @@ def _run_request(request: dict[str, Any]) -> None:
 
         flush()
         os._exit(code)
+
+
+def _show_as(name: str, argv: list[str]) -> None:
+    """Have ps and top show this process by its name, and by what it runs, as far as the standby's words leave room."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name[-LONGEST_NAME:].encode())
+    with contextlib.suppress(OSError):
+        numbers = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        begin, end = int(numbers[45]), int(numbers[46])  # arg_start and arg_end of proc(5); 0 where it hides them
+        shown = f"{name}: {' '.join(argv)}".encode(errors="replace")[: max(0, end - begin - 1)]
+        ctypes.memmove(begin, shown.ljust(end - begin, b"\0"), end - begin)
 
 
 def _launch(request: dict[str, Any]) -> int:

@@ -131,6 +131,7 @@ class Standstill(msgspec.Struct, kw_only=True, array_like=True):
         met_at: when workers met last.
         earlier: likewise for iterations before it in which the task fails since it was set back.
         starts: by slot, how workers ended there, one after the other, before the task had a place for them.
+        same: by slot, what may be the program's own that ended its workers last, and how often in a row.
     """
 
     iteration: Number = -1
@@ -140,6 +141,7 @@ class Standstill(msgspec.Struct, kw_only=True, array_like=True):
     met_at: Moment = 0.0
     earlier: dict[Number, list[Text]] = {}
     starts: dict[Text, list[Text]] = {}
+    same: dict[Text, tuple[Text, Count]] = {}
 
     def count_failure(self, iteration: int, epoch: int, how: str, *, lasted: bool = False) -> list[str]:
         """Count a failure; return what ended the task in that iteration, once for each membership.
@@ -170,10 +172,19 @@ class Standstill(msgspec.Struct, kw_only=True, array_like=True):
         self.starts[slot] = [*self.starts.get(slot, []), how]
         return self.starts[slot]
 
+    def count_same(self, slot: str, what: str) -> int:
+        """Count what may be the program's own that ended a slot's worker; return how often it did, in a row."""
+        last, times = self.same.get(slot, ("", 0))
+        times = times + 1 if last == what else 1
+        self.same[slot] = what, times
+        return times
+
     def record_progress(self, iteration: int, kept: int = 0) -> None:
         """Record the iteration in which the task continues."""
         self.starts = {}
         self.earlier = {at: tried for at, tried in self.earlier.items() if at >= iteration}
+        if iteration > self.iteration:
+            self.same = {}
         if iteration > self.iteration or (iteration == self.iteration and kept > self.kept):
             self.tried = []
         if iteration == self.iteration:

@@ -43,6 +43,10 @@ OWN_ERRORS = {FailureStatus.OTHER_SOFTWARE_ERROR, FailureStatus.ADDRESS_IN_USE}
 PROVABLE = OWN_ERRORS | {FailureStatus.UNEXPLAINED}
 """Statuses that are the user's own error, if the same happens in the same place elsewhere."""
 
+REPEATS, REPEATS_UNEXPLAINED = 2, 4
+"""So often in a row a slot's workers end by the same, in one line and one iteration, until that is proof enough where
+nobody else computes the same; more often what no rule knows, as some of that passes."""
+
 CERTAIN = {FailureStatus.GRADIENT_NOT_FINITE, FailureStatus.RANK_ENDED}
 """Statuses that all ranks share, or bring about together: a retry would end the same."""
 
@@ -117,7 +121,7 @@ class Processes:
         own = verdict is not None and verdict.status in OWN_ERRORS
         if verdict is not None and verdict.status in PROVABLE:
             code = f"signal {exited.signal}" if exited.signal else f"exit code {exited.exit_code}"
-            broken = self._user_error(exited, f"{code}{_place(tail)}", f"{exited.worker} {how}", tail)
+            broken = self._user_error(exited, code, f"{exited.worker} {how}", tail, own=own)
             if broken:
                 return broken
         echo = verdict is not None and verdict.echo
@@ -177,16 +181,19 @@ class Processes:
         if self._reporter.worker(raised.worker, raised.task, raised.node, raised.slot).gone_at is not None:
             return []
         verdict = self._rules.classify(raised.exception, raised.text, raised.traceback)
-        what = f"{raised.exception}: {raised.text}"
+        what = f"{raised.exception}: {raised.text}" if raised.text else raised.exception
         if verdict.status in CERTAIN:
             closed = self._reporter.task(raised.task).closed
             reason = f"{raised.worker} raised {what}"
             return [] if closed else self._reporter.break_task(raised.task, reason, raised.traceback)
         if verdict.status is FailureStatus.ADDRESS_IN_USE:
             what = f"{what}; in {script_line(raised.traceback)}: {TAKE_ANOTHER}"
-        if verdict.status in PROVABLE:
-            kind = _NUMBERS.sub("0", what) + _place(raised.traceback)
-            broken = self._user_error(raised, kind, f"{raised.worker} raised {what}", raised.traceback)
+        own = verdict.status in OWN_ERRORS
+        # a machine that runs out of memory ends processes; Python is refused what the program should not ask for
+        refused = raised.exception.endswith("MemoryError")
+        if verdict.status in PROVABLE or refused:
+            reason, kind = f"{raised.worker} raised {what}", _NUMBERS.sub("0", what)
+            broken = self._user_error(raised, kind, reason, raised.traceback, own=own or refused)
             if broken:
                 return broken
         return self._reporter.fail(
@@ -203,17 +210,20 @@ class Processes:
             ),
             raised.iteration,
             echo=verdict.echo,
-            own=verdict.status in OWN_ERRORS,
+            own=own,
             unexplained=verdict.status is FailureStatus.UNEXPLAINED,
             outside=verdict.outside,
             traceback=raised.traceback,
         )
 
-    def _user_error(self, fact: WorkerExited | WorkerRaised, what: str, reason: str, traceback: str) -> list[Message]:
-        """Return TaskBroken if a worker elsewhere ended in the same way at the same iteration, else remember it.
+    def _user_error(
+        self, fact: WorkerExited | WorkerRaised, what: str, reason: str, traceback: str, *, own: bool
+    ) -> list[Message]:
+        """Return TaskBroken if another worker ended in the same way at the same iteration, else remember it.
 
-        Elsewhere is on another machine; in another slot, where the task is on one machine alone: what befalls one of
-        several machines may be the machine's own.
+        That worker was elsewhere: on another machine; in another slot, where the task is on one machine alone: what
+        befalls one of several machines may be the machine's own. Or it was the one before in this slot, and the script
+        is known to have failed in the same line, with no iteration in between.
         Of a program that reports no iterations the other must be of the same membership, but for what only one rank of
         each can do: listen where all others find it.
         """
@@ -221,15 +231,19 @@ class Processes:
         where = f"{fact.iteration}"
         if task.restarts and fact.iteration <= 0 and TAKE_ANOTHER not in what:
             where = f"{self._reporter.worker(fact.worker, fact.task, fact.node, fact.slot).epoch}."
-        signature = f"{where}:{what}"
+        place = _place(traceback)
+        signature = f"{where}:{what}{place}"
         digest = blake2b(signature.encode(errors="replace"), digest_size=16).hexdigest()
         first = task.seen.setdefault(digest, fact.worker)
         other = self._state.workers.get(first)
         elsewhere = other is not None and self._is_elsewhere(other, fact)
-        if first != fact.worker and (elsewhere or TAKE_ANOTHER in what):
+        times = task.standstill.count_same(f"{fact.node}:{fact.slot}", digest) if place else 0
+        again = times >= (REPEATS if own else REPEATS_UNEXPLAINED)
+        if first != fact.worker and (elsewhere or again or TAKE_ANOTHER in what):
             when = f"at iteration {fact.iteration}, " if fact.iteration >= 0 else "before the first iteration, "
             when = "" if task.restarts and fact.iteration <= 0 else when  # it does not say how far it is
-            return self._reporter.break_task(fact.task, f"{reason} ({when}as {first} did before it)", traceback)
+            at = f"{place[1:]}, " if place and place not in reason else ""
+            return self._reporter.break_task(fact.task, f"{reason} ({at}{when}as {first} did before it)", traceback)
         if len(task.seen) > SIGNATURES:
             task.seen.pop(next(iter(task.seen)))
         return []

@@ -12,7 +12,7 @@ from helpers.pages import FENCED, typed
 from helpers.waiting import block_until
 from typer.testing import CliRunner
 from unicron_cli.main import app
-from unicron_cli.run import spec_of, worded
+from unicron_cli.run import spec_of, take_folder, worded
 
 from unicron.checks import task_problems
 from unicron.contracts.tasks import UNCOUNTED, Healing
@@ -35,6 +35,7 @@ if dist.get_rank() == 1 and not os.path.exists("once"):
     open("once", "w").close()
     raise ValueError("only once")
 dist.barrier()
+open(os.environ["UNICRON_CHECKPOINT_DIR"] + f"/{dist.get_rank()}.pt", "w").close()  # no script makes that folder
 print("total", int(total), os.environ.get("UNICRON_CHECKPOINT_DIR"), flush=True)
 dist.destroy_process_group()
 """
@@ -215,6 +216,16 @@ def test_a_program_that_fails_for_good_ends_with_its_last_words(tmp_path):
     again = run(tmp_path, "--dir", "kept", "true")
     assert again.returncode
     assert "a cluster has run there; give a folder that is new" in again.stderr
+
+
+def test_a_folder_for_checkpoints_is_made_and_one_runs_alone(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidInputError, match=r"file/b/t\.own can't be made: Not a directory; give another folder"):
+        take_folder(tmp_path / "file" / "b" / "t.own")
+    take_folder(tmp_path / "a" / "t.own")
+    take_folder(tmp_path / "a" / "u.own")
+    with pytest.raises(InvalidInputError, match=r"another run writes its checkpoints to .*t\.own; wait for its end"):
+        take_folder(tmp_path / "a" / "t.own")
 
 
 def test_the_interpreter_may_be_left_out():

@@ -38,8 +38,10 @@ def test_without_its_variables_an_optimizer_s_first_step_looks(counted):
     ("worker", "comm"), [("gpt-2", "unicron gpt-2"), ("a-long-name-of-a-task-2", "ame-of-a-task-2")]
 )
 def test_a_worker_goes_by_its_name_where_processes_are_listed(worker, comm, tmp_path):
-    (tmp_path / "script.py").write_text("print(open('/proc/self/comm').read(), end='')")
-    assert run(tmp_path / "script.py", UNICRON_WORKER=worker) == (0, f"{comm}\n")
+    reads = "print(open('/proc/self/comm').read(), end=open('/proc/self/cmdline').read().strip(chr(0))[:40])"
+    (tmp_path / "script.py").write_text(reads)
+    code, said = run(tmp_path / "script.py", UNICRON_WORKER=worker)
+    assert (code, said) == (0, f"{comm}\n{f'unicron {worker}: {tmp_path}/script.py'[:40]}")
 
 
 @pytest.mark.parametrize(

@@ -93,10 +93,11 @@ def test_each_failure_is_told_with_what_it_cost_the_dearest_first(demo):
     assert "failures and slowdowns: 5" in text
 
 
-def test_ids_stay_in_one_piece_where_columns_are_many(demo):
+def test_ids_and_names_stay_in_one_piece_where_columns_are_many(demo):
     costs = dearest(demo.costs(), since=0.0)
     text = printed(view_of(costs), width=120)
-    assert all(cost.chain in text for cost in costs)
+    assert all(cost.chain in text and f"{cost.what} " in text for cost in costs)
+    assert "…" not in printed(view_of(costs), width=80)
 
 
 def test_failures_as_csv_and_json_have_all_phases_and_times(demo):

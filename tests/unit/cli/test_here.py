@@ -76,12 +76,17 @@ def test_what_is_here_leads_to_the_next_command(folder, there, command):
     assert invoke().splitlines()[-2:][0] == f"next: {command}"
 
 
-def test_containers_whose_key_is_here_are_asked_or_started_and_not_built_again(folder):
+def test_containers_whose_key_is_here_are_asked_or_started_and_not_built_again(folder, monkeypatch):
     (folder / "bin" / "docker").touch(mode=0o755)
     (folder / "examples" / "gpt").mkdir(parents=True)
     for name in ("docker-compose.yml", "examples/gpt/task.yaml"):
         written(name, "")(folder)
-    assert "docker-compose up --build -d" in [each.command for each in here.findings({})]
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/docker.sock")
+    assert "docker-compose up --build -d" not in [each.command for each in here.findings({})], "no engine runs"
+    with socket.socket(socket.AF_UNIX) as engine:
+        engine.bind(f"{folder}/docker.sock")
+        engine.listen()
+        assert "docker-compose up --build -d" in [each.command for each in here.findings({})]
     containers(folder)
     commands = [each.command for each in here.findings({})]
     assert (commands[0], commands[1:]) == ("docker-compose start", ["unicron demo"])

@@ -133,7 +133,7 @@ def test_what_if_shows_which_slots_change_hands():
     share = TaskShare(task="gpt-a", slots=[*refs("node-1", 0, 1, 2, 3), *refs("node-3", 0, 1)])
     now = Plan(number=6, trigger="t", workers=9, shares=[share])
     text = shown(what_if_view(VIEW, now, "node-3 is lost"))
-    assert "if node-3 is lost: 9 healthy slots (nothing is done)" in text
+    assert "if node-3 is lost: 9 healthy slots (only asked: nothing has changed)" in text
     assert "gpt-a 7 9 600 TFLOP/s -200 TFLOP/s (-25 %) node-2:0,2-3 node-3:0-1" in text
     assert "decision workers: gpt-a 9 -> 7" in text
     assert "what happened" not in text
@@ -338,7 +338,7 @@ def test_what_if_shows_both_plans_and_changes_nothing(client):
     assert found["in_force"] == before["plan"]
     assert found["plan"]["workers"] == 2
     assert "decision" in found["words"]
-    assert "if n1 is lost: 2 healthy slots (nothing is done)" in run("what-if", "--lose", "n1")
+    assert "if n1 is lost: 2 healthy slots (only asked: nothing has changed)" in run("what-if", "--lose", "n1")
     assert json.loads(run("show", "--json")) == before
 
 

@@ -110,3 +110,18 @@ async def test_what_an_earlier_job_has_told_is_not_told_again(tmp_path, since, t
     await program._follow(Journal(), since)
     assert sum("1 new, 1 went on" in line for line in said) == told
     assert program.replacements.outcome.startswith("2 lost ranks"), "all of it counts"
+
+
+async def test_what_a_rank_wrote_before_a_failure_is_shown_before_it(tmp_path, capsys):
+    (tmp_path / "nodes/node-1/logs").mkdir(parents=True)
+
+    class Journal:
+        async def follow(self):
+            (tmp_path / "nodes/node-1/logs/t-1.log").write_text("its last words\n")
+            yield 1, FAILED
+
+    program = Program(SimpleNamespace(root=tmp_path), Run(TaskSpec(name="t", command=["x"]), Nodes(1, 1), 2), print)
+    await program._follow(Journal(), 0)
+    first, second = capsys.readouterr().out.splitlines()
+    assert "its last words" in first
+    assert second.startswith("unicron: sev1")

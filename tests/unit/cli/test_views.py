@@ -51,6 +51,13 @@ def test_status_shows_who_computes_where_and_why_a_task_waits():
     assert "no plan yet" in text
 
 
+def test_of_a_task_that_starts_again_nothing_is_shown_that_may_be_over():
+    rates = {"iteration": 4, "loss": 2.5, "iteration_s": 0.4, "drill": "computed the same"}
+    for state, seen in ((TaskState.RUNNING, True), (TaskState.STARTING, False)):
+        text = shown(status_view(Status(tasks=[TaskView(spec=SPEC, state=state, **rates)])))
+        assert [each in text for each in ("5/10", "2.5000", "0.400", "in its drill")] == [seen] * 4
+
+
 def test_racks_and_domains_of_nodes_are_shown_where_any_is_known():
     up, slots = {"state": NodeState.UP, "since": 90.0}, [Slot(index=0)]
     nodes = [NodeView(node="n1", rack="r1", slots=slots, **up), NodeView(node="n2", domain="d[2]", slots=slots, **up)]

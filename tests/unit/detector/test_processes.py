@@ -9,7 +9,14 @@ from unicron_detector.processes import REPLACED_S, SIGNATURES, script_line
 from unicron_detector.state import DetectorLimits
 
 from unicron.contracts.commands import Regroup, StartWorker
-from unicron.contracts.events import FailureDetected, TaskStateChanged, TaskSubmitted, WorkerFinished, WorkerReady
+from unicron.contracts.events import (
+    FailureDetected,
+    IterationFinished,
+    TaskStateChanged,
+    TaskSubmitted,
+    WorkerFinished,
+    WorkerReady,
+)
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import Healing, TaskSpec, TaskState
 
@@ -204,6 +211,60 @@ def test_a_process_that_ends_at_another_line_has_ended_by_something_else(scene, 
     scene.exit("w1", exit_code=1, iteration=3, stderr=['  File "train.py", line 7, in f', "RuntimeError: odd"])
     tail = [f'  File "train.py", line {line}, in f', "RuntimeError: odd"]
     assert brief(scene.exit("w2", exit_code=1, iteration=3, stderr=tail)) == [found]
+
+
+LINE = '  File "train.py", line 7, in f\n'
+SENDS = {"exception": "RuntimeError", "text": "NCCL error: remote process exited or there was a network error"}
+
+
+@pytest.mark.parametrize(
+    ("how", "times"),
+    [
+        ({}, 2),
+        ({"exception": "MemoryError", "text": ""}, 2),
+        ({"exception": "numpy._core._exceptions._ArrayMemoryError", "text": "Unable to allocate 8. EiB"}, 2),
+        (ODD, 4),
+        ({"traceback": "Traceback ..."}, 5),  # where that was is not known
+        (SENDS, 9),
+        ({"exception": "OSError", "text": "[Errno 12] Cannot allocate memory"}, 9),
+    ],
+)
+@pytest.mark.parametrize("others", [False, True])
+def test_the_same_exception_in_the_same_line_and_iteration_of_a_slot_is_the_programs_own(how, times, others):
+    """On a cluster as with `unicron run`, where no node is given up; what machines do to a program is none."""
+    limits = DetectorLimits(no_progress=5, attempts=3 if others else 1000)
+    scene, told = scene_of("n1", "n2", limits=limits), []
+    for number in range(8):
+        scene.run(epoch=number, **{f"v{number}": "n1", **({"w2": "n2"} if others else {})})
+        told += scene.throw(f"v{number}", **{"traceback": LINE} | how)
+        if brief(told)[-1] == "TaskBroken":
+            break
+    assert len(told) == times if times < 5 else len(told) > 3
+    assert times > 4 or "(in train.py:7, at iteration 3, as v0 did before it)" in told[-1].reason
+
+
+@pytest.mark.parametrize("how", [{"text": "worse"}, {"traceback": LINE.replace("7", "8")}, {"iteration": 4}])
+def test_another_failure_of_a_slot_is_no_proof_against_the_program(scene, how):
+    for number, told in enumerate([{}, how, {}]):
+        scene.run(epoch=number, **{f"v{number}": "n1", "w2": "n2"})
+        assert brief(scene.throw(f"v{number}", **{"traceback": LINE} | told))[0][1] == "other_software_error"
+
+
+def test_a_start_that_fails_by_the_same_is_no_proof_where_the_task_came_further_in_between(scene):
+    """As a file may be missing for a moment only that others write."""
+    for number in range(3):
+        scene.start(f"v{number}", "n3")
+        told = scene.throw(f"v{number}", traceback=LINE, iteration=-1)
+        assert brief(told) == [(2, "other_software_error", f"v{number}")]
+        further = {"world_size": 1, "seconds": 1.0, "loss": 1.0}
+        scene.feed(IterationFinished(**scene.places["w2"], epoch=number, iteration=number, **further))
+
+
+def test_two_slots_of_a_machine_that_fail_at_once_are_no_proof_against_the_program(scene):
+    scene.start("v2", "n1", slot=1)
+    scene.run(epoch=1, v1="n1", w2="n2")
+    told = scene.throw("v1", traceback=LINE) + scene.throw("v2", traceback=LINE)
+    assert "TaskBroken" not in brief(told)
 
 
 def test_two_nodes_of_one_machine_are_no_proof_where_the_task_is_on_others_too():

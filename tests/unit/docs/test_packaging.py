@@ -140,7 +140,7 @@ def test_only_the_node_has_torch():
 
 
 def test_dev_has_every_extra():
-    extras = {extra for text in EXTRAS["dev"] for extra in Requirement(text).extras}
+    extras = {extra for text in EXTRAS["dev"] + EXTRAS["user"] for extra in Requirement(text).extras}
     assert extras == set(EXTRAS) - {"dev"}
 
 

@@ -1,5 +1,6 @@
 """Accounts of each second, and costs of a failure over time, compared with results worked out by hand."""
 
+import msgspec
 import pytest
 from helpers.accounts import (
     FAILED,
@@ -30,7 +31,7 @@ from replay import replayer
 
 from unicron.contracts import commands, events
 from unicron.contracts.failures import FailureStatus
-from unicron.contracts.tasks import TaskState
+from unicron.contracts.tasks import Healing, TaskState
 from unicron.observe.accounts import book
 
 
@@ -98,6 +99,28 @@ def test_iterations_that_were_done_before_are_recomputed_and_who_waits_for_a_wor
         "recomputed": 4 * 40,  # iterations 6 to 9, 10 s each on four slots
         "training": 400 + 4 * (68 - 40),
     }
+
+
+def test_what_was_lost_is_no_goodput_from_when_that_is_known_and_no_less_once_it_is_computed_again():
+    goodput = account([*began(), *ROLLED_BACK])
+    known = of(goodput, 132)
+    assert known.seconds["training"] == 400
+    assert known.goodput == pytest.approx((400 - 160) / known.total_s)
+    assert known.effective_time == pytest.approx((100 - 40) / sum(known.wall_s.values()))
+    assert of(goodput, 152).goodput == pytest.approx((400 - 80) / of(goodput, 152).total_s)
+    assert of(goodput, 200).goodput == pytest.approx(512 / of(goodput, 200).total_s)
+    ended = [(142, events.TaskStateChanged(task="gpt", state=TaskState.FAILED))]
+    assert of(account([*began(), *ROLLED_BACK, *ended]), 200).goodput == pytest.approx((400 - 120) / 760)
+
+
+def test_nobody_sees_what_a_program_repeats_that_is_run_again():
+    spec = msgspec.structs.replace(SPEC, heal=Healing.RESTART)
+    for heal, lines in ((spec, began()), (SPEC, [*began(), *killed()]), (spec, [*began(), *killed()])):
+        starts = [
+            (at, *(msgspec.structs.replace(m, spec=heal) if isinstance(m, commands.StartWorker) else m for m in each))
+            for at, *each in lines
+        ]
+        assert of(account(starts), 200).at_most == (heal is spec and len(lines) > len(began()))
 
 
 def test_telemetry_says_when_the_recomputed_iterations_were_over():

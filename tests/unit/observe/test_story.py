@@ -72,6 +72,8 @@ def test_a_failure_says_what_a_person_wants_to_know():
     assert describe(exited) == "w3 on node-2:1 ended by signal 9, in iteration 7"
     exited = msgspec.structs.replace(exited, signal=None, exit_code=0, expected=True)
     assert describe(exited) == "w3 on node-2:1 ended by exit code 0, as ordered, in iteration 7"
+    unseen = WorkerExited(node="node-2", slot=1, task="gpt", worker="w3")  # by an agent that was started again
+    assert describe(unseen) == "w3 on node-2:1 ended, nobody knows how, nor in which iteration"
 
 
 def test_long_and_many_lined_texts_become_one_short_line():

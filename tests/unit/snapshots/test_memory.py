@@ -115,3 +115,14 @@ def test_a_full_memory_takes_no_state_more_until_it_is_freed_and_what_lies_there
     memory.free()
     memory.check_room("t-2.0.saved", 5)
     assert names(tmp_path) == ["t-1.0.saved"]
+
+
+def test_what_is_removed_by_others_meanwhile_is_no_want_of_room(tmp_path):
+    """After a node is lost, the agents remove what its workers had saved, while others save."""
+    memory = SnapshotMemory(tmp_path / "of", 100)
+    with pytest.raises(StateTransferError, match="of is gone: start the agent of this node again"):
+        memory.check_room("t-2.0.saved", 5)
+    memory.folder.mkdir()
+    (memory.folder / "t-1.0.saved").symlink_to("nothing")  # listed, and gone when it is looked at
+    memory.check_room("t-2.0.saved", 5)
+    assert not memory.begin_overwrite("t-1.0.saved", 5)

@@ -1,5 +1,6 @@
 """A program without a session: its environment and its messages, by its launcher and `unicron.train.watch`."""
 
+import importlib.util
 import math
 import os
 import socket
@@ -170,3 +171,31 @@ def test_a_session_says_which_way_of_healing_it_needs(monkeypatch):
 def test_a_cause_is_safe_in_an_environment(monkeypatch, cause, told):
     assert wire.printable_cause(cause) == told
     monkeypatch.setenv("UNICRON_TEST_CAUSE", wire.printable_cause(cause))
+
+
+RUNS = "import runpy\ndef run(path):\n    runpy.run_path(path, run_name='__main__')\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "left"),
+    [
+        ("def f():\n    raise ValueError\nf()\n", ["<module>", "f"]),
+        ("x = = 1\n", []),
+        (None, ["run", "run_path", "get_code"]),  # it can't be read: who has tried is all that there is
+    ],
+)
+def test_an_exception_is_printed_without_what_began_its_script(tmp_path, capfd, monkeypatch, script, left):
+    path = tmp_path / "train.py"
+    if script is not None:
+        path.write_text(script)
+    ours = {"__name__": "__main__", "__spec__": importlib.util.find_spec("unicron.train.worker.channel")}
+    exec(RUNS, ours)
+    monkeypatch.setattr(channel, "_channel", None)
+    with pytest.raises((ValueError, SyntaxError, FileNotFoundError)) as raised:
+        ours["run"](str(path))
+    channel.report_exception(raised.type, raised.value, raised.tb.tb_next)  # without this function
+    said = capfd.readouterr().err
+    assert [word in said for word in ("runpy", "train.py")] == [script is None, True]
+    names = [line.rpartition(" in ")[2] for line in said.splitlines() if line.startswith("  File ") and " in " in line]
+    assert [any(each in name for name in names) for each in left] == [True] * len(left)
+    assert bool(names) == bool(left)

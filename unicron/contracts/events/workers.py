@@ -59,10 +59,11 @@ class WorkerExited(WorkerFact, kw_only=True, frozen=True):
         return "ended, nobody knows how" if self.exit_code is None else f"ended by exit code {self.exit_code}"
 
     def __str__(self) -> str:
-        return (
-            f"{where(self)} {self.ending}{', as ordered' * self.expected}"
-            f"{f', in iteration {self.iteration}' if self.iteration >= 0 else ', before its first iteration'}"
-        )
+        at = f", in iteration {self.iteration}"
+        if self.iteration < 0:  # an agent that was away learns neither
+            unseen = self.exit_code is None and not self.signal
+            at = ", nor in which iteration" if unseen else ", before its first iteration"
+        return f"{where(self)} {self.ending}{', as ordered' * self.expected}{at}"
 
 
 class WorkerRaised(WorkerFact, kw_only=True, frozen=True):

@@ -6,6 +6,7 @@ from unicron.contracts import commands, events, slowdowns
 from unicron.contracts.base import Message
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import TaskState
+from unicron.healing import way_of
 from unicron.observe.accounts.book import Book
 from unicron.observe.accounts.chains import ChainCost
 from unicron.observe.accounts.holdings import NOBODY, SlotAccount, SlotHoldings, TaskAccount
@@ -93,7 +94,8 @@ class Goodput:
     def _report(self, totals: tuple[Book, Book, dict[str, float]], until: float, task: str | None = None) -> Report:
         book, wall, whole = totals
         since = max(self._began or 0.0, book.since)
-        return make((since, max(since, until)), book.all(), wall.all(), whole, self._failures, task)
+        lost = {name: each.lost(until) for name, each in self._all.tasks.items()}
+        return make((since, max(since, until)), book.all(), wall.all(), whole, self._failures, lost, task)
 
     def statement(self, until: float | None = None) -> tuple[Report, list[ChainCost]]:
         """Return `report()` and `costs()` by one look at all slots, which is what takes time."""
@@ -279,6 +281,7 @@ class Goodput:
     def _start(self, message: commands.StartWorker) -> None:
         task = self._all.task(message.task)
         task.microbatches = message.spec.microbatches
+        task.runs_again = way_of(message.spec).runs_again
         slot = self._all.slot(message.node, message.slot)
         cause = self.incidents.cause(message)
         slot.worker = message.worker
@@ -335,6 +338,7 @@ class Goodput:
         task.epoch = slot.epoch = message.epoch
         began = max(task.ordered, message.at - message.seconds)
         if message.epoch > task.met:
+            task.unseen |= task.runs_again and task.met >= 0
             task.met = message.epoch
             self._met(task, message, began, cause)
         self._all.enter(slot, Phase.TRAINING)

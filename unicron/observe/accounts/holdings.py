@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from unicron.contracts.tasks import Slot
 from unicron.observe.accounts.book import NO_CHAIN, Book
@@ -70,6 +71,23 @@ class Held:
         return self.slot_s + self.slots * max(0.0, at - max(self.since, since))
 
 
+class Lost(NamedTuple):
+    """What a task had trained and lost, and has not computed again yet; it is in no phase but training.
+
+    Attributes:
+        slot_s: slot-seconds.
+        wall_s: seconds of the task as a whole.
+        unseen: what it lost besides, nobody sees.
+    """
+
+    slot_s: float
+    wall_s: float
+    unseen: bool
+
+
+NOTHING = Lost(0.0, 0.0, unseen=False)
+
+
 @dataclass(slots=True)
 class TaskAccount:
     """A task.
@@ -86,6 +104,8 @@ class TaskAccount:
         mark: the iteration that the newest membership began with, when, and how many workers it has.
         iteration_slot_s: slot-seconds of an iteration; 0 where that is not known.
         again_to: iteration up to which it computes again.
+        owing_s: seconds of wall time that it was yet to compute again when it ceased to compute.
+        runs_again: its program begins again in each membership, from where nobody sees; `unseen` once it has.
     """
 
     name: str
@@ -100,11 +120,20 @@ class TaskAccount:
     mark: tuple[int, float, int] | None = None
     iteration_slot_s: float = 0.0
     again_to: int = 0
+    owing_s: float = 0.0
+    runs_again: bool = False
+    unseen: bool = False
     pace: TaskPace = field(default_factory=TaskPace)
 
     def engaged(self) -> Iterator[SlotAccount]:
         """Yield the slots whose workers are in the newest membership, or are to be."""
         return (slot for slot in list(self.slots.values()) if slot.epoch == self.epoch >= 0)
+
+    def lost(self, at: float) -> Lost:
+        """Return what it had trained and lost, and has not computed again yet, as far as that is known at `at`."""
+        training = self.span is not None and self.span.phase is Phase.TRAINING
+        seconds = max(0.0, self.pace.again_to - at) if training else self.owing_s
+        return Lost(seconds * (self.mark[2] if self.mark else 0), seconds, unseen=self.unseen)
 
     def record_reached(self, iteration: int, at: float) -> None:
         """Record that a worker was in an iteration: how far the task is, and how long one takes."""
@@ -198,7 +227,9 @@ class SlotHoldings:
     def enter_task(self, task: TaskAccount, phase: Phase, at: float | None = None, cause: IncidentCause = NONE) -> None:
         """Let a task as a whole be in a phase since then."""
         if task.span is not None:
-            self._close_task(task, self.now if at is None else at)
+            at = self.now if at is None else at
+            task.owing_s = task.lost(at).wall_s
+            self._close_task(task, at)
             task.span.phase, task.span.cause = phase, cause
 
     def admit(self, node: str, slots: list[Slot], workers: dict[int, str]) -> None:
@@ -243,6 +274,7 @@ class SlotHoldings:
 
     def end(self, task: TaskAccount) -> None:
         """A task's wall time is over."""
+        task.owing_s = task.lost(self.now).wall_s
         self._close_task(task, self.now)
         task.span = None
 

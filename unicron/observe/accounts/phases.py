@@ -41,6 +41,7 @@ ESTIMATES = (
     "detection, transition: who was not struck may have computed meanwhile and kept it, so these are upper bounds",
     "detection of a node that fell silent: only from when it was suspected, so a lower bound",
     "recomputed: how long an iteration takes is the mean between the journal's facts; all of a lost worker's count",
+    "goodput: of a program that is run again nobody sees what it repeats, so it is an upper bound, shown with ≤",
     "sub_healthy: of a slowdown, the part beyond the usual time of an iteration, from when it was detected",
     "checkpoint: saves that training does not wait for cost nothing; reading states is part of transition",
 )

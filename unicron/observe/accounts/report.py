@@ -7,6 +7,7 @@ from typing import Any
 from unicron.contracts.base import Record
 from unicron.observe.accounts.book import Book
 from unicron.observe.accounts.chains import ChainCost, TaskCourse
+from unicron.observe.accounts.holdings import NOTHING, Lost
 from unicron.observe.accounts.phases import ESTIMATES, Phase
 from unicron.observe.accounts.spans import Accounts, Key
 from unicron.observe.incidents import Incident
@@ -44,8 +45,9 @@ class TaskRow(CostRow, kw_only=True, frozen=True):
     Attributes:
         whole_s: wall time times slots, counted apart from the phases, which must add up to it.
         wall_s: seconds from its submission to its end, by what the task as a whole did.
-        goodput: share of the GPU time that was training.
-        effective_time: share of the wall time in which the task trained, on however many slots.
+        goodput: share of the GPU time that was training, and was not lost since.
+        effective_time: likewise of the wall time, on however many slots.
+        at_most: it was less where the program, which was run again, did not go on from its very end.
         causes: slot-seconds that were neither training nor idle, by what they were lost to; "" is nothing's fault.
     """
 
@@ -53,6 +55,7 @@ class TaskRow(CostRow, kw_only=True, frozen=True):
     wall_s: dict[str, float]
     goodput: float
     effective_time: float
+    at_most: bool = False
     causes: dict[str, float] = {}
 
 
@@ -97,6 +100,7 @@ def make(
     wall: Accounts,
     whole: Mapping[str, float],
     failures: Mapping[Key, int],
+    lost: Mapping[str, Lost],
     only: str | None = None,
 ) -> Report:
     """Return the report of these accounts.
@@ -107,6 +111,7 @@ def make(
         wall: seconds of tasks as a whole.
         whole: slot-seconds that each task held slots.
         failures: how many were detected.
+        lost: by task, what is in the accounts as training, and in vain.
         only: a task; None for all.
     """
     found = {key: account for key, account in accounts.items() if only in {None, key.task}}
@@ -114,8 +119,8 @@ def make(
     of_tasks, of_walls = _sums(found, lambda key: key.task), _sums(wall, lambda key: key.task)
     of_causes: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for key, account in found.items():
-        if lost := sum(seconds for phase, seconds in account.items() if phase not in USED):
-            of_causes[key.task][key.cause.what] += lost
+        if cost_s := sum(seconds for phase, seconds in account.items() if phase not in USED):
+            of_causes[key.task][key.cause.what] += cost_s
     failed = _counts(counts, lambda key: key.task)
     tasks = [
         TaskRow(
@@ -124,8 +129,9 @@ def make(
             failures=failed[name],
             whole_s=whole[name],
             wall_s=of_walls.get(name, _nothing()),
-            goodput=_share(of_tasks.get(name, _nothing())),
-            effective_time=_share(of_walls.get(name, _nothing())),
+            goodput=_share(of_tasks.get(name, _nothing()), lost.get(name, NOTHING).slot_s),
+            effective_time=_share(of_walls.get(name, _nothing()), lost.get(name, NOTHING).wall_s),
+            at_most=lost.get(name, NOTHING).unseen,
             causes=dict(sorted(of_causes[name].items(), key=lambda each: -each[1])),
         )
         for name in sorted(whole)
@@ -206,6 +212,6 @@ def _nothing() -> dict[str, float]:
     return dict.fromkeys(map(str, Phase), 0.0)
 
 
-def _share(seconds: Mapping[str, float]) -> float:
+def _share(seconds: Mapping[str, float], lost: float) -> float:
     total = sum(seconds.values())
-    return seconds[Phase.TRAINING] / total if total else 0.0
+    return max(0.0, seconds[Phase.TRAINING] - lost) / total if total else 0.0

@@ -50,6 +50,9 @@ LAUNCHER_VARIABLE = "UNICRON_TELL"
 LONGEST_TRACEBACK = 8000
 """Characters of a traceback that are reported."""
 
+OURS = {"unicron", "unicron_agent", "runpy"}
+"""Packages that run a script."""
+
 
 class AgentChannel:
     """The connection, and the last messages of the agent."""
@@ -261,10 +264,28 @@ def launcher_channel() -> LauncherChannel | None:
     return _launcher_channel or (use_launcher(socket.socket(fileno=int(number))) if number else None)
 
 
+def since_script(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback of an error without what began the script, which is ours and Python's.
+
+    Where nothing else is left it is as it was, but of a script that can't be read, for which nobody else is needed.
+    """
+    found = trace
+    while found is not None:
+        names = found.tb_frame.f_globals
+        spec = names.get("__spec__")  # of a module that is run its __name__ is that of any script
+        package = (spec.name if spec else names.get("__name__") or "").partition(".")[0]
+        if package not in OURS:
+            return found
+        found = found.tb_next
+    return None if isinstance(error, SyntaxError) else trace
+
+
 def report_exception(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None, *, line_only: bool = False
 ) -> None:
     """Report an exception that leaves the script to the agent, then print it as usual, or as one line."""
+    trace = since_script(error, trace)
+    error = error.with_traceback(trace)  # what prints it goes by this
     line = _launcher_channel or _channel
     if line is not None and issubclass(kind, Exception):
         text = shortened("".join(traceback.format_exception(kind, error, trace)), LONGEST_TRACEBACK)
