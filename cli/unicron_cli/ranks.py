@@ -86,12 +86,13 @@ class Replacements:
     def __init__(self, task: str, *, runs_again: bool = False) -> None:
         self._task, self._runs_again, self._replaced = task, runs_again, 0
         self._before: frozenset[str] | None = None
-        self._now = frozenset[str]()
+        self._now, self._has_failed = frozenset[str](), False
 
     def observe(self, message: Message) -> str:
-        """Take a message of the journal into account; return who went on where it says that all are back."""
+        """Take a message of the journal into account; return who went on, since when, where it says that all are back."""
         match message:
             case FailureDetected():
+                self._has_failed = True
                 self._before = self._now if self._before is None else self._before
             case TaskStateChanged(task=self._task, members=members, state=state):
                 if state == TaskState.RECOVERING and self._before is None:  # also of what no failure was reported
@@ -100,9 +101,11 @@ class Replacements:
             case TaskRecovered(task=self._task) if self._before is not None:
                 went_on = 0 if self._runs_again else len(self._before & self._now)
                 new = len(self._now - self._before)
-                self._before = None
                 self._replaced += new if went_on else 0
-                return f"{new} new, {went_on} went on" if went_on else "all ranks began again"
+                since = "the failure was detected" if self._has_failed else "they were to begin again"
+                self._before, self._has_failed = None, False
+                who = f"{new} new, {went_on} went on" if went_on else "all ranks began again"
+                return f"{message.seconds:.2f} s after {since}: {who}"
         return ""
 
     @property

@@ -345,4 +345,4 @@ class Program:
                 self._log(f"unicron: {self._ranks.names.explain(message.text)}")
             elif isinstance(message, TaskRecovered) and told:
                 text = self._ranks.names.explain(describe(message))
-                self._log(f"unicron: {text}, {message.seconds:.2f} s after the failure was detected: {told}")
+                self._log(f"unicron: {text}, {told}")

@@ -399,6 +399,14 @@ def test_states_are_the_same_bits_or_on_gpus_as_good_as_that(change, close):
     assert bool(state_difference(ours, theirs, 1e-3)) is not close
 
 
+def test_a_later_trial_without_an_outcome_takes_nothing_from_what_an_earlier_one_has_shown(rank):
+    one = rank({"by_itself": []}, {"unproven": "its trial took too long"})
+    one.iterate(11)
+    one.over()
+    one.iterate(30, begin=11)
+    assert one.over() == [Drilled(iteration=2, rank=1)]
+
+
 def test_a_rank_lost_meanwhile_makes_it_begin_once_more(rank):
     one = rank({"by_itself": []})
     one.iterate(4)
@@ -409,7 +417,7 @@ def test_a_rank_lost_meanwhile_makes_it_begin_once_more(rank):
 def test_where_nothing_can_be_carried_it_is_unproven_and_no_fault(rank):
     one = rank()
     one.iterate(drill.LATEST + 5, record=NotCarriedError("a lock"))
-    assert one.sent == [Drilled(iteration=drill.LATEST, rank=1, unproven="a lock")]
+    assert one.sent == [Drilled(iteration=drill.LATEST, rank=1, unproven="a lock", undecided=True)]
     assert (one.shown, one.seed.ran) == ([], 0)
 
 

@@ -257,8 +257,7 @@ class ScriptDrilled(WorkerFact, kw_only=True, frozen=True):
                 "all ranks begin again when one is lost"
             )
         if self.unproven:
-            place = f"the place of rank {self.rank}"
-            return f"unproven, whether another process can take {place} is not known: {self.unproven}"
+            return f"unproven that another process could take the place of rank {self.rank}: {self.unproven}"
         trial = f"on trial from iteration {self.iteration} on it computed the same, bit by bit"
         return f"another process could take the place of rank {self.rank}: {trial}"
 

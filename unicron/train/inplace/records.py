@@ -73,7 +73,8 @@ class Records:
         if isinstance(record, NotCarriedError):
             if not isinstance(record, NotComparedError) and str(record) not in self._reported:
                 self._reported.add(str(record))
-                print(f"unicron: {_REFUSAL.format(record)}", file=sys.stderr)  # noqa: T201 goes to the worker's log
+                cure = " Keep plain values instead" if str(record).startswith("`") else ""
+                print(f"unicron: {_REFUSAL.format(record)}{cure}", file=sys.stderr)  # noqa: T201 goes to the worker's log
             data = b""
             self.publish_refusal(str(record))
         else:
@@ -243,5 +244,5 @@ def verify(data: bytes, secrets: Sequence[bytes]) -> bytes:
 
 _REFUSAL = (
     "no other process could take the place of this one now: {}. If a rank is lost meanwhile, all ranks begin again, "
-    "from the newest state that others can take up, or from the top. Keep plain values instead"
+    "from the newest state that others can take up, or from the top."
 )
