@@ -89,7 +89,7 @@ class Replacements:
         self._now, self._has_failed = frozenset[str](), False
 
     def observe(self, message: Message) -> str:
-        """Take a message of the journal into account; return who went on, since when, where it says that all are back."""
+        """Take a message of the journal into account; return who went on since when, where all are back."""
         match message:
             case FailureDetected():
                 self._has_failed = True
