@@ -35,6 +35,7 @@ from unicron.train.carry.own_snapshot import Heap
 from unicron.train.carry.randomness import generators, set_generators
 from unicron.train.carry.tensors import LARGE_BYTES, Given
 from unicron.train.carry.variables import Variables
+from unicron.train.snapshots.optimizers import load_optimizer
 
 MANY = int(os.environ.get("UNICRON_TEST_EXAMPLES", "150"))
 
@@ -560,6 +561,34 @@ def test_what_was_loaded_and_is_as_a_later_snapshot_has_it_has_changed_for_both(
     other.restore(its_spaces, on_the_way, ends=False)
     other.restore(its_spaces, heap.snapshot(spaces, {}), ends=True)
     assert not snapshot_differences(other.snapshot(its_spaces, {}), heap.snapshot(spaces, {}))
+
+
+def resumed():
+    """Return a model's optimizer and a checkpoint that was loaded into it, as numbered in a process."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([parameter])
+    zeros = {"exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(3), "step": torch.tensor(4.0)}
+    read = {"opt": {"state": {0: zeros}, "param_groups": optimizer.state_dict()["param_groups"]}}
+    optimizer.load_state_dict(read["opt"])
+    heap, spaces = Heap([parameter, optimizer]), {"x": Variables({"read": read})}
+    heap.number_objects(spaces)
+    return parameter, optimizer, zeros, heap, spaces
+
+
+def test_what_a_checkpoint_that_was_read_shares_with_an_optimizer_goes_with_that():
+    (parameter, optimizer, ours, heap, spaces), (_, other, theirs, taker, its_spaces) = resumed(), resumed()
+    on_the_way = heap.snapshot(spaces, {}, ends=False)
+    parameter.sum().backward()
+    optimizer.step()
+    assert ours["step"] == 5
+    load_optimizer(other, optimizer.state_dict())
+    taker.restore(its_spaces, on_the_way, ends=False)
+    taker.restore(its_spaces, heap.snapshot(spaces, {}), ends=True)
+    assert first_difference(ours, theirs) == ""
+    assert not snapshot_differences(taker.snapshot(its_spaces, {}), heap.snapshot(spaces, {}))
+    optimizer.state[parameter]["exp_avg"] = torch.ones(3)
+    with pytest.raises(NotCarriedError, match=r"`read.opt.state.0.exp_avg` .*has other memory now"):
+        heap.snapshot(spaces, {})
 
 
 def test_a_gradient_can_be_changed_in_place_where_it_was_carried_as_where_it_was_computed():

@@ -1,6 +1,7 @@
 """Tensors with the memory of carried ones, such as `parameter.data`: they have the values that those are given.
 
-A module may keep one as an attribute until its hook computes another, as torch's `spectral_norm` does.
+A module may keep one as an attribute until its hook computes another, as torch's `spectral_norm` does. A checkpoint
+that a script has read has the very tensors that its optimizer goes on with.
 """
 
 import itertools
@@ -55,7 +56,11 @@ class Alias(Kind):
     """
 
     def __init__(self, owner: torch.Tensor) -> None:
-        self._owner = owner
+        self._carried = owner
+
+    @property
+    def _owner(self) -> torch.Tensor:
+        return self._carried
 
     def _shares(self, thing: torch.Tensor) -> bool:
         return thing.untyped_storage().data_ptr() == self._owner.untyped_storage().data_ptr()
@@ -76,7 +81,7 @@ class Alias(Kind):
             NotCarriedError: it has other values now.
         """
         if not self._shares(thing):
-            raise NotCarriedError("a tensor that had a parameter's memory, and has other memory now")
+            raise NotCarriedError("a tensor that had a parameter's or moment's memory, and has other memory now")
         return thing.storage_offset(), tuple(thing.shape), thing.stride(), ATTACHED.parts(thing)
 
     def set_state(self, thing: Any, state: Any) -> None:
@@ -84,3 +89,35 @@ class Alias(Kind):
         if state[:3] != (thing.storage_offset(), tuple(thing.shape), thing.stride()):
             thing.data = alias_of(self._owner, state[1], state[2], state[0])
         ATTACHED.set_state(thing, state[3])
+
+
+def moments_of(carried: Iterable[Any]) -> dict[int, "Moment"]:
+    """Return the kinds of the tensors that carried optimizers have in their states, by identity."""
+    optimizers = (each for each in carried if isinstance(each, torch.optim.Optimizer))
+    states = ((one, parameter, state) for one in optimizers for parameter, state in one.state.items())
+    return {
+        id(tensor): Moment(one, parameter, name)
+        for one, parameter, state in states
+        for name, tensor in (state.items() if isinstance(state, dict) else ())
+        if type(tensor) is torch.Tensor and tensor.layout == torch.strided
+    }
+
+
+class Moment(Alias):
+    """A tensor of an optimizer's state that something else has, too, as long as the optimizer has it.
+
+    Args:
+        optimizer: whose it is.
+        parameter: of it.
+        name: of what it is of the parameter.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> None:
+        self._optimizer, self._parameter, self._name = optimizer, parameter, name
+
+    @property
+    def _owner(self) -> torch.Tensor:
+        return self._optimizer.state.get(self._parameter, {}).get(self._name, _NONE)  # type: ignore[no-any-return]
+
+
+_NONE = torch.empty(0)

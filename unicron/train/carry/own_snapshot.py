@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from unicron.exception_texts import brief
-from unicron.train.carry.aliases import Memories, alias_in, memories_of
+from unicron.train.carry.aliases import Memories, alias_in, memories_of, moments_of
 from unicron.train.carry.beside import MARK, Beside
 from unicron.train.carry.by_value import Opaque
 from unicron.train.carry.gradients import gradients_of, restore_gradients
@@ -146,7 +146,8 @@ class Heap:
         self._changes.forget(keys)
 
     def _walk(self, spaces: Mapping[str, Variables]) -> Iterator[tuple[Key, Any, Kind]]:
-        seen, inline, memories = set[int](), list[Any](), memories_of(self._carried)
+        seen, inline = set[int](), list[Any]()
+        memories, moments = memories_of(self._carried), moments_of(self._carried)
         todo: deque[tuple[Key, Any]] = deque(
             ((name, each), value) for name, space in spaces.items() for each, value in space.values().items()
         )
@@ -158,7 +159,7 @@ class Heap:
             seen.add(id(thing))
             if id(thing) in self._carried_ids:
                 kind = OPTIMIZER if kind is OPTIMIZER else ATTACHED if isinstance(thing, torch.Tensor) else OPAQUE
-            elif (alias := alias_in(thing, memories)) is not None:
+            elif (alias := moments.get(id(thing)) or alias_in(thing, memories)) is not None:
                 kind = alias
             elif kind is OPTIMIZER:  # one that was made later, whose moments go with nothing else
                 kind = ATTRIBUTES

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from xxhash import xxh3_128
 
 from unicron.contracts.states import TURNS, StateRef
-from unicron.errors import StateTransferError
+from unicron.errors import StateTransferError, explain_lack
 from unicron.snapshots.memory import SnapshotMemory
 from unicron.snapshots.names import saved_name
 from unicron.train.snapshots.packed import Packing, Targets, map_file
@@ -156,5 +156,5 @@ class StateSaver:
 def _reason(error: Exception) -> str:
     """Return why a state could not be saved, and the cure if there is one."""
     if isinstance(error, OSError):
-        return f"{error.strerror}; make room there"
+        return explain_lack(error)
     return str(error) if isinstance(error, StateTransferError) else repr(error)
