@@ -7,10 +7,14 @@ import msgspec
 
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.tasks import Slot, TaskSpec
-from unicron.contracts.worker import CAUSE, DRILL, STOP_GRACE, UNCARRIED, printable_cause
+from unicron.contracts.worker import ANEW, CAUSE, DRILL, STOP_GRACE, UNCARRIED, printable_cause
 from unicron.snapshots.memory import SnapshotMemory
 from unicron_agent.hardware.network import interface_of
 from unicron_agent.workers.warm import single_thread
+
+WAY_S = 1.0
+"""Seconds by which two clocks and the way of two messages may have a script's loops begin too late: for those it finds
+files that it is not to find. What a script makes so shortly before its loops, it makes anew."""
 
 
 def of_node(name: str, host: str, memory: SnapshotMemory) -> dict[str, str]:
@@ -27,8 +31,8 @@ def of_node(name: str, host: str, memory: SnapshotMemory) -> dict[str, str]:
     return found
 
 
-def of_worker(command: StartWorker, slots: Sequence[Slot]) -> dict[str, str]:
-    """Return the variables of one worker, on a node with these slots."""
+def of_worker(command: StartWorker, slots: Sequence[Slot], now: float) -> dict[str, str]:
+    """Return the variables of one worker, on a node with these slots, which starts now."""
     slot = next(slot for slot in slots if slot.index == command.slot)
     return {
         "UNICRON_WORKER": command.worker,
@@ -43,6 +47,7 @@ def of_worker(command: StartWorker, slots: Sequence[Slot]) -> dict[str, str]:
         STOP_GRACE: str(command.spec.stop_grace_s),
         DRILL: "due" if command.spec.drill else "",
         UNCARRIED: printable_cause(command.uncarried),
+        ANEW: f"{now - command.anew_s - command.wait_s - WAY_S}" if command.anew_s else "",
         CAUSE: printable_cause(command.cause),
         **of_torchrun(command, slots),
     }

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import shutil
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 
@@ -364,7 +365,7 @@ class NodeShell:
         spec = command.spec
         try:
             recorder = flight.dump_variables(self._dump_prefix(command.worker), os.environ, spec.env)
-            ours = environment.of_worker(command, self._slots)
+            ours = environment.of_worker(command, self._slots, time.time())
             variables = {**environment.of_checkpoints(spec), **recorder, **spec.env, **ours}
             return ProcessStarted(command.worker, await self._supervisor.start_worker(command, variables))
         except (OSError, UnicronError) as error:

@@ -41,6 +41,7 @@ class StartWorker(Command, kw_only=True, frozen=True):
             where the memberships say which other workers are on the node.
         wait_s: seconds to wait before that.
         uncarried: why nobody can take the place of a rank of its script; empty where somebody can.
+        anew_s: its script is to begin as if it had not trained for that long: it finds no file that its loops made.
         group, groups: which of the task's nodes this is, in that order, of how many.
     """
 
@@ -53,6 +54,7 @@ class StartWorker(Command, kw_only=True, frozen=True):
     cause: Text = ""
     wait_s: Seconds = 0.0
     uncarried: Text = ""
+    anew_s: Seconds = 0.0
     local_slots: Annotated[list[Number], Few] = []
     group: Number = 0
     groups: Number = 1

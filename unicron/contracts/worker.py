@@ -254,6 +254,9 @@ DRILL = "UNICRON_DRILL"
 UNCARRIED = "UNICRON_UNCARRIED"
 """The variable with the reason why no other process can take a rank's place in a script; empty where one can."""
 
+ANEW = "UNICRON_ANEW_SINCE"
+"""The variable with the moment since which files were made that a script does not find as it begins; empty: none."""
+
 CODE = "UNICRON_CODE_DIR"
 """The variable with the folder for what is made of a program's source files; no other user writes there."""
 

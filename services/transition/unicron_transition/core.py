@@ -94,6 +94,7 @@ class TransitionCore(Core):
 
     def handle(self, message: Message) -> list[Message]:
         """Take one message in; return what follows from it."""
+        self.state.now = message.at or self.state.now
         out = super().handle(message)
         return out + release_nodes(self.state) if self.state.leaving else out
 
@@ -275,6 +276,7 @@ class TransitionCore(Core):
         out: list[Message] = []
         if not membership.joined:  # by the first report all have met, and who had no state has taken one
             out += run.snapshots.release_parked(self.state, run)
+            run.trained_since = run.trained_since or report.at
             for name in membership.group:
                 if worker := run.workers.get(name):
                     run.record_state(name, worker.place, report.iteration, worker.slot.node)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Container, Iterable
 
 import msgspec
 
-from unicron.contracts.ranges import Count, Stamp
+from unicron.contracts.ranges import Count, Moment, Stamp
 from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskSpec, TaskState
 from unicron.healing import way_of
 from unicron_transition.membership import HeldState, TaskMembership, WorkerRun, WorkerStage
@@ -33,6 +33,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
         uncarried: why nobody can take the place of a rank of its script; empty where somebody can.
         as_is: its script is run as torchrun would from now on, and begins again whenever a rank is lost.
         tried: a process has taken a rank's place of its script on trial, or none can.
+        trained_since: Unix seconds at which workers first computed; 0 before that.
     """
 
     spec: TaskSpec
@@ -48,6 +49,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
     uncarried: str = ""
     as_is: bool = False
     tried: bool = False
+    trained_since: Moment = 0.0
 
     @property
     def shape(self) -> ParallelLayout:

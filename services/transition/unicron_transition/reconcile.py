@@ -188,7 +188,8 @@ def _alert_restart_from_scratch(run: TaskRun) -> list[Message]:
     why = "no copy of its state is complete"
     if not run.is_replaceable:
         why = "no other process can go on with what its ranks had" if run.uncarried else UNTRIED
-    text = f"the program of task {run.spec.name} begins again, from a checkpoint of its own if it has one: {why}"
+    whence = "as if it had not trained yet" if run.begins_anew else "from a checkpoint of its own if it has one"
+    text = f"the program of task {run.spec.name} begins again, {whence}: {why}"
     return [Alert(text=text, task=run.spec.name)]
 
 
@@ -280,6 +281,7 @@ def _start_order(state: TransitionState, run: TaskRun, worker: WorkerRun, slots:
         cause=run.cause,
         wait_s=run.wait_s,
         uncarried=run.uncarried,
+        anew_s=max(0.0, state.now - run.trained_since) if run.begins_anew else 0.0,
         local_slots=[slot.slot for slot in slots if slot.node == node],
         group=nodes.index(node),
         groups=len(nodes),

@@ -19,6 +19,10 @@ from unicron_transition.membership import WorkerRun
 from unicron_transition.snapshots.snapshots import Snapshots
 from unicron_transition.withheld import Withheld
 
+EARLY_S = 600.0
+"""What a script that can't go on where it was has trained in so long is trained once more, from its top: the result is
+that of a run without failures, which it is not from most checkpoints. Later its own checkpoint is the lesser evil."""
+
 
 class TaskRun(WorkerGroup, kw_only=True):
     """One task's state machine: its workers, its snapshots, and the change that is being carried out.
@@ -49,6 +53,12 @@ class TaskRun(WorkerGroup, kw_only=True):
         lost = self.snapshots.parked is None and bool(self.lost_places())
         return self.membership.has_ended(self.workers, lost=lost)
 
+    @property
+    def begins_anew(self) -> bool:
+        """Whether its script, which is run again, is to begin as it did when it was first run."""
+        again = self.trained_since > 0 and self.failed_at is not None and not (self.is_replaceable or self.as_is)
+        return again and (self.failed_at or 0.0) - self.trained_since <= EARLY_S
+
     def begin_recovery(self, at: float, cause: str) -> None:
         """Begin a recovery, from a failure or for a plan, if none is under way."""
         if self.failed_at is None:
@@ -76,6 +86,7 @@ class TransitionState(KnownNodes, kw_only=True, dict=True):
         leaving: nodes whose agents wait until nobody needs them any more.
         observe_only: whether what the cluster decides by itself is only said.
         withheld: what was only said, by task.
+        now: Unix seconds at which the message was made that is being taken in.
     """
 
     plan: Number = 0
@@ -83,6 +94,7 @@ class TransitionState(KnownNodes, kw_only=True, dict=True):
     leaving: list[str] = []
     observe_only: bool = False
     withheld: dict[str, Withheld] = {}
+    now: Moment = 0.0
 
     @cached_property
     def occupied(self) -> dict[SlotRef, Occupant]:

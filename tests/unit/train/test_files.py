@@ -218,6 +218,29 @@ def test_what_was_made_since_the_loops_began_is_not_there_for_a_new_rank_and_sta
 
 
 @pytest.mark.usefixtures("_looks_are_put_back")
+def test_where_all_begin_anew_what_their_loops_have_made_is_there_once_it_is_made_anew_and_when_they_end(tmp_path):
+    began = tick()
+    for name in ("checkpoint", "data"):
+        (tmp_path / name).write_text("of loops")
+    if born_at(tmp_path / "data") is None:
+        pytest.skip("this file system does not know when a file was made")
+    tick()
+    files = Files(first=False, anew_since=began)
+    files.begin()
+    for _ in range(2):  # before init_process_group, and behind it
+        assert not (tmp_path / "checkpoint").exists()
+        files.set_joins_late(late=False)
+    assert not [*tmp_path.iterdir()]
+    if not (other := os.fork()):  # another rank makes what all read
+        os._exit((tmp_path / "data").write_text("anew") != 4)
+    assert os.waitpid(other, 0)[1] == 0
+    assert (tmp_path / "data").read_text() == "anew"
+    assert files.begin_loops() == began, "for who comes later nothing was made before"
+    files.end()
+    assert (tmp_path / "checkpoint").read_text() == "of loops"
+
+
+@pytest.mark.usefixtures("_looks_are_put_back")
 @pytest.mark.parametrize(
     "ask",
     [

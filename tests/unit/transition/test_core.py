@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from helpers.transition import failure, of, slot
 from unicron_transition.core import TransitionCore
-from unicron_transition.state import TransitionState
+from unicron_transition.state import EARLY_S, TransitionState
 
 from unicron.contracts import events
 from unicron.contracts.base import SetTimer, Started, TimerFired
@@ -259,7 +259,7 @@ def test_as_long_as_no_drill_has_shown_that_a_rank_can_be_replaced_all_begin_ane
     out = scene.feed(events.ScriptDrilled(**at, iteration=10, unproven="no snapshot is taken here", undecided=True))
     out += scene.killed("a-1")
     assert [order.worker for order in of(StopWorker, out)] == ["a-1", "a-2"]
-    assert [order.spec.drill for order in of(StartWorker, out)] == [True, True]
+    assert [(order.spec.drill, order.anew_s) for order in of(StartWorker, out)] == [(True, 0.0), (True, 0.0)]
     [alert] = of(events.Alert, scene.ready("a", "a-3", "a-4"))
     assert "begins again, from a checkpoint of its own if it has one: no process has shown yet" in alert.text
     scene.join("a")
@@ -271,6 +271,19 @@ def test_as_long_as_no_drill_has_shown_that_a_rank_can_be_replaced_all_begin_ane
     assert [order.worker for order in of(StopWorker, out)] == ["a-3"]
     assert [(order.worker, order.spec.drill) for order in of(StartWorker, out)] == [("a-5", False)]
     assert members(scene.ready("a", "a-5")) == ["a-5", "a-4"]
+
+
+@pytest.mark.parametrize(("early", "told"), [(True, "as if it had not trained yet"), (False, "from a checkpoint of")])
+def test_what_was_trained_in_the_first_minutes_is_trained_once_more_from_the_top(early, told):
+    scene = TransitionHarness(a={**IN_PLACE, "drill": True})
+    scene.plan(a=["n1:0", "n2:0"])
+    scene.ready("a")
+    scene.join("a", at=100.0)
+    lost = {"task": "a", "node": "n1", "slot": 0, "worker": "a-1"}
+    out = scene.feed(failure(Severity.SEV2, **lost, at=160.0 if early else 100.0 + EARLY_S + 1))
+    assert [order.anew_s for order in of(StartWorker, out)] == [60.0 * early] * 2
+    [alert] = of(events.Alert, scene.ready("a", "a-3", "a-4"))
+    assert told in alert.text
 
 
 def test_a_rank_is_not_moved_to_another_node_either_before_a_drill_has_shown_that_it_can_be():

@@ -49,10 +49,12 @@ class NewerFiles:
         since: when it begins, in seconds of the epoch.
         until: when it ends.
         own: folder in which all is there.
+        remade_count: so is what was written after it, as by another rank that begins anew, too.
     """
 
-    def __init__(self, since: float, until: float = math.inf, own: str = "") -> None:
+    def __init__(self, since: float, until: float = math.inf, own: str = "", *, remade_count: bool = False) -> None:
         self._since, self._until, self._own, self._pid = since, until, own, os.getpid()
+        self._remade_count = remade_count
         self._usual: list[tuple[Any, str, Any]] = []
         self._made = set[str]()
 
@@ -89,7 +91,9 @@ class NewerFiles:
         if there in self._made or (self._own and there.startswith(self._own)):
             return False
         born = born_at(path, follows=follows)
-        return born is not None and self._since < born < self._until
+        if born is None or not self._since < born < self._until:
+            return False
+        return not self._remade_count or (_stat if follows else _lstat)(path).st_mtime < self._until
 
     def first_in(self, folder: str) -> str:
         """Return the first file in a folder that was made in the span; empty where there is none."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from unicron.contracts.worker import ANEW
 from unicron.train.carry.newer_files import FilesAsked, FilesRead, NewerFiles
 from unicron.train.inplace.recording import TEMPORARY
 from unicron.train.inplace.sandbox import confine_connections, confine_writes
@@ -43,7 +44,8 @@ class GhostFiles:
         self._trial, self._folder, self._own = trial, folder, str(trial.absolute()) + os.sep
         self._roots: tuple[str, ...] = (self._own,)
         self._copies: dict[str, str] = {}
-        self._count, self.read, self._newer = 0, FilesRead(), NewerFiles(math.inf)
+        self._anew_since = float(os.environ.get(ANEW) or 0)
+        self._count, self.read, self._newer = 0, FilesRead(), NewerFiles(self._anew_since or math.inf, own=self._own)
         self._asked, self.begins_otherwise = FilesAsked(), ""
 
     def install(self) -> None:
@@ -72,12 +74,17 @@ class GhostFiles:
         ):
             setattr(module, name, self._unless_own(getattr(module, name), instead))
         confine_writes([self._trial, *DEVICES])
-        self._asked.begin()
+        (self._newer if self._anew_since else self._asked).begin()
 
     def hide_made_since(self, moment: float) -> None:
         """Have the script not find what was made since then, when the loops of the rank began."""
+        if self._anew_since:  # as the rank itself, which began so
+            return
         self._newer = NewerFiles(moment, own=self._own)
         self.begins_otherwise = self._asked.hide(self._newer)
+
+    def end(self) -> None:
+        """Do nothing: that its files are there again is for where it takes the rank's place."""
 
     def set_joins_late(self, *, late: bool) -> None:
         """Do nothing: no file is ever written in place."""

@@ -11,7 +11,6 @@ script's other collectives run in a group of their own; one that breaks raises w
 import contextlib
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -178,9 +177,9 @@ class InPlace:
             )
         self._takeover.begin()
         self._member.begin_loops(groups)
-        groups.began_at = groups.began_at or time.time()
+        groups.began_at = groups.began_at or self._files.begin_loops()
         self._join_ranks()
-        self._files.read.end()
+        self._files.end()
         groups.ended.in_loops = True
 
     def _join_ranks(self) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from unicron.contracts.worker import CAUSE
+from unicron.contracts.worker import ANEW, CAUSE
 from unicron.train.carry.files import Files
 from unicron.train.carry.kept_workers import make_iterator
 from unicron.train.carry.variables import NAME as LOOPS
@@ -102,7 +102,7 @@ def _holders(function: Callable[..., Any]) -> list[ModuleType]:
 def _rank(channel: AgentChannel | None, seed: Seed | None) -> InPlace:
     if channel is None:
         return Ghost(Path(os.environ[GHOST]))
-    files = Files(first=not os.environ.get(CAUSE))
+    files = Files(first=not os.environ.get(CAUSE), anew_since=float(os.environ.get(ANEW) or 0))
     if files.diverts_writes:
         files.install()
     files.begin()
