@@ -42,8 +42,8 @@ RANK = """
     def work():
         say("sums", [summed(), summed(tensor), summed(shard), summed(again)])
         rows = [torch.zeros(1) for _ in range(2)]
-        dist.all_gather(rows, torch.tensor([float(place)]), group=shard)
-        say("gathered", [row.item() for row in rows])
+        gathered = dist.all_gather(rows, torch.tensor([float(place)]), group=shard, async_op=True)
+        say("gathered", gathered.get_future().then(lambda done: [row.item() for row in done.value()]).wait())
         sent, got = torch.tensor([float(place)]), torch.zeros(1)
         next_, last = (place + 1) % 4, (place - 1) % 4
         for each in dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, next_), dist.P2POp(dist.irecv, got, last)]):

@@ -56,6 +56,12 @@ class Work(dist.Work):
     def __init__(self, finish: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self._finish: Callable[[], None] | None = finish
+        self._outputs = list[torch.Tensor]()
+
+    def giving(self, outputs: Any) -> "Work":
+        """Have it give these tensors, in however many lists, to who asks for its result."""
+        self._outputs = _tensors_in(outputs)
+        return self
 
     def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 torch's signature
         """Wait for its end; it does not raise, the replica's groups know that they broke."""
@@ -65,11 +71,15 @@ class Work(dist.Work):
         return True
 
     def get_future(self) -> Any:
-        """Wait for its end, and return a future that has ended."""
-        self.wait()
+        """Wait for its end, and return a future that has ended, with the tensors that it has set, as torch's has."""
         future: torch.futures.Future[Any] = torch.futures.Future()
-        future.set_result([])
+        future.set_result(self.result())
         return future
+
+    def result(self) -> list[torch.Tensor]:
+        """Wait for its end, and return the tensors that it has set."""
+        self.wait()
+        return self._outputs
 
     def is_completed(self) -> bool:
         """Return whether it was waited for."""
@@ -82,6 +92,12 @@ class Work(dist.Work):
     def synchronize(self) -> None:
         """Wait for its end."""
         self.wait()
+
+
+def _tensors_in(given: Any) -> list[torch.Tensor]:
+    if isinstance(given, list | tuple):
+        return [tensor for each in given for tensor in _tensors_in(each)]
+    return [given] if isinstance(given, torch.Tensor) else []
 
 
 class GroupOwner(Protocol):
@@ -136,8 +152,8 @@ class Switched(ProcessGroup):
         if self.ghost and inputs:
             for output, own in zip(outputs, inputs, strict=True):
                 output.copy_(own[self.rank()])
-            return Work()
-        return self.groups.begin(self, "scatter", (outputs, inputs, *more), named)
+            return Work().giving(outputs)
+        return self.groups.begin(self, "scatter", (outputs, inputs, *more), named).giving(outputs)
 
     def monitored_barrier(self, *_: Any, **__: Any) -> None:
         """Wait for all ranks."""
@@ -192,7 +208,7 @@ class Switched(ProcessGroup):
 
 def _collective(name: str) -> Callable[..., Any]:
     def call(self: Switched, *arguments: Any, **named: Any) -> Any:
-        return self.groups.begin(self, name, arguments, named)
+        return self.groups.begin(self, name, arguments, named).giving(arguments[:1])
 
     return call
 
