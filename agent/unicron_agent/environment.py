@@ -12,10 +12,6 @@ from unicron.snapshots.memory import SnapshotMemory
 from unicron_agent.hardware.network import interface_of
 from unicron_agent.workers.warm import single_thread
 
-WAY_S = 1.0
-"""Seconds by which two clocks and the way of two messages may have a script's loops begin too late: for those it finds
-files that it is not to find. What a script makes so shortly before its loops, it makes anew."""
-
 
 def of_node(name: str, host: str, memory: SnapshotMemory) -> dict[str, str]:
     """Return the variables that are the same for all workers of a node."""
@@ -47,7 +43,7 @@ def of_worker(command: StartWorker, slots: Sequence[Slot], now: float) -> dict[s
         STOP_GRACE: str(command.spec.stop_grace_s),
         DRILL: "due" if command.spec.drill else "",
         UNCARRIED: printable_cause(command.uncarried),
-        ANEW: f"{now - command.anew_s - command.wait_s - WAY_S}" if command.anew_s else "",
+        ANEW: " ".join(f"{now - command.wait_s - each}" for each in (command.anew_s, command.trained_s) if each),
         CAUSE: printable_cause(command.cause),
         **of_torchrun(command, slots),
     }

@@ -41,7 +41,8 @@ class StartWorker(Command, kw_only=True, frozen=True):
             where the memberships say which other workers are on the node.
         wait_s: seconds to wait before that.
         uncarried: why nobody can take the place of a rank of its script; empty where somebody can.
-        anew_s: its script is to begin as if it had not trained for that long: it finds no file that its loops made.
+        anew_s: its script is to begin as it did so many seconds before: it finds no file that was made since.
+        trained_s: of these seconds, those since its loops began.
         group, groups: which of the task's nodes this is, in that order, of how many.
     """
 
@@ -55,6 +56,7 @@ class StartWorker(Command, kw_only=True, frozen=True):
     wait_s: Seconds = 0.0
     uncarried: Text = ""
     anew_s: Seconds = 0.0
+    trained_s: Seconds = 0.0
     local_slots: Annotated[list[Number], Few] = []
     group: Number = 0
     groups: Number = 1

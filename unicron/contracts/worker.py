@@ -255,7 +255,7 @@ UNCARRIED = "UNICRON_UNCARRIED"
 """The variable with the reason why no other process can take a rank's place in a script; empty where one can."""
 
 ANEW = "UNICRON_ANEW_SINCE"
-"""The variable with the moment since which files were made that a script does not find as it begins; empty: none."""
+"""The variable with two moments, where a script begins once more as it did at first: when it did, and its loops."""
 
 CODE = "UNICRON_CODE_DIR"
 """The variable with the folder for what is made of a program's source files; no other user writes there."""

@@ -33,7 +33,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
         uncarried: why nobody can take the place of a rank of its script; empty where somebody can.
         as_is: its script is run as torchrun would from now on, and begins again whenever a rank is lost.
         tried: a process has taken a rank's place of its script on trial, or none can.
-        trained_since: Unix seconds at which workers first computed; 0 before that.
+        begun_at, trained_since: Unix seconds at which workers were first started, and first computed; 0 before that.
     """
 
     spec: TaskSpec
@@ -49,6 +49,7 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
     uncarried: str = ""
     as_is: bool = False
     tried: bool = False
+    begun_at: Moment = 0.0
     trained_since: Moment = 0.0
 
     @property

@@ -267,6 +267,7 @@ def _start_order(state: TransitionState, run: TaskRun, worker: WorkerRun, slots:
         slots: of each place, where its script reads who is beside it before there is a membership.
     """
     node, worker.token = worker.slot.node, state.token
+    run.begun_at = run.begun_at or state.now
     nodes = list(dict.fromkeys(slot.node for slot in slots)) or [node]
     return StartWorker(
         **state.command_fields(worker.slot.node),
@@ -281,7 +282,8 @@ def _start_order(state: TransitionState, run: TaskRun, worker: WorkerRun, slots:
         cause=run.cause,
         wait_s=run.wait_s,
         uncarried=run.uncarried,
-        anew_s=max(0.0, state.now - run.trained_since) if run.begins_anew else 0.0,
+        anew_s=max(0.0, state.now - run.begun_at) if run.begins_anew else 0.0,
+        trained_s=max(0.0, state.now - run.trained_since) if run.begins_anew else 0.0,
         local_slots=[slot.slot for slot in slots if slot.node == node],
         group=nodes.index(node),
         groups=len(nodes),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from msgspec.structs import replace
-from unicron_agent.environment import WAY_S, of_checkpoints, of_torchrun, of_worker
+from unicron_agent.environment import of_checkpoints, of_torchrun, of_worker
 
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.tasks import Slot, TaskSpec
@@ -43,5 +43,5 @@ def test_ranks_of_a_node_see_the_devices_of_all_of_them_in_the_order_of_their_pl
 def test_a_script_that_begins_anew_is_told_since_when_by_this_machines_clock():
     order = StartWorker(node="n1", slot=0, worker="w", task="t", spec=TaskSpec(name="t", command=["x"]))
     assert of_worker(order, [Slot(index=0)], 1000.0)["UNICRON_ANEW_SINCE"] == ""
-    again = replace(order, anew_s=60.0, wait_s=5.0)
-    assert float(of_worker(again, [Slot(index=0)], 1000.0)["UNICRON_ANEW_SINCE"]) == 935.0 - WAY_S
+    again = replace(order, anew_s=60.0, trained_s=40.0, wait_s=5.0)
+    assert of_worker(again, [Slot(index=0)], 1000.0)["UNICRON_ANEW_SINCE"] == "935.0 955.0"

@@ -225,7 +225,7 @@ def test_where_all_begin_anew_what_their_loops_have_made_is_there_once_it_is_mad
     if born_at(tmp_path / "data") is None:
         pytest.skip("this file system does not know when a file was made")
     tick()
-    files = Files(first=False, anew_since=began)
+    files = Files(first=False, anew=[began, 5.0])
     files.begin()
     for _ in range(2):  # before init_process_group, and behind it
         assert not (tmp_path / "checkpoint").exists()
@@ -235,7 +235,8 @@ def test_where_all_begin_anew_what_their_loops_have_made_is_there_once_it_is_mad
         os._exit((tmp_path / "data").write_text("anew") != 4)
     assert os.waitpid(other, 0)[1] == 0
     assert (tmp_path / "data").read_text() == "anew"
-    assert files.begin_loops() == began, "for who comes later nothing was made before"
+    assert files.begins_anew
+    assert files.begin_loops() == 5.0, "for who comes later there is what was made on the way there"
     files.end()
     assert (tmp_path / "checkpoint").read_text() == "of loops"
 

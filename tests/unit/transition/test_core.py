@@ -276,12 +276,12 @@ def test_as_long_as_no_drill_has_shown_that_a_rank_can_be_replaced_all_begin_ane
 @pytest.mark.parametrize(("early", "told"), [(True, "as if it had not trained yet"), (False, "from a checkpoint of")])
 def test_what_was_trained_in_the_first_minutes_is_trained_once_more_from_the_top(early, told):
     scene = TransitionHarness(a={**IN_PLACE, "drill": True})
-    scene.plan(a=["n1:0", "n2:0"])
+    scene.plan(a=["n1:0", "n2:0"], at=70.0)
     scene.ready("a")
     scene.join("a", at=100.0)
     lost = {"task": "a", "node": "n1", "slot": 0, "worker": "a-1"}
     out = scene.feed(failure(Severity.SEV2, **lost, at=160.0 if early else 100.0 + EARLY_S + 1))
-    assert [order.anew_s for order in of(StartWorker, out)] == [60.0 * early] * 2
+    assert [(order.anew_s, order.trained_s) for order in of(StartWorker, out)] == [(90.0 * early, 60.0 * early)] * 2
     [alert] = of(events.Alert, scene.ready("a", "a-3", "a-4"))
     assert told in alert.text
 

@@ -14,7 +14,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -38,44 +38,45 @@ class Files:
 
     Args:
         first: this process is one of the first of its task; so nobody is in a loop.
-        anew_since: Unix seconds; before its loops the script finds nothing that was made since then and was not made
-            anew. 0: it finds all.
+        anew: Unix seconds at which the script began first, and its loops, where it is to begin so once more: before its
+            loops it finds nothing that was made since, and was not made anew. Else nothing.
 
     Attributes:
         diverts_writes: what is opened for writing now is written to a hidden file.
         read: what the script has read before its loops.
         own_folders: that it has made for this process alone.
         begins_otherwise: why this process does not begin as the first ones did; empty where it does.
+        begins_anew: it begins once more as it did at first, and has not come to its loops.
     """
 
-    def __init__(self, *, first: bool, anew_since: float = 0.0) -> None:
+    def __init__(self, *, first: bool, anew: Sequence[float] = ()) -> None:
         self.diverts_writes, self._joins_late = not first, False
         self._opened: list[tuple[Any, int | None]] = []
         self._reported, self._made = set[str](), set[str]()
         self.read, self._newer, self._began_at = FilesRead(), NewerFiles(math.inf), time.time()
         self._asked, self.begins_otherwise, self.own_folders = FilesAsked(), "", OwnFolders()
-        self._anew_since, self._is_anew = anew_since, anew_since > 0
-        if self._is_anew:
-            self._newer = NewerFiles(anew_since, self._began_at, remade_count=True)
+        self._anew, self.begins_anew = tuple(anew), bool(anew)
+        if anew:
+            self._newer = NewerFiles(anew[0], self._began_at, remade_count=True)
 
     def begin(self) -> None:
         """Note from now on what the script finds."""
         self.read.begin()
         self.own_folders.begin()
-        if self._is_anew:
+        if self.begins_anew:
             self._newer.begin()
         elif self.diverts_writes:
             self._asked.begin()
 
     def begin_loops(self) -> float:
         """Return the moment, in Unix seconds, since which a new rank does not find what was made: loops begin."""
-        return self._anew_since or time.time()
+        return self._anew[-1] if self._anew else time.time()
 
     def end(self) -> None:
         """Have the script find all there is, as it is in its loops."""
         self.read.end()
         self._newer.end()
-        self._is_anew = False
+        self.begins_anew = False
 
     def install(self) -> None:
         """Have scripts open files, and make and remove folders, by way of this."""
@@ -147,7 +148,7 @@ class Files:
         self._asked.end()
         self._newer.end()
         if not late:
-            if self._is_anew:
+            if self.begins_anew:
                 self._newer.begin()
             self.diverts_writes = False
             self._finish_files(_write_out)

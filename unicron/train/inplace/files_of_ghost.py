@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from unicron.contracts.worker import ANEW
 from unicron.train.carry.newer_files import FilesAsked, FilesRead, NewerFiles
 from unicron.train.inplace.recording import TEMPORARY
 from unicron.train.inplace.sandbox import confine_connections, confine_writes
@@ -36,16 +35,16 @@ class GhostFiles:
         diverts_writes: always.
         read: nothing: nobody takes its place.
         begins_otherwise: why it does not begin as the rank did; empty where it does.
+        begins_anew: never: it is to take the place of a rank that has begun.
     """
 
-    diverts_writes = True
+    diverts_writes, begins_anew = True, False
 
     def __init__(self, trial: Path, folder: Path) -> None:
         self._trial, self._folder, self._own = trial, folder, str(trial.absolute()) + os.sep
         self._roots: tuple[str, ...] = (self._own,)
         self._copies: dict[str, str] = {}
-        self._anew_since = float(os.environ.get(ANEW) or 0)
-        self._count, self.read, self._newer = 0, FilesRead(), NewerFiles(self._anew_since or math.inf, own=self._own)
+        self._count, self.read, self._newer = 0, FilesRead(), NewerFiles(math.inf)
         self._asked, self.begins_otherwise = FilesAsked(), ""
 
     def install(self) -> None:
@@ -74,12 +73,10 @@ class GhostFiles:
         ):
             setattr(module, name, self._unless_own(getattr(module, name), instead))
         confine_writes([self._trial, *DEVICES])
-        (self._newer if self._anew_since else self._asked).begin()
+        self._asked.begin()
 
     def hide_made_since(self, moment: float) -> None:
         """Have the script not find what was made since then, when the loops of the rank began."""
-        if self._anew_since:  # as the rank itself, which began so
-            return
         self._newer = NewerFiles(moment, own=self._own)
         self.begins_otherwise = self._asked.hide(self._newer)
 

@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 
 from unicron.contracts.tasks import WorkerPhase
-from unicron.contracts.worker import Finished, Progress, Ready
+from unicron.contracts.worker import Finished, Progress, Ready, printable_cause
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.carry.files import Files
 from unicron.train.groups.rendezvous import await_all_done
-from unicron.train.inplace.abandon import abandons, is_raised_by_us, why_not_in_place
+from unicron.train.inplace.abandon import abandons, give_way, is_raised_by_us, why_not_in_place
 from unicron.train.inplace.groups import ScriptGroups
 from unicron.train.inplace.iteration import ScriptIteration
 from unicron.train.inplace.member import Member
@@ -231,10 +231,14 @@ class InPlace:
         Raises:
             ConnectionAbortedError: they do.
         """
-        if os.getpid() != self._pid or not self._member.comes_before_loops_of_others:
+        if os.getpid() != self._pid:
             return
         what, where = f"{type(error).__name__}: {error}".partition("\n")[0], traceback.extract_tb(error.__traceback__)
-        self._member.refuse_to_join(f"a new rank failed before their loop with {what} at {script_line(where)}")
+        failed = f"failed before {{}} loop with {what} at {script_line(where)}"
+        if self._files.begins_anew:  # maybe for what it does not find
+            give_way(printable_cause(f"it was to begin as it did at first, and {failed.format('its')}"))
+        if self._member.comes_before_loops_of_others:
+            self._member.refuse_to_join(f"a new rank {failed.format('their')}")
 
     def _finish(self, where: str) -> None:
         """Report that the script is done, once it is on all ranks: one that ends closes connections that others use.

@@ -102,7 +102,7 @@ def _holders(function: Callable[..., Any]) -> list[ModuleType]:
 def _rank(channel: AgentChannel | None, seed: Seed | None) -> InPlace:
     if channel is None:
         return Ghost(Path(os.environ[GHOST]))
-    files = Files(first=not os.environ.get(CAUSE), anew_since=float(os.environ.get(ANEW) or 0))
+    files = Files(first=not os.environ.get(CAUSE), anew=[float(each) for each in os.environ.get(ANEW, "").split()])
     if files.diverts_writes:
         files.install()
     files.begin()
