@@ -129,7 +129,10 @@ def status_view(status: Status, now: float | None = None) -> Group:
     slow += [Text(node.problem, "yellow") for node in status.nodes if node.problem and _in_use(node)]
     lost = [node.node for node in status.nodes if node.state is NodeState.LOST]
     verb = "wait" if len(lost) > 1 else "waits"
-    cure = "see to the machine, then start its agent (a job of Slurm gets another by `scontrol requeue`)"
+    cure = (
+        "see to the machine, then start its agent anew (`unicron chaos restart-node` where `unicron up` did, "
+        "`scontrol requeue` for a job of Slurm); one that still runs has to be stopped before"
+    )
     slow += [Text(f"{', '.join(lost)} {verb} for you: {cure}", "yellow")] * bool(lost)
     failed = [view for view in status.tasks if view.state == TaskState.FAILED and view.traceback]
     traces = [Text(f"\n{view.spec.name} failed:\n{view.traceback.rstrip()}", "red") for view in failed]

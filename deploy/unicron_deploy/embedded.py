@@ -357,7 +357,8 @@ class Cluster:
         self._check(name)
         with self._busy:
             if name in self.alive() and wait_until_gone([self._layout.processes[name]], DYING_S):
-                raise InvalidInputError(f"{name} runs already (process {self._layout.processes[name].pid})")
+                cure = f"; to start it anew, end it first: unicron chaos kill-node {name}" if name in self.nodes else ""
+                raise InvalidInputError(f"{name} runs already (process {self._layout.processes[name].pid}){cure}")
             if name in self.servers:
                 self._servers[name] = self._new_servers()[name]
                 if not self.insecure:

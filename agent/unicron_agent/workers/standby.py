@@ -174,7 +174,8 @@ def _run_request(request: dict[str, Any]) -> None:
 
 def _show_as(name: str, argv: list[str]) -> None:
     """Have ps and top show this process by its name, and by what it runs, as far as the standby's words leave room."""
-    ctypes.CDLL(None).prctl(PR_SET_NAME, name[-LONGEST_NAME:].encode())
+    short = name if len(name) <= LONGEST_NAME else name.rpartition(" ")[2][-LONGEST_NAME:]
+    ctypes.CDLL(None).prctl(PR_SET_NAME, short.encode())
     with contextlib.suppress(OSError):
         numbers = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         begin, end = int(numbers[45]), int(numbers[46])  # arg_start and arg_end of proc(5); 0 where it hides them

@@ -189,9 +189,10 @@ class Processes:
         if verdict.status is FailureStatus.ADDRESS_IN_USE:
             what = f"{what}; in {script_line(raised.traceback)}: {TAKE_ANOTHER}"
         own = verdict.status in OWN_ERRORS
-        # a machine that runs out of memory ends processes; Python is refused what the program should not ask for
+        # a machine that runs out of memory ends processes, or lets none begin; what a program is refused it asked for
         refused = raised.exception.endswith("MemoryError")
-        if verdict.status in PROVABLE or refused:
+        asked = verdict.status is FailureStatus.OUT_OF_MEMORY and raised.exception == "RuntimeError"  # as torch's
+        if verdict.status in PROVABLE or refused or asked:
             reason, kind = f"{raised.worker} raised {what}", _NUMBERS.sub("0", what)
             broken = self._user_error(raised, kind, reason, raised.traceback, own=own or refused)
             if broken:

@@ -227,6 +227,7 @@ SENDS = {"exception": "RuntimeError", "text": "NCCL error: remote process exited
         ({"traceback": "Traceback ..."}, 5),  # where that was is not known
         (SENDS, 9),
         ({"exception": "OSError", "text": "[Errno 12] Cannot allocate memory"}, 9),
+        ({"exception": "RuntimeError", "text": "DefaultCPUAllocator: can't allocate memory: you tried to"}, 4),
     ],
 )
 @pytest.mark.parametrize("others", [False, True])
