@@ -43,10 +43,14 @@ def of_worker(command: StartWorker, slots: Sequence[Slot], now: float) -> dict[s
         STOP_GRACE: str(command.spec.stop_grace_s),
         DRILL: "due" if command.spec.drill else "",
         UNCARRIED: printable_cause(command.uncarried),
-        ANEW: " ".join(f"{now - command.wait_s - each}" for each in (command.anew_s, command.trained_s) if each),
+        ANEW: _anew(command, now - command.wait_s) if command.anew_s else "",
         CAUSE: printable_cause(command.cause),
         **of_torchrun(command, slots),
     }
+
+
+def _anew(command: StartWorker, now: float) -> str:
+    return f"{now - command.anew_s} {now - command.trained_s}{' always' * command.anew}"
 
 
 def of_torchrun(command: StartWorker, slots: Sequence[Slot]) -> dict[str, str]:

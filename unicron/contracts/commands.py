@@ -41,8 +41,9 @@ class StartWorker(Command, kw_only=True, frozen=True):
             where the memberships say which other workers are on the node.
         wait_s: seconds to wait before that.
         uncarried: why nobody can take the place of a rank of its script; empty where somebody can.
-        anew_s: its script is to begin as it did so many seconds before: it finds no file that was made since.
-        trained_s: of these seconds, those since its loops began.
+        anew: its script is to begin as it did at first; else it is where no rank has a state to go on from.
+        anew_s, trained_s: seconds since it did, and since its loops did: it finds no file that was made since. 0: it
+            finds all.
         group, groups: which of the task's nodes this is, in that order, of how many.
     """
 
@@ -55,6 +56,7 @@ class StartWorker(Command, kw_only=True, frozen=True):
     cause: Text = ""
     wait_s: Seconds = 0.0
     uncarried: Text = ""
+    anew: bool = False
     anew_s: Seconds = 0.0
     trained_s: Seconds = 0.0
     local_slots: Annotated[list[Number], Few] = []

@@ -255,7 +255,8 @@ UNCARRIED = "UNICRON_UNCARRIED"
 """The variable with the reason why no other process can take a rank's place in a script; empty where one can."""
 
 ANEW = "UNICRON_ANEW_SINCE"
-"""The variable with two moments, where a script begins once more as it did at first: when it did, and its loops."""
+"""The variable with two moments, where a script may begin once more as it did at first: when it did, and its loops; and
+a third word where it does so in any case."""
 
 CODE = "UNICRON_CODE_DIR"
 """The variable with the folder for what is made of a program's source files; no other user writes there."""

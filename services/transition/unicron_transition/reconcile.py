@@ -188,7 +188,7 @@ def _alert_restart_from_scratch(run: TaskRun) -> list[Message]:
     why = "no copy of its state is complete"
     if not run.is_replaceable:
         why = "no other process can go on with what its ranks had" if run.uncarried else UNTRIED
-    whence = "as if it had not trained yet" if run.begins_anew else "from a checkpoint of its own if it has one"
+    whence = "as if it had not trained yet" if run.is_early else "from a checkpoint of its own if it has one"
     text = f"the program of task {run.spec.name} begins again, {whence}: {why}"
     return [Alert(text=text, task=run.spec.name)]
 
@@ -282,8 +282,9 @@ def _start_order(state: TransitionState, run: TaskRun, worker: WorkerRun, slots:
         cause=run.cause,
         wait_s=run.wait_s,
         uncarried=run.uncarried,
-        anew_s=max(0.0, state.now - run.begun_at) if run.begins_anew else 0.0,
-        trained_s=max(0.0, state.now - run.trained_since) if run.begins_anew else 0.0,
+        anew=run.is_early and not run.is_replaceable,
+        anew_s=max(0.0, state.now - run.begun_at) if run.is_early else 0.0,
+        trained_s=max(0.0, state.now - run.trained_since) if run.is_early else 0.0,
         local_slots=[slot.slot for slot in slots if slot.node == node],
         group=nodes.index(node),
         groups=len(nodes),

@@ -54,10 +54,12 @@ class TaskRun(WorkerGroup, kw_only=True):
         return self.membership.has_ended(self.workers, lost=lost)
 
     @property
-    def begins_anew(self) -> bool:
-        """Whether its script, which is run again, is to begin as it did when it was first run."""
-        again = self.trained_since > 0 and self.failed_at is not None and not (self.is_replaceable or self.as_is)
-        return again and (self.failed_at or 0.0) - self.trained_since <= EARLY_S
+    def is_early(self) -> bool:
+        """Whether its script, where it can't go on from a state, is to begin as it did when it was first run."""
+        begins = way_of(self.spec).begins_again and not self.as_is
+        if not begins or self.trained_since <= 0 or self.failed_at is None:
+            return False
+        return self.failed_at - self.trained_since <= EARLY_S
 
     def begin_recovery(self, at: float, cause: str) -> None:
         """Begin a recovery, from a failure or for a plan, if none is under way."""

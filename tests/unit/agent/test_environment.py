@@ -45,3 +45,5 @@ def test_a_script_that_begins_anew_is_told_since_when_by_this_machines_clock():
     assert of_worker(order, [Slot(index=0)], 1000.0)["UNICRON_ANEW_SINCE"] == ""
     again = replace(order, anew_s=60.0, trained_s=40.0, wait_s=5.0)
     assert of_worker(again, [Slot(index=0)], 1000.0)["UNICRON_ANEW_SINCE"] == "935.0 955.0"
+    always = replace(again, anew=True)
+    assert of_worker(always, [Slot(index=0)], 1000.0)["UNICRON_ANEW_SINCE"] == "935.0 955.0 always"

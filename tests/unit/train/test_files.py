@@ -218,18 +218,21 @@ def test_what_was_made_since_the_loops_began_is_not_there_for_a_new_rank_and_sta
 
 
 @pytest.mark.usefixtures("_looks_are_put_back")
-def test_where_all_begin_anew_what_their_loops_have_made_is_there_once_it_is_made_anew_and_when_they_end(tmp_path):
+@pytest.mark.parametrize("always", [False, True])
+def test_where_all_begin_anew_what_was_made_is_there_once_it_is_made_anew_and_when_loops_begin(tmp_path, always):
     began = tick()
     for name in ("checkpoint", "data"):
         (tmp_path / name).write_text("of loops")
     if born_at(tmp_path / "data") is None:
         pytest.skip("this file system does not know when a file was made")
     tick()
-    files = Files(first=False, anew=[began, 5.0])
+    files = Files(first=False, anew=[began, 5.0], always=always)
     files.begin()
-    for _ in range(2):  # before init_process_group, and behind it
+    if always:
         assert not (tmp_path / "checkpoint").exists()
-        files.set_joins_late(late=False)
+    files.set_joins_late(late=False)  # behind init_process_group
+    files.begin_anew()
+    assert not (tmp_path / "checkpoint").exists()
     assert not [*tmp_path.iterdir()]
     if not (other := os.fork()):  # another rank makes what all read
         os._exit((tmp_path / "data").write_text("anew") != 4)

@@ -281,7 +281,8 @@ def test_what_was_trained_in_the_first_minutes_is_trained_once_more_from_the_top
     scene.join("a", at=100.0)
     lost = {"task": "a", "node": "n1", "slot": 0, "worker": "a-1"}
     out = scene.feed(failure(Severity.SEV2, **lost, at=160.0 if early else 100.0 + EARLY_S + 1))
-    assert [(order.anew_s, order.trained_s) for order in of(StartWorker, out)] == [(90.0 * early, 60.0 * early)] * 2
+    orders = of(StartWorker, out)
+    assert [(each.anew, each.anew_s, each.trained_s) for each in orders] == [(early, 90.0 * early, 60.0 * early)] * 2
     [alert] = of(events.Alert, scene.ready("a", "a-3", "a-4"))
     assert told in alert.text
 

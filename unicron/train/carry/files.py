@@ -38,8 +38,9 @@ class Files:
 
     Args:
         first: this process is one of the first of its task; so nobody is in a loop.
-        anew: Unix seconds at which the script began first, and its loops, where it is to begin so once more: before its
+        anew: Unix seconds at which the script began first, and its loops, where it may begin so once more: before its
             loops it finds nothing that was made since, and was not made anew. Else nothing.
+        always: it does; else where `begin_anew` is called.
 
     Attributes:
         diverts_writes: what is opened for writing now is written to a hidden file.
@@ -49,14 +50,14 @@ class Files:
         begins_anew: it begins once more as it did at first, and has not come to its loops.
     """
 
-    def __init__(self, *, first: bool, anew: Sequence[float] = ()) -> None:
+    def __init__(self, *, first: bool, anew: Sequence[float] = (), always: bool = False) -> None:
         self.diverts_writes, self._joins_late = not first, False
         self._opened: list[tuple[Any, int | None]] = []
         self._reported, self._made = set[str](), set[str]()
         self.read, self._newer, self._began_at = FilesRead(), NewerFiles(math.inf), time.time()
         self._asked, self.begins_otherwise, self.own_folders = FilesAsked(), "", OwnFolders()
-        self._anew, self.begins_anew = tuple(anew), bool(anew)
-        if anew:
+        self._anew, self.begins_anew = tuple(anew), bool(anew) and always
+        if self.begins_anew:
             self._newer = NewerFiles(anew[0], self._began_at, remade_count=True)
 
     def begin(self) -> None:
@@ -68,9 +69,15 @@ class Files:
         elif self.diverts_writes:
             self._asked.begin()
 
+    def begin_anew(self) -> None:
+        """Have the script begin as it did at first, where it may and has found nothing yet that was made since."""
+        if self._anew and not self.begins_anew:
+            self._newer = NewerFiles(self._anew[0], self._began_at, remade_count=True)
+            self.begins_anew = not self._asked.hide(self._newer)
+
     def begin_loops(self) -> float:
         """Return the moment, in Unix seconds, since which a new rank does not find what was made: loops begin."""
-        return self._anew[-1] if self._anew else time.time()
+        return self._anew[-1] if self.begins_anew else time.time()
 
     def end(self) -> None:
         """Have the script find all there is, as it is in its loops."""

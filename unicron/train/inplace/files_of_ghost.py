@@ -80,6 +80,9 @@ class GhostFiles:
         self._newer = NewerFiles(moment, own=self._own)
         self.begins_otherwise = self._asked.hide(self._newer)
 
+    def begin_anew(self) -> None:
+        """Do nothing: it never does."""
+
     def end(self) -> None:
         """Do nothing: that its files are there again is for where it takes the rank's place."""
 

@@ -102,7 +102,9 @@ def _holders(function: Callable[..., Any]) -> list[ModuleType]:
 def _rank(channel: AgentChannel | None, seed: Seed | None) -> InPlace:
     if channel is None:
         return Ghost(Path(os.environ[GHOST]))
-    files = Files(first=not os.environ.get(CAUSE), anew=[float(each) for each in os.environ.get(ANEW, "").split()])
+    *moments, always = [*os.environ.get(ANEW, "").split(), "", "", ""][:3]
+    anew = [float(each) for each in moments if each]
+    files = Files(first=not os.environ.get(CAUSE), anew=anew, always=bool(always))
     if files.diverts_writes:
         files.install()
     files.begin()

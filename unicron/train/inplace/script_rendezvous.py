@@ -59,6 +59,8 @@ class ScriptRendezvous:
             if again := next((each for each in announcements if each != NEW), None):
                 groups.replay_setup_of_saved(again.removeprefix(RESTORES))
                 self._files.hide_made_since(groups.began_at)
+            else:
+                self._files.begin_anew()
             groups.form(membership.epoch, lambda: Rendezvous(membership, "-script"))
             groups.strict = True
 
