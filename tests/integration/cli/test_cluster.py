@@ -499,7 +499,7 @@ def test_a_storm_that_is_over_says_whether_the_cluster_is_whole(url, task, folde
     assert found == {"ok": True, "seed": 1, "strikes": [], "troubles": []}
     where = ["--dir", str(folder / "c")]
     assert "the cluster is whole" in unicron("chaos", "storm", "--minutes", "0", *where, url=url)
-    assert "no cluster in" in unicron("chaos", "storm", "--minutes", "0", "--dir", str(folder), url=url, code=1)
+    assert "no cluster runs in" in unicron("chaos", "storm", "--minutes", "0", "--dir", str(folder), url=url, code=1)
 
 
 def test_a_removed_task_is_gone_and_down_leaves_no_process(url, task, folder):
