@@ -206,11 +206,12 @@ def test_moments_keep_their_type_whatever_that_of_their_parameter_is():
     gathering = Gathering(protected)
     gathering.add(state)
     groups, states = optimizers[1].param_groups, optimizers[1].state
-    group = groups[0]
+    group, order = groups[0], [*groups[0]]
     load_state(gathering.result(3), protected)
     assert same(collect_state(3, protected)["objects"], state["objects"])
     assert optimizers[1].param_groups is groups, "a script may have them in variables of its own"
     assert groups[0] is group
+    assert [*group] == order
     assert optimizers[1].state is states
 
 

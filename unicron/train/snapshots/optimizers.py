@@ -32,9 +32,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 
 
 def _become(own: Any, loaded: Any) -> None:
-    """Have a dictionary hold what another one does."""
+    """Have a dictionary hold what another one does, in the order that it had: torch puts a group's parameters last."""
     if own is not loaded:
-        found = dict(loaded)
+        found = {key: loaded[key] for key in own if key in loaded} | dict(loaded)
         own.clear()
         own.update(found)
 
