@@ -497,7 +497,9 @@ def test_what_has_the_memory_of_a_parameter_has_its_values_however_old_a_snapsho
     assert not any(bool(each.any()) for each in (again.kept, again.view, again.later))
     assert again.kept.seen == 4
     module.kept.set_(torch.ones(3))
-    with pytest.raises(NotCarriedError, match=r"module\.kept` of script: a tensor that had a parameter's or moment's memory"):
+    with pytest.raises(
+        NotCarriedError, match=r"module\.kept` of script: a tensor that had a parameter's or moment's memory"
+    ):
         heap.snapshot(spaces, {})
 
 
