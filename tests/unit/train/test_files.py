@@ -278,19 +278,31 @@ def test_who_has_found_a_newer_file_before_that_was_known_finds_all_and_takes_no
     assert found["found"] == all(each not in ask for each in ('"older"', '"other"', PACKAGES))
 
 
-@pytest.mark.parametrize("change", ["write_text('other')", "unlink()", "rename(path.with_name('moved'))", ""])
-def test_a_file_that_was_read_before_the_loops_and_is_another_one_now_is_named(tmp_path, monkeypatch, change):
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ("write_text('other')", True),
+        ("unlink()", True),
+        ("rename(path.with_name('moved'))", True),
+        ("exists()", False),
+        ("write_text('first')", False),
+        ("with_name('same').rename(path)", False),
+    ],
+)
+def test_a_file_that_was_read_before_the_loops_and_has_other_contents_now_is_named(
+    tmp_path, monkeypatch, change, names
+):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     path, read = tmp_path / "checkpoint", FilesRead()
-    for each in (path, tmp_path / "log", tmp_path / "later"):
+    for each in (path, tmp_path / "log", tmp_path / "later", tmp_path / "same"):
         each.write_text("first")
     read.begin()
     exec("open(path).read(); open(path.with_name('log'), 'a').write('more')", {"path": path, "__name__": "__main__"})
     read.end()
     exec("open(path).read()", {"path": tmp_path / "later", "__name__": "__main__"})
     (tmp_path / "later").write_text("other")
-    exec(f"path.{change}" if change else "", {"path": path})
-    assert str(path) in read.changed_reason() if change else read.changed_reason() == ""
+    exec(f"path.{change}", {"path": path})
+    assert (str(path) in read.changed_reason()) == names
 
 
 @pytest.mark.parametrize("make", ["tempfile.mkdtemp()", "tempfile.TemporaryDirectory()"])

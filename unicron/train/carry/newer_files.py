@@ -7,6 +7,7 @@ not be where the lost rank was.
 import builtins
 import ctypes
 import errno
+import hashlib
 import io
 import math
 import os
@@ -15,7 +16,6 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 from unicron.train.carry.callers import caller
@@ -25,6 +25,9 @@ _libc = ctypes.CDLL(None)
 _stat, _lstat = os.stat, os.lstat
 _NOT_FOLLOWED = frozenset({"lstat", "readlink"})
 _KERNELS = ("/proc/", "/sys/", "/dev/")
+DIGESTED = 1 << 20
+"""Bytes: of a file of at most so many that was written again it is known whether it has the same contents."""
+
 _FOR_CODE = ("unicron", "importlib", "linecache", "pkgutil", "zipimport")
 """Beginnings of the names of modules that look for no script's files: among others for packages beside the script."""
 
@@ -226,7 +229,7 @@ class FilesRead:
     """The files that a script reads before its loops, as they were then."""
 
     def __init__(self) -> None:
-        self._found, self._notes = dict[str, tuple[int, int, int]](), False
+        self._found, self._notes = dict[str, tuple[tuple[int, int, int], bytes]](), False
         self._usual = io.open
 
     def begin(self) -> None:
@@ -244,23 +247,37 @@ class FilesRead:
         opened = self._usual(file, mode, *arguments, **named)
         if self._notes and isinstance(file, str | bytes | os.PathLike) and {*mode} & {*"r+"} and not _is_for_code():
             path = os.path.realpath(os.fsdecode(file))
-            if not path.startswith((*_KERNELS, os.path.realpath(tempfile.gettempdir()) + os.sep)):
-                self._found.setdefault(path, _look(os.fstat(opened.fileno())))
+            aside = (*_KERNELS, os.path.realpath(tempfile.gettempdir()) + os.sep)
+            if path not in self._found and not path.startswith(aside):
+                self._found[path] = _look(found := os.fstat(opened.fileno())), _digest(opened.fileno(), found)
         return opened
 
     def changed_reason(self) -> str:
         """Return why a new process would read something else; empty where it would not."""
-        for path, look in self._found.items():
-            try:
-                now = _look(Path(path).stat())
-            except OSError:
-                now = None
-            if now != look:
+        for path, (look, digest) in self._found.items():
+            if not _is_as_it_was(path, look, digest):
                 return (
                     f"the script has read {path} before its loop, and that has been written or removed since: a new "
                     "process would not find what was in it"
                 )
         return ""
+
+
+def _is_as_it_was(path: str, look: tuple[int, int, int], digest: bytes) -> bool:
+    """Return whether a file is the same, or was written again with what was in it, as caches of libraries are."""
+    try:
+        with io.FileIO(path) as file:
+            found = os.fstat(file.fileno())
+            return _look(found) == look or (bool(digest) and _digest(file.fileno(), found) == digest)
+    except OSError:
+        return False
+
+
+def _digest(descriptor: int, found: os.stat_result) -> bytes:
+    """Return a digest of a file's contents; empty where it is no file, or a large one."""
+    if not stat.S_ISREG(found.st_mode) or found.st_size > DIGESTED:
+        return b""
+    return hashlib.sha256(os.pread(descriptor, DIGESTED, 0)).digest()
 
 
 def _look(found: os.stat_result) -> tuple[int, int, int]:
