@@ -148,18 +148,19 @@ def test_a_ghost_is_a_fork_from_before_and_knows_that_it_is_one(tmp_path):
     seen = []
 
     def run():
-        os.write(
-            1, f"{os.environ[GHOST]} {len(seen)} {os.nice(0)} {os.environ.get('UNICRON_WORKER_SOCKET')}\n".encode()
-        )
+        idle = os.sched_getscheduler(0) == os.SCHED_IDLE
+        line = f"{os.environ[GHOST]} {len(seen)} {os.nice(0)} {idle} {os.environ.get('UNICRON_WORKER_SOCKET')}\n"
+        os.write(1, line.encode())
         return 3
 
     seed = plant(run)
     seen.append("what came later")
     (tmp_path / "trial").mkdir()
-    for _ in range(2):
-        assert os.waitstatus_to_exitcode(seed.run(tmp_path / "trial")) == 3
+    for is_first in (True, False):
+        assert os.waitstatus_to_exitcode(seed.run(tmp_path / "trial", is_first=is_first)) == 3
     seed.cut()
-    assert (tmp_path / "trial" / OUTPUT).read_text() == f"{tmp_path / 'trial'} 0 19 None\n" * 2
+    lines = (tmp_path / "trial" / OUTPUT).read_text().splitlines()
+    assert lines == [f"{tmp_path / 'trial'} 0 10 False None", f"{tmp_path / 'trial'} 0 19 True None"]
     assert GHOST not in os.environ
 
 
@@ -291,9 +292,11 @@ class FakeSeed:
 
     def __init__(self, *verdicts):
         self.verdicts, self.ran, self.may_end = list(verdicts), 0, threading.Event()
+        self.are_first = []
         self.may_end.set()
 
-    def run(self, folder):
+    def run(self, folder, *, is_first):
+        self.are_first.append(is_first)
         self.may_end.wait()
         self.ran += 1
         if verdict := self.verdicts.pop(0):
@@ -405,6 +408,7 @@ def test_a_later_trial_without_an_outcome_takes_nothing_from_what_an_earlier_one
     one.over()
     one.iterate(30, begin=11)
     assert one.over() == [Drilled(iteration=2, rank=1)]
+    assert one.seed.are_first == [True, False], "only the first one is in a hurry"
 
 
 def test_a_rank_lost_meanwhile_makes_it_begin_once_more(rank):

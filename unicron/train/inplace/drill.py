@@ -60,7 +60,8 @@ class Drill:
         self._first_outer: list[Any] | None = None
         self._over = threading.Event()
         self._over.set()
-        self._lock, self._warned, self._has_passed = threading.Lock(), False, False
+        self._lock, self._warned = threading.Lock(), False
+        self._is_first, self._has_passed = True, False
 
     def at_snapshot(self, record: LoopSnapshot | NotCarriedError, iteration: int, epoch: int, state: State) -> None:
         """Begin or end a recording, where one is due and no trial is under way.
@@ -133,11 +134,12 @@ class Drill:
         verdict: dict[str, Any] = {"again": True}
         while self._seed is not None and verdict.get("again"):  # a second one shows what differs by itself
             (trial.folder / VERDICT).unlink(missing_ok=True)
-            verdict = read_verdict(trial.folder, self._seed.run(trial.folder))
+            verdict = read_verdict(trial.folder, self._seed.run(trial.folder, is_first=self._is_first))
         trial.remove()
         with self._lock:
             if not self._over.is_set():  # else the script has ended, and that is said
                 self.problem = str(verdict.get("problem", ""))
+                self._is_first = False
                 self._has_passed |= not (self.problem or verdict.get("unproven"))
                 if self.problem:
                     self._on_problem(self.problem)

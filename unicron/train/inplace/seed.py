@@ -28,9 +28,14 @@ OUTPUT, VERDICT = "output", "verdict"
 """Files of a trial's folder."""
 
 LONGEST_S = 900.0
-"""Seconds that a trial may take; it has the lowest priority, so that it may wait for a processor for long."""
+"""Seconds that a trial may take; it has a low priority, so that it may wait for a processor for long."""
 
-NICEST = 19
+NICE, NICEST = 10, 19
+"""Niceness: of the first trial, as a rank that is lost before its outcome costs all that was done, and of later ones.
+
+Where all processors are busy, the first has a tenth of one; later ones have what nobody else asks for.
+"""
+
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
@@ -44,14 +49,15 @@ class Seed:
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._answers = connection, connection.makefile("rb")
 
-    def run(self, folder: Path) -> int:
+    def run(self, folder: Path, *, is_first: bool = False) -> int:
         """Have a ghost run a trial; return its status as `os.waitpid` gives it, -1 where there is none in time.
 
         Args:
             folder: of the trial.
+            is_first: nobody knows yet what comes of it.
         """
         try:
-            self._connection.sendall(json.dumps(str(folder)).encode() + b"\n")
+            self._connection.sendall(json.dumps([str(folder), is_first]).encode() + b"\n")
             answer = self._answers.readline()
         except (OSError, ValueError):
             answer = b""
@@ -97,11 +103,11 @@ def _sleep_and_grow(connection: socket.socket, run: Callable[[], int]) -> NoRetu
     ctypes.CDLL(None).prctl(PR_SET_NAME, b"unicron trial")  # so that nobody takes it for the rank
     try:
         for line in connection.makefile("rb"):
-            folder, seed = Path(json.loads(line)), os.getpid()
+            (folder, is_first), seed = json.loads(line), os.getpid()
             ghost = os.fork()
             if ghost == 0:
                 connection.close()
-                _be_ghost(seed, folder, run)
+                _be_ghost(seed, Path(folder), run, is_first=is_first)
             connection.sendall(b"%d\n" % _await_end(ghost, connection))
     finally:
         os._exit(0)
@@ -121,15 +127,16 @@ def _await_end(ghost: int, connection: socket.socket) -> int:
     return status if in_time else -1
 
 
-def _be_ghost(seed: int, folder: Path, run: Callable[[], int]) -> NoReturn:
+def _be_ghost(seed: int, folder: Path, run: Callable[[], int], *, is_first: bool) -> NoReturn:
     code = 1
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != seed:
             os._exit(1)
-        os.nice(NICEST)
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        os.nice(NICE if is_first else NICEST)
+        if not is_first:
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         output = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for number in (1, 2):
             os.dup2(output, number)
