@@ -215,7 +215,7 @@ def last(before, body):
         ("found = (each for each in range(9))", "next(found)", f"`found` of {MODULE} (generator) has changed"),
         ("one, other = itertools.tee(range(9))", "next(one)", f"`one` of {MODULE} (_tee) has changed"),
         (
-            "@functools.lru_cache\ndef half(x):\n    return x / 2",
+            "@functools.lru_cache\ndef half(x):\n    return [x / 2]",
             "half(step)",
             f"`half` of {MODULE} (_lru_cache_wrapper) has",
         ),
@@ -252,6 +252,12 @@ def test_what_no_other_process_can_have_is_named(before, body, named, monkeypatc
     record = last(before, body)
     assert isinstance(record, NotCarriedError)
     assert str(record).startswith(named)
+
+
+@pytest.mark.parametrize("cache", ["lru_cache", "lru_cache(None)", "lru_cache(maxsize=2)", "cache"])
+def test_a_cache_of_values_that_never_change_is_filled_anew(cache):
+    record = last(f"@functools.{cache}\ndef half(x):\n    return x / 2, (str(x), int)", "half(step)")
+    assert isinstance(record, LoopSnapshot)
 
 
 def test_what_never_comes_to_an_end_is_named_once(monkeypatch):

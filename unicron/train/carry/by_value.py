@@ -1,12 +1,15 @@
 """Kinds of objects that are compared by value, left alone, or pickled with what holds them."""
 
+import gc
 import itertools
 import types
 import weakref
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from unicron.train.carry.kinds import ATTACHED, Kind, Parts
+from unicron.train.carry.values import is_plain
 from unicron.train.carry.variables import NAME
 
 
@@ -124,5 +127,28 @@ class ObjectArray(Kind):
 
 
 def look_at_cache(thing: Any) -> Any:
-    """Return how full the cache of a function of the script is; what libraries keep each process finds anew."""
-    return thing.cache_info() if NAME in getattr(thing.__wrapped__, "__globals__", ()) else None
+    """Return what shows whether a cached function of the script has come to hold something that can change.
+
+    Values that never change each process computes anew, and so it does all that libraries keep.
+    """
+    if NAME not in getattr(thing.__wrapped__, "__globals__", ()):
+        return None
+    results = _cached(thing)
+    if len(results) != thing.cache_info().currsize:
+        return thing.cache_info()
+    return tuple(id(each) for each in results if not _never_changes(each))
+
+
+def _cached(thing: Any) -> list[Any]:
+    """Return the results that a cached function holds; some others where this Python keeps them elsewhere."""
+    held = gc.get_referents(thing)
+    place = next((place for place, each in enumerate(held) if type(each) is dict), 0)
+    if thing.cache_parameters()["maxsize"] is None:
+        return [*held[place].values()] if place else []
+    return [each for each, link in pairwise(held[:place]) if getattr(link, "__name__", "") == "_lru_list_elem"]
+
+
+def _never_changes(thing: Any) -> bool:
+    if type(thing) in {tuple, frozenset}:
+        return all(map(_never_changes, thing))
+    return is_plain(type(thing)) or isinstance(thing, type)
