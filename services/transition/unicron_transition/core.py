@@ -352,7 +352,7 @@ class TransitionCore(Core):
         out = run.snapshots.drop_saved(self.state, run)
         if not fact.as_is or run.as_is:
             return out
-        run.as_is = True
+        run.as_is, run.failed_at = True, None  # what began before, such as its start, is over
         run.begin_recovery(fact.at, run.uncarried)
         return [*out, *begin_anew(self.state, run, run.uncarried), *self._reconcile([fact.task])]
 

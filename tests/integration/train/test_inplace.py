@@ -12,7 +12,7 @@ from helpers.scripts import GATHERS, Run, disturbed, program, same
 from helpers.training import kill_at_once, shared
 from msgspec.structs import replace
 
-from unicron.contracts.events import FailureDetected, Regrouped, ScriptDrilled
+from unicron.contracts.events import Alert, FailureDetected, Regrouped, ScriptDrilled, TaskRecovered
 from unicron.contracts.tasks import Healing, ParallelLayout
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -493,6 +493,54 @@ async def test_ranks_that_are_in_no_group_together_stay_apart_and_all_begin_agai
         await run.strike(1)
     out = torch.load(scene.cluster.root.parent / run.name / "out.pt", weights_only=True)
     assert (float(out["model"]["total"]), out["lr"], out["seen"]) == (2.0, 1, 0)
+
+
+BY_HAND = """
+    import gate
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(1)
+    model = torch.nn.Linear(4, 1)
+
+    def reduce(parameter):
+        dist.all_reduce(parameter.grad, async_op=True).get_future().wait()
+
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(reduce)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gate.at(-1, phase="begins", rank=rank)
+    for step in range(4):
+        gate.at(step, rank=rank)
+        model(torch.full((1, 4), step + rank + 1.0)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if rank == 0:
+        torch.save({"model": model.state_dict(), "lr": 0.1, "seen": step}, "out.pt")
+"""
+
+
+async def test_where_gradients_are_reduced_by_hand_all_end_at_once_and_it_is_said_that_they_begin_and_are_back(
+    scene, tmp_path
+):
+    await scene.client.submit(program(tmp_path, "calm-by-hand", BY_HAND, ranks=2))
+    await scene.ends("calm-by-hand")
+    async with gate() as held:
+        await scene.client.submit(replace(program(tmp_path, "by-hand", BY_HAND, ranks=2, **held.env), drill=True))
+        run = Run(scene, "by-hand", 2, held)
+        held.close(2, rank=1)
+        await held.held()
+        await run.strike(1)  # the other waits for it
+        held.open()
+        await scene.ends("by-hand")
+    assert run.begun == [0, 0, 1, 1]
+    begins = [each.text for each in scene.of(Alert, task="by-hand") if "begins again" in each.text]
+    assert len(begins) == 1
+    assert "as if it had not trained yet" in begins[0]
+    assert len(scene.of(TaskRecovered, task="by-hand")) == 2, "as it began, and once more"
+    same(tmp_path, "by-hand", "calm-by-hand")
 
 
 BUSY = """

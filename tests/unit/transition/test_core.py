@@ -316,6 +316,17 @@ def test_a_script_that_can_not_be_had_in_place_is_run_as_torchrun_would_from_the
     assert {order.spec.heal for order in of(StartWorker, out)} == {Healing.RESTART}
 
 
+def test_what_is_run_as_torchrun_would_before_it_has_computed_is_back_since_that_was_decided():
+    scene = TransitionHarness(a=IN_PLACE)
+    scene.plan(a=["n1:0", "n2:0"])
+    scene.ready("a", "a-1", "a-2")
+    at = {"task": "a", "iteration": 0, "problem": NOBODY_CAN, "as_is": True, "at": 110.0}
+    scene.feed(events.ScriptDrilled(**at, node="n1", slot=0, worker="a-1", rank=0))
+    scene.ready("a", "a-3", "a-4")
+    [recovered] = of(events.TaskRecovered, scene.join("a", at=112.0))
+    assert recovered.seconds == 2.0, "and not since the task was submitted"
+
+
 def test_severity_3_forms_the_same_membership_again_once(scene):
     broken = failure(Severity.SEV3, task="a", node="n2", slot=0, worker="a-2", epoch=0)
     out = scene.feed(broken)

@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from unicron.contracts.tasks import ParallelLayout
-from unicron.contracts.worker import Membership, Ready
+from unicron.contracts.worker import Joined, Membership, Ready
 from unicron.errors import GroupBrokenError
 from unicron.train.carry.beside import Nothing
 from unicron.train.carry.files import Files
@@ -67,6 +67,7 @@ class Member:
         self.piggyback: Piggyback | None = None
         self.rendezvous, self.records = ScriptRendezvous(channel, files), Records()
         self.peers = Peers(channel, self.membership, self.position)
+        self._joined_unhealed = False
 
     def make_groups(self, rejoin: Callable[[GroupBrokenError], bool]) -> ScriptGroups:
         """Make the script's groups, in which nobody is yet.
@@ -103,6 +104,20 @@ class Member:
         shell = Shell(self.ranks, self.states, self.gradients)
         self.core = core(shell, int(os.environ["UNICRON_ITERATIONS"]), microbatches)
         self.rendezvous.group = self.ranks.group
+
+    def join_unhealed(self) -> None:
+        """Say that this rank computes, though its script reduces gradients by itself: all end where one is lost then.
+
+        It is not said where others are in their loops, or a saved state is to be loaded yet: those wait for a loop.
+        """
+        membership = self.membership() if self.membership().epoch >= 0 else self.channel.newest
+        early = membership.epoch < 0 or membership.shelf is not None or self.comes_before_loops_of_others
+        if early or self._joined_unhealed:
+            return
+        self._joined_unhealed = True
+        self.files.end()
+        where = {"epoch": membership.epoch, "rank": membership.rank, "world_size": membership.world_size}
+        self.channel.send(Joined(**where, iteration=0, kept=0, recomputed=0, state_from="", seconds=0.0))
 
     def protect(self, groups: ScriptGroups) -> None:
         """Make the state of what there is, and sum the gradients of all that is trained."""
