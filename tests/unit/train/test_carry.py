@@ -17,7 +17,7 @@ import re
 import threading
 import uuid
 import zoneinfo
-from types import MethodType
+from types import MethodType, SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -601,6 +601,20 @@ def test_a_gradient_can_be_changed_in_place_where_it_was_carried_as_where_it_was
     for each in (ours["x"], theirs["x"]):
         each.grad.detach_().zero_()  # as scripts' own zero_grad does, after torch's
     assert not snapshot_differences(other.snapshot(its_spaces, {}), heap.snapshot(spaces, {}))
+
+
+def test_an_object_by_which_others_are_found_in_a_dict_is_found_another_way_itself():
+    def made():
+        layer = torch.nn.Linear(1, 1)
+        return {"layers": {layer: SimpleNamespace(layer=layer, count=0)}, "net": {"a": {"b": {"c": {"d": layer}}}}}
+
+    ours, theirs = made(), made()
+    (heap, spaces), (other, its_spaces) = numbered(ours), numbered(theirs)
+    [[layer, kept]], [[its_layer, its_kept]] = ours["layers"].items(), theirs["layers"].items()
+    kept.count, kept.last = 3, layer
+    other.restore(its_spaces, heap.snapshot(spaces, {}))
+    assert its_kept.count == 3
+    assert its_kept.last is its_layer
 
 
 class Scales:

@@ -63,7 +63,8 @@ def test_what_can_not_be_carried_is_tried_with_no_older_copy():
 
 
 @pytest.mark.parametrize(
-    ("lacking", "raised"), [({"saving"}, NotCarriedError), ({"other"}, NameError), (set(), NameError)]
+    ("lacking", "raised"),
+    [({"saving": "a thread"}, NotCarriedError), ({"other": "a lock"}, NameError), ({}, NameError)],
 )
 def test_a_variable_that_could_not_go_along_is_no_fault_of_the_script_and_any_other_that_is_missing_is(lacking, raised):
     def begin_again(why):

@@ -241,6 +241,11 @@ def last(before, body):
             f"`box.0` of {MODULE}: a tensor of 12582912 bytes",
         ),
         (
+            "box = [None]",
+            "exec('for _ in range(9999):\\n    box[0] = [box[0]]')",
+            f"`box.0` of {MODULE}: it leads to objects that hold one another in too long a chain",
+        ),
+        (
             "class No:\n    def __reduce__(self):\n        raise RuntimeError('no')\nbox = []",
             "box.append(No())",
             "`box.0` of",
@@ -283,7 +288,7 @@ def test_variables_that_are_set_before_they_are_read_or_can_not_be_carried_are_l
     new = Watched.__new__(Watched)
     with pytest.raises(NameError, match="lock"):
         new.__init__(later, whole.there[2])
-    assert new.loops.taker.lacking == {"lock"}
+    assert new.loops.taker.lacking == {"lock": "_thread.lock, which only this process has"}
 
 
 @pytest.mark.parametrize(

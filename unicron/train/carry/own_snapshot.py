@@ -34,7 +34,7 @@ from unicron.train.carry.pickling import LARGE_BYTES, LARGEST_BYTES, Key, Limite
 from unicron.train.carry.randomness import drawn_beside, generators, set_generators, thread_that_may_draw
 from unicron.train.carry.tensors import Given
 from unicron.train.carry.unchanged import Changes, Numbered, describe, number_object
-from unicron.train.carry.values import is_same
+from unicron.train.carry.values import is_plain, is_same
 from unicron.train.carry.variables import Variables, space_name
 from unicron.train.snapshots.shards import local
 from unicron.train.worker.injected import InjectedFault
@@ -54,7 +54,7 @@ class Heap:
     Attributes:
         missing_gradients: parameters that had a gradient when the snapshot restored last was taken, which that left
             out. They have NaN as gradient: if more is added to it that shows, and nothing is where it is made zero.
-        lacking: names of variables that a snapshot could not have, and that are not here since it was restored.
+        lacking: why a snapshot could not have variables that are not here since it was restored, by name.
     """
 
     def __init__(self, carried: Iterable[Any], beside: Beside | None = None) -> None:
@@ -70,7 +70,7 @@ class Heap:
         self._keys: dict[int, Key] = {}
         self._first_values: dict[str, dict[str, Any]] = {}
         self._present: dict[int, Any] = {}
-        self._unbound, self.lacking = set[tuple[str, str]](), set[str]()
+        self._unbound, self.lacking = dict[tuple[str, str], str](), dict[str, str]()
         self._kept_states, self._given_keys, self._memories = dict[Key, Any](), set[Key](), Memories()
         self._last_states, self._drawn_beside = generators(), False
         self._hooks = Hooks()
@@ -151,8 +151,11 @@ class Heap:
         todo: deque[tuple[Key, Any]] = deque(
             ((name, each), value) for name, space in spaces.items() for each, value in space.values().items()
         )
-        while todo:
-            path, thing = todo.popleft()
+        later = deque[
+            tuple[Key, Any]
+        ]()  # what has an object as its name in a dict: the way to that is no part of itself
+        while todo or later:
+            path, thing = (todo or later).popleft()
             kind = kind_of(thing)
             if kind is None or id(thing) in seen or isinstance(thing, Heap):
                 continue
@@ -169,7 +172,8 @@ class Heap:
                 yield path, thing, kind
             if len(seen) > MOST_OBJECTS:
                 raise NotCarriedError(f"the script's variables lead to more than {MOST_OBJECTS} objects")
-            todo.extend(((*path, name), each) for name, each in kind.parts(thing))
+            for name, each in kind.parts(thing):
+                (todo if is_plain(type(name)) else later).append(((*path, name), each))
 
     def find_written(self) -> None:
         """Look at all large arrays and tensors, which takes long, so that no change of one goes unseen.
@@ -228,7 +232,7 @@ class Heap:
             names = [each for each in values if (name, each) not in self._unbound or each not in live]
             # what is as it was first may have become something else on the other process's way to here
             as_first = [each for each in names if each in live and each not in known]
-            unbound = {each for space, each in self._unbound if space == name}
+            unbound = {each: why for (space, each), why in self._unbound.items() if space == name}
             variables.append((name, known, names, as_first, unbound))
         summed = gradients_of(self._parameters, whole=gradients, zeroed=zeroed)
         whole = variables, entries, self._certain_generators(), gradients, summed, self._hooks.registered
@@ -305,7 +309,8 @@ class Heap:
         """Leave out variables that can't be carried: a script that reads one before it sets it gets a NameError."""
         before = len(self._unbound)
         for name, values, *_ in variables:
-            self._unbound |= {(name, each) for each, value in values.items() if self._packing_error(value)}
+            errors = {(name, each): self._packing_error(value) for each, value in values.items()}
+            self._unbound |= {each: why for each, why in errors.items() if why}
         return len(self._unbound) > before
 
     def _blame(self, entries: Iterable[tuple[Key, Any]]) -> str:

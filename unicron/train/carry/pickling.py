@@ -165,6 +165,20 @@ class Pickler(pickle.Pickler):
         self._keys, self._memories, self._mark, self._marked = keys, memories or {}, mark, marked
         self._read: Callable[[torch.Tensor], Any] = raw
 
+    def dump(self, thing: Any) -> None:
+        """Pickle it.
+
+        Raises:
+            NotCarriedError: a part of it is too deep inside, or another process can't have it.
+        """
+        try:
+            super().dump(thing)
+        except RecursionError:
+            raise NotCarriedError(
+                "it leads to objects that hold one another in too long a chain, as a linked list's do: keep them in a "
+                "list"
+            ) from None
+
     def persistent_id(self, thing: Any) -> Any:
         """Return the key of an object, or a mark; None for one that has none."""
         if thing is self._marked and thing is not None:

@@ -208,9 +208,10 @@ class InPlace:
             self._tell_failed(ending)
             raise
         except NameError as error:
-            if any(f"'{name}'" in str(error) for name in self.loops.taker.lacking):
+            lacking = self.loops.taker.lacking
+            if why := next((each for name, each in lacking.items() if f"'{name}'" in str(error)), ""):
                 where = script_line(traceback.extract_tb(error.__traceback__))
-                self._takeover.begin_again(f"{error} at {where}, as it can't go along to a new rank")
+                self._takeover.begin_again(f"{error} at {where}, as it can't go along to a new rank: {why}")
             self._tell_failed(error)
             raise
         except Exception as error:

@@ -43,13 +43,13 @@ class SnapshotTaker:
         pending: a gradient was reduced, and no update has used it.
         updates: made so far.
         beside: large tensors that another rank gives.
-        lacking: names of variables that this rank does not have, as they could not go along to it.
+        lacking: why variables could not go along to this rank, which does not have them, by name.
     """
 
     def __init__(self, stack: LoopStack) -> None:
         self.beside, self._stack = Beside(), stack
         self._heap: Heap | None = None
-        self.lacking = set[str]()
+        self.lacking = dict[str, str]()
         self._modules: dict[str, dict[str, Any]] = {}
         self.accumulates = self.zeroed = self.keeps_gradients = self.pending = False
         self.updates = self._versions = 0
