@@ -257,8 +257,11 @@ class Loops(LoopFollower):
             self._close_last_snapshot(reason)
         elif not self.is_resumable:
             self._close_last_snapshot(
-                f"a statement in the body of the loop at {place} makes more than one update, and no process could come "
-                "in between: give each a statement of its own"
+                f"gradients are reduced more than once for an update in the body of the loop at {place}, and no process "
+                "could come in between: add the losses up for one backward pass"
+                if self.taker.pending
+                else f"a statement in the body of the loop at {place} makes more than one update, and no process could "
+                "come in between: give each a statement of its own"
             )
         elif self.taker.has_other_parameters:
             self._changing_places.add(place)  # from now on the snapshot is taken at the head
