@@ -20,12 +20,14 @@ from unicron.contracts.worker import Drilled
 from unicron.errors import InvalidInputError
 from unicron.snapshots.memory import FOLDER_VARIABLE
 from unicron.train.carry.kinds import NotCarriedError
+from unicron.train.carry.variables import NAME
 from unicron.train.groups.switched import Work
 from unicron.train.inplace import drill, ghost, sandbox
 from unicron.train.inplace.abandon import abandons, end_process
 from unicron.train.inplace.files_of_ghost import GhostFiles
 from unicron.train.inplace.ghost import GhostCore, report_failure, state_difference
 from unicron.train.inplace.recording import (
+    BEGIN,
     LEAST,
     MOST,
     Called,
@@ -220,6 +222,48 @@ def test_who_is_confined_writes_nowhere_else_and_connects_to_nobody(tmp_path):
     assert (allowed / "file").read_text() == "mine"
 
 
+def fails(why):
+    raise AssertionError(why)
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("os.listdir('.')", "it reads ., which was changed since its trial began"),
+        ("[*Path('.').glob('*.pt')]", "it reads ., which was changed"),
+        ("open('late')", "it reads late, which was changed"),
+        ("open('late', 'w').close(); open('late')", ""),
+        (
+            "os.makedirs('mine'); os.listdir('mine')",
+            "it looks into mine, and the rank has made a folder of another name",
+        ),
+        ("[*os.scandir('early')], open('early/old').read()", ""),
+    ],
+)
+def test_where_a_ghost_would_find_what_its_rank_has_not_the_trial_shows_nothing(tmp_path, script, told):
+    folder, here = tmp_path / "trial", tmp_path / "work"
+    (here / "early").mkdir(parents=True)
+    (here / "early" / "old").write_text("old")
+    folder.mkdir()
+    (folder / BEGIN).write_text("")
+    os.utime(here / "early", (1, 1))
+    os.utime(here / "early" / "old", (1, 1))
+    os.utime(folder / BEGIN, (2, 2))
+    (here / "late").write_text("written by the rank")
+
+    def look():
+        found = []
+        os.chdir(here)
+        files = GhostFiles(folder, folder / "copies", found.append)
+        files.install()
+        files.write_in_place()
+        with contextlib.suppress(FileNotFoundError):
+            exec(script, {"os": os, "Path": Path, NAME: None})
+        return found[:1]
+
+    assert [each[: len(told)] for each in in_fork(look)] == [told] * bool(told)
+
+
 def test_what_a_ghost_writes_it_reads_again_and_nobody_else(tmp_path):
     folder, here = tmp_path / "trial", tmp_path / "work"
     folder.mkdir()
@@ -235,12 +279,7 @@ torch.save({"lr": 1.0}, "best.pt")
 os.replace("best.pt", "renamed.pt")
 os.remove("old")
 os.makedirs("folder/inner", exist_ok=True)
-try:
-    os.makedirs("kept")
-except OSError as error:
-    assert error.errno == 17 and error.filename == "kept"
-else:
-    raise AssertionError
+os.makedirs("kept")  # as the rank has
 Path("folder/inner/new").write_text("new")
 with os.fdopen(os.open("lock", os.O_CREAT | os.O_RDWR), "w") as lock:
     lock.write("locked")
@@ -250,7 +289,7 @@ found = [Path("log").read_text(), loaded, Path("folder/inner/new").read_text(), 
 
     def write():
         os.chdir(here)
-        GhostFiles(folder, folder / "copies").install()
+        GhostFiles(folder, folder / "copies", fails).install()
         exec(script, space := {"os": os, "torch": torch, "Path": Path})
         return space["found"]
 
@@ -266,7 +305,7 @@ def test_temporary_files_of_a_process_on_trial_have_short_paths_as_sockets_need_
     recording = Recording(trial)
 
     def bind():
-        GhostFiles(trial, trial / "files-1").install()
+        GhostFiles(trial, trial / "files-1", fails).install()
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(f"{tempfile.mkdtemp()}/manager.sock")
         Path(tempfile.gettempdir(), "mine").write_text("mine")
@@ -501,18 +540,20 @@ def test_what_stands_for_a_workers_core_on_trial_can_be_called_as_that_is():
         assert [(*pair,) for pair in inspect.signature(each).parameters.items()] == [*theirs.items()], name
 
 
-@pytest.mark.parametrize("ours", [True, False])
-def test_an_error_in_a_line_of_ours_is_said_to_be_ours(tmp_path, monkeypatch, ours):
+@pytest.mark.parametrize(
+    ("error", "kind", "ours"), [(KeyError, "problem", True), (KeyError, "problem", False), (OSError, "unproven", False)]
+)
+def test_an_error_in_a_line_of_ours_is_said_to_be_ours(tmp_path, monkeypatch, error, kind, ours):
     """Of the script nothing is to be found there."""
     told = []
     monkeypatch.setattr(ghost, "finish_trial", lambda **verdict: told.append(verdict))
-    monkeypatch.setattr(ghost, "OURS", Path(__file__).parent if ours else tmp_path)
+    monkeypatch.setattr(ghost, "OURS", Path(__file__).parent if ours or error is OSError else tmp_path)
     try:
-        raise KeyError("x")  # noqa: TRY301 with a traceback
-    except KeyError as error:
-        report_failure(error)
-    assert "KeyError at test_trial.py:" in told[0]["problem"]
-    assert ("a line of Unicron" in told[0]["problem"]) == ours
+        raise error("x")  # noqa: TRY301 with a traceback
+    except error as raised:
+        report_failure(raised)
+    assert f"{error.__name__} at test_trial.py:" in told[0][kind]
+    assert ("a line of Unicron" in told[0][kind]) == ours
 
 
 @pytest.mark.parametrize(("error", "whole"), [(InvalidInputError("keep x"), False), (TypeError("odd"), True)])

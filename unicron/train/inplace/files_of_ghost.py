@@ -1,7 +1,7 @@
 """Files of a ghost: what its script writes goes to copies that nobody else sees, and is read from there again."""
 
 import builtins
-import errno
+import contextlib
 import io
 import math
 import os
@@ -10,12 +10,14 @@ import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from unicron.train.carry.callers import caller
 from unicron.train.carry.newer_files import FilesAsked, FilesRead, NewerFiles
-from unicron.train.inplace.recording import TEMPORARY
+from unicron.train.carry.variables import NAME
+from unicron.train.inplace.recording import BEGIN, TEMPORARY
 from unicron.train.inplace.sandbox import confine_connections, confine_writes
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -30,6 +32,7 @@ class GhostFiles:
     Args:
         trial: folder of the trial, to which the process itself writes.
         folder: in there, for copies.
+        give_up: ends the trial, which can show nothing for the reason that it is given.
 
     Attributes:
         diverts_writes: always.
@@ -40,7 +43,8 @@ class GhostFiles:
 
     diverts_writes, begins_anew = True, False
 
-    def __init__(self, trial: Path, folder: Path) -> None:
+    def __init__(self, trial: Path, folder: Path, give_up: Callable[[str], NoReturn]) -> None:
+        self._give_up, self._made, self._since = give_up, set[Path](), math.inf
         self._trial, self._folder, self._own = trial, folder, str(trial.absolute()) + os.sep
         self._roots: tuple[str, ...] = (self._own,)
         self._copies: dict[str, str] = {}
@@ -90,9 +94,33 @@ class GhostFiles:
         """Do nothing: no file is ever written in place."""
 
     def write_in_place(self) -> None:
-        """Have the script connect to nobody from now on: the rank itself does."""
+        """Have the script connect to nobody from now on: the rank itself does. What that writes comes too early."""
         self._newer.end()
+        self._since = (self._trial / BEGIN).stat().st_mtime
+        os.listdir, os.scandir = self._if_unchanged(os.listdir), self._if_unchanged(os.scandir)
         confine_connections()
+
+    def _if_unchanged(self, usual: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any = ".") -> Any:
+            self._check_unchanged(path)
+            return usual(path)
+
+        return call
+
+    def _check_unchanged(self, path: Any) -> None:
+        """End the trial where its script finds something else than the rank did."""
+        if path is None or isinstance(path, int) or NAME not in caller(__name__):
+            return
+        name, cure = os.fsdecode(path), "have one rank choose the name, and broadcast it"
+        there = Path(name).absolute()
+        if not self._made.isdisjoint((there, *there.parents)):
+            self._give_up(
+                f"it looks into {name}, and the rank has made a folder of another name, by the time or by what is "
+                f"there: {cure}"
+            )
+        with contextlib.suppress(OSError):
+            if not self._is_own(path) and there.stat().st_mtime > self._since:
+                self._give_up(f"it reads {name}, which was changed since its trial began: the rank found it as it was")
 
     def _is_own(self, path: Any) -> bool:
         if not isinstance(path, str | bytes | os.PathLike):
@@ -137,6 +165,7 @@ class GhostFiles:
         else:
             copy = self._copy_of(file)
         if copy is None:
+            self._check_unchanged(file)
             return _open(file, mode, *arguments, **named)
         named["opener"] = lambda _, flags: _open_number(copy, flags, 0o600)
         return _open(file, mode, *arguments, **named)
@@ -160,5 +189,6 @@ class GhostFiles:
         """Do nothing."""
 
     def _make_folder(self, path: Any, *_: Any, **__: Any) -> None:
-        if Path(os.fsdecode(path)).exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(path))
+        """Make none. One that is there the rank has made, as a rule: to who takes its place that is no error either."""
+        if not (there := Path(os.fsdecode(path)).absolute()).exists():
+            self._made.add(there)

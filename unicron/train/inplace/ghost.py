@@ -219,7 +219,7 @@ class Ghost(InPlace):
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._recorded = folder, Recorded(folder)
-        files: Any = GhostFiles(folder, folder / f"files-{os.getpid()}")
+        files: Any = GhostFiles(folder, folder / f"files-{os.getpid()}", lambda why: finish_trial(unproven=why))
         files.install()
         super().__init__(cast("AgentChannel", Silent()), files, None)
         self._member.line, self._member.abandon = None, report_failure
@@ -307,9 +307,9 @@ def report_failure(error: BaseException) -> NoReturn:
     trace = traceback.extract_tb(error.__traceback__)
     where = f" at {Path(trace[-1].filename).name}:{trace[-1].lineno}" if trace else ""
     in_ours = bool(trace) and Path(trace[-1].filename).is_relative_to(OURS) and not isinstance(error, UnicronError)
-    whose = " (a line of Unicron: where the script has nothing to do with it, please report it)" * in_ours
-    text = f"{type(error).__name__}{where}: {error}"[:500] + whose
+    text = f"{type(error).__name__}{where}: {error}"[:500]
     traceback.print_exception(error)
     if isinstance(error, OSError):  # as it may write nowhere, and finds its own files by Python's calls only
         finish_trial(unproven=f"a process on trial can't do what the script does with files or connections: {text}")
-    finish_trial(problem=text)
+    whose = " (a line of Unicron: where the script has nothing to do with it, please report it)" * in_ours
+    finish_trial(problem=text + whose)

@@ -257,8 +257,8 @@ class Loops(LoopFollower):
             self._close_last_snapshot(reason)
         elif not self.is_resumable:
             self._close_last_snapshot(
-                f"gradients are reduced more than once for an update in the body of the loop at {place}, and no process "
-                "could come in between: add the losses up for one backward pass"
+                f"gradients are reduced more than once for an update in the body of the loop at {place}, and no "
+                "process could come in between: add the losses up for one backward pass"
                 if self.taker.pending
                 else f"a statement in the body of the loop at {place} makes more than one update, and no process could "
                 "come in between: give each a statement of its own"
