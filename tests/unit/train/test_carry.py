@@ -33,6 +33,7 @@ from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.carry.objects import text_of
 from unicron.train.carry.own_snapshot import Heap
 from unicron.train.carry.randomness import generators, set_generators
+from unicron.train.carry.scripted import rounding_hint
 from unicron.train.carry.tensors import LARGE_BYTES, Given
 from unicron.train.carry.variables import Variables
 from unicron.train.snapshots.optimizers import load_optimizer
@@ -513,6 +514,20 @@ class Criterion(torch.nn.Module):
         self.seen += 1
         self.calls += 1
         return self.inner(x).sum()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_that_compiled_functions_may_round_otherwise_is_said_where_they_may():
+    def halve(x):
+        return x / 2
+
+    before = torch._C._jit_set_profiling_mode(True)
+    try:
+        torch.jit.script(halve)
+        assert "halve, and may round otherwise in its first calls" in rounding_hint()
+        assert rounding_hint() == "", "its profiling mode is off"
+    finally:
+        torch._C._jit_set_profiling_mode(before)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")

@@ -388,6 +388,13 @@ def test_the_state_of_models_is_all_of_them_whatever_they_say_it_is():
         Models([other]).load_state_dict({"0.mean": one.mean})
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_state_of_a_compiled_model_is_that_of_what_it_was_compiled_from():
+    plain = nn.BatchNorm1d(2)
+    ours, theirs = (Models([each]).state_dict() for each in (torch.jit.script(plain), plain))
+    assert sorted(ours) == sorted(theirs)
+
+
 def test_models_that_do_not_train_are_refused():
     with pytest.raises(RuntimeError, match="is not needed"):
         ScriptRank().make(nn.Linear(1, 1).requires_grad_(False))

@@ -4,8 +4,25 @@ import itertools
 from typing import Any
 
 import torch
+from torch.jit._state import _python_cu
 
 from unicron.train.carry.kinds import Kind, Parts
+
+
+def rounding_hint() -> str:
+    """Return why numbers may be others in a new process for what torch.jit has compiled here; empty where they can't.
+
+    A process whose profiling mode was on has none of it from now on.
+    """
+    unit: Any = _python_cu
+    compiled = unit.get_functions()
+    if not compiled or not torch._C._jit_set_profiling_mode(False):  # noqa: SLF001 there is no other way to it
+        return ""
+    name = compiled[-1].qualified_name.removeprefix("__torch__.")
+    return (
+        f"; torch.jit has compiled {name}, and may round otherwise in its first calls in each process: call "
+        "torch._C._jit_set_profiling_mode(False) before that"
+    )
 
 
 class ScriptedModule(Kind):

@@ -22,6 +22,7 @@ from unicron.train.carry.compare import first_difference, never_read, snapshot_d
 from unicron.train.carry.files import Files
 from unicron.train.carry.inert import read, without_aids
 from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
+from unicron.train.carry.scripted import rounding_hint
 from unicron.train.groups.switched import Work
 from unicron.train.inplace.files_of_ghost import GhostFiles
 from unicron.train.inplace.groups import ScriptGroups
@@ -116,7 +117,7 @@ class GhostCore:
         given, _ = self._recorded.iteration(self.iteration)
         rounding = ROUNDING if torch.cuda.is_available() else 0.0
         if where := self._gradients.first_difference(given, self._names, rounding):
-            finish_trial(problem=f"{where} is another one in iteration {self.iteration}")
+            finish_trial(problem=f"{where} is another one in iteration {self.iteration}{rounding_hint()}")
 
     async def step(self) -> None:
         """End the iteration."""
@@ -166,7 +167,8 @@ class TrialTakeover(Takeover):
         rounding = ROUNDING if torch.cuda.is_available() else 0.0
         for name, value in found.items():
             if name not in COMPARED_APART and (where := state_difference(value, end["objects"][name], rounding)):
-                finish_trial(problem=f"{PARTS.get(name, name)} differs after iteration {end['iteration'] - 1}: {where}")
+                last, hint = end["iteration"] - 1, rounding_hint()
+                finish_trial(problem=f"{PARTS.get(name, name)} differs after iteration {last}: {where}{hint}")
         dead = set[Any]().union(*map(never_read, record_of(self._recorded.begin).snapshots))
         differences = _differences(record, record_of(end), dead)
         other = self._folder / OTHER

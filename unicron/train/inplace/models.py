@@ -38,7 +38,7 @@ class Models(torch.nn.ModuleList):
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self.named_parameters()
         for prefix, module in self.named_modules():
-            kept = module._buffers.keys() - module._non_persistent_buffers_set  # noqa: SLF001 it has no other name
+            kept = {*module._buffers.keys()} - module._non_persistent_buffers_set  # noqa: SLF001 it has no other name
             for name, each in module.named_buffers(recurse=False):
                 if name in kept:
                     yield f"{prefix}.{name}", each
