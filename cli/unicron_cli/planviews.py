@@ -10,7 +10,7 @@ from rich.text import Text
 from unicron.contracts.answers import Curve, CurvePoint, PlanView, TableRow
 from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.tasks import SlotRef
-from unicron.observe.words.explain import NO_PLAN, changes, explain
+from unicron.observe.words.explain import NO_PLAN, changes, explain, guesses
 from unicron.observe.words.units import KNOWN_FLOPS, expected, has_known_flops, percent, si, span
 from unicron_cli.views import plain_table
 
@@ -205,7 +205,7 @@ def _figures(view: PlanView, plan: Plan) -> Text:
     if has_known_flops(plan) and view.runner_up is not None:
         lines[1] += f", {si(view.runner_up.waf, 'FLOP/s')} by the runner-up"
     lines.append(f"D_running {span(plan.running_s)}, D_transition {span(plan.transition_s)}")
-    return Text("\n".join(lines))
+    return Text("\n".join(filter(None, [*lines, guesses(view)])))
 
 
 def _gain(share: TaskShare) -> Text:

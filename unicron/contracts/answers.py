@@ -151,6 +151,7 @@ class PlanView(Record, kw_only=True, frozen=True):
             where the shape of the replicas changes, with or without one.
         taken: where the plan takes workers that it could have left, what it gains by that.
         held_back: where a plan that takes more workers would gain something, but not enough: that plan.
+        guessed: FLOP/s that a worker is taken to bring to each task about which nothing is known.
     """
 
     plan: Plan | None
@@ -161,6 +162,7 @@ class PlanView(Record, kw_only=True, frozen=True):
     transitions: dict[str, float] = {}
     taken: Weighing | None = None
     held_back: Weighing | None = None
+    guessed: dict[str, float] = {}
 
 
 class CurvePoint(Record, kw_only=True, frozen=True):

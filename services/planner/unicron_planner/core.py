@@ -357,6 +357,7 @@ class PlannerCore(Core):
             transitions={kind: estimates.transition_s(self.state, self._options, kind) for kind in KINDS},
             taken=decided.taken if decided else None,
             held_back=decided.held_back if decided else None,
+            guessed=situation.guessed(self.state),
         )
 
     def _what_if(self, query: WhatIf) -> PlanView:

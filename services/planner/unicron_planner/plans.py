@@ -124,6 +124,9 @@ def waiting_reason(spec: TaskSpec, tasks: Mapping[str, TaskSpec], row: LookupRow
     whole = f"all {_count(used, 'slot')}" if used == row.workers else f"{used} of {_count(row.workers, 'slot')}"
     if all(tasks[task].weight > spec.weight for task, size in row.sizes.items() if size):
         return f"{needs}; higher-weighted tasks use {whole}"
+    if not throughput.has_known_flops(spec, {}):
+        cure = "a higher weight, throughput or model in its task file"
+        return f"{needs}; other tasks use {whole}, and nothing is known of its FLOP/s: {cure} would count against them"
     return f"{needs}; other tasks use {whole} and achieve no less there"
 
 

@@ -139,9 +139,11 @@ def test_what_if_shows_which_slots_change_hands():
     assert "what happened" not in text
 
 
-def test_what_a_change_of_layout_costs_is_told_in_words():
-    words = dict(explain(replace(VIEW, transitions={"resize": 4.0, "relayout": 12.0})))
-    assert words["beliefs"].endswith("for 4 s when it is only resized, 12 s when its layout changes")
+def test_what_a_change_of_layout_costs_and_what_is_guessed_is_told_in_words():
+    view = replace(VIEW, transitions={"resize": 4.0, "relayout": 12.0}, guessed={"mine": 5e9})
+    guess = "nothing is known of the FLOP/s of mine: a worker there counts as 5 GFLOP/s, the least that one brings to"
+    assert f"for 4 s when it is only resized, 12 s when its layout changes; {guess}" in dict(explain(view))["beliefs"]
+    assert guess in shown(plan_view(view))
 
 
 def test_slots_are_shortened_in_rank_order():

@@ -452,7 +452,10 @@ def test_measured_iterations_change_the_next_plan_but_disturb_nobody():
 def test_tasks_that_earn_alike_are_served_in_order():
     planner = cluster(submitted("a", most=6, throughput={}), submitted("b", throughput={}))
     assert sizes(planner.state.plan) == {"a": 6, "b": 0}
-    assert reasons(planner.state.plan) == {"b": "needs 1 worker; other tasks use all 6 slots and achieve no less there"}
+    assert reasons(planner.state.plan) == {
+        "b": "needs 1 worker; other tasks use all 6 slots, and nothing is known of its FLOP/s: a higher weight, "
+        "throughput or model in its task file would count against them"
+    }
 
 
 def test_only_what_is_believed_and_new_makes_the_table_again():
@@ -526,10 +529,24 @@ def test_a_longer_transition_keeps_more_tasks_undisturbed():
     assert (grown(5.0), grown(1e6)) == (4, 2)
 
 
-def test_a_task_about_which_nothing_is_known_is_taken_to_be_like_the_others():
-    curve = {1: 1.0e9, 6: 1.1e9}
-    planner = cluster(submitted("known", most=6, throughput=curve), submitted("new", most=5, throughput={}))
-    assert sizes(planner.state.plan) == {"known": 1, "new": 5}
+FLATTENS = {1: 3e9, 2: 5e9, 6: 7e9}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "weight", "given"),
+    [
+        (FLATTENS, {}, 1.0, {"a": 6, "b": 0}),
+        (FLATTENS, {}, 2.0, {"a": 2, "b": 4}),
+        ({}, FLATTENS, 1.0, {"a": 6, "b": 0}),
+        ({}, FLATTENS, 2.0, {"a": 4, "b": 2}),
+    ],
+)
+def test_a_guess_alone_takes_no_worker_from_a_running_task_but_a_weight_does(first, second, weight, given):
+    guesses = {"a": 0.5e9} if second else {"b": 0.5e9}
+    planner = cluster(submitted("a", most=6, throughput=first))
+    planner.handle(submitted("b", most=6, throughput=second, weight=weight))
+    assert sizes(planner.state.plan) == given
+    assert planner.answer(GetPlan())[0].plan.guessed == pytest.approx(guesses)
 
 
 # --- how long transitions take ---------------------------------------------------------------------------------------

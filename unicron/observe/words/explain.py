@@ -195,6 +195,19 @@ def _waiting(plan: Plan) -> str:
     return "; ".join([*found[:NAMED], *more])
 
 
+def guesses(view: PlanView) -> str:
+    """Return what is assumed of tasks about which nothing is known, beside those of which something is."""
+    if view.plan is None or not has_known_flops(view.plan) or not view.guessed:
+        return ""
+    names = list(view.guessed)
+    more = f" and {len(names) - NAMED} tasks more" if len(names) > NAMED else ""
+    each = si(max(view.guessed.values()), "FLOP/s")
+    return (
+        f"nothing is known of the FLOP/s of {', '.join(names[:NAMED])}{more}: a worker there counts as {each}, "
+        "the least that one brings to the others"
+    )
+
+
 def _beliefs(view: PlanView, plan: Plan) -> str:
     parts = []
     if view.failure_rate > 0:
@@ -206,7 +219,7 @@ def _beliefs(view: PlanView, plan: Plan) -> str:
     stands = [f"{span(seconds)} {_KINDS.get(kind, f'({kind})')}" for kind, seconds in view.transitions.items()]
     if stands:
         parts.append(f"a task earns nothing for {', '.join(stands)}")
-    return "; ".join(parts)
+    return "; ".join(filter(None, [*parts, guesses(view)]))
 
 
 def _gain(share: TaskShare) -> float:
