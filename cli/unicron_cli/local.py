@@ -189,17 +189,14 @@ def down(folder: Folder = FOLDER, as_json: Json = False) -> None:
     cluster = Cluster.load(folder)
     running = cluster.alive()
     lost = asyncio.run(_unstored(cluster)) if running else {}
-    for task, iteration in lost.items():
-        warn(
-            f"{task} has no `checkpoints` in its task file: its state goes with the memory of the nodes, and the next "
-            f"`up` begins it at iteration 0, not {iteration + 1}"
-        )
+    for task, what in lost.items():
+        warn(f"{task}: {what}")
     with _progress("stopping the cluster") as on_step:
         cluster.stop(on_step)
     done(f"stopped {', '.join(running) or 'nothing: no process was running'}", as_json, stopped=running, lost=[*lost])
 
 
-async def _unstored(cluster: Cluster) -> dict[str, int]:
+async def _unstored(cluster: Cluster) -> dict[str, str]:
     """Return what `unstored` does; nothing where the cluster does not say so at once."""
     from unicron.service.bootstrap import connected_client  # noqa: PLC0415 --help needs none of it
 
@@ -212,13 +209,24 @@ async def _unstored(cluster: Cluster) -> dict[str, int]:
     return {}
 
 
-def unstored(status: Status) -> dict[str, int]:
-    """Return the tasks whose state lies in the memory of nodes alone, each with its last iteration."""
-    return {
-        view.spec.name: view.iteration
-        for view in status.tasks
-        if way_of(view.spec).tracks_states and not (view.spec.checkpoints or view.state.ended) and view.iteration >= 0
-    }
+def unstored(status: Status) -> dict[str, str]:
+    """Return the tasks whose state lies in the memory of nodes alone: what becomes of each, and how one is kept."""
+    lost = {}
+    for view in status.tasks:
+        way, task = way_of(view.spec), view.spec.name
+        stored = way.tracks_states and view.spec.checkpoints
+        if not way.saves_states or stored or view.state.ended or view.iteration < 0:
+            continue
+        again, keep = (
+            ("it at iteration 0", "give its task file `checkpoints`")
+            if way.tracks_states
+            else ("its script again, from a checkpoint of its own or the top", "have the script save checkpoints")
+        )
+        lost[task] = (
+            f"its state of iteration {view.iteration} is in the memory of the nodes alone and goes with it; the next "
+            f"`up` begins {again}. To keep one another time, {keep}"
+        )
+    return lost
 
 
 def demo(
