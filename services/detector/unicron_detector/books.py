@@ -1,10 +1,10 @@
 """The records of workers and suspect nodes, found by node and by task without a search through the whole cluster."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from unicron.contracts.base import CancelTimer, Message
-from unicron_detector.state import DetectorState, WatchedWorker
+from unicron_detector.state import DetectorState, NodeRecord, WatchedWorker
 
 
 class RecordIndex:
@@ -19,9 +19,28 @@ class RecordIndex:
         self._on_node: defaultdict[str, set[str]] = defaultdict(set)
         self._of_task: defaultdict[str, defaultdict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         self._gone: dict[str, None] = {}
+        self._machines = Counter(node.host or name for name, node in state.nodes.items())
         self._suspects = {name for name, node in state.nodes.items() if node.suspect}
         for name, worker in sorted(state.workers.items(), key=lambda item: item[1].gone_at or 0.0):
             self._index(name, worker)
+
+    # --- nodes -------------------------------------------------------------------------------------------------------
+
+    def add_node(self, name: str, node: NodeRecord) -> None:
+        """Add a new record, in place of any older one."""
+        self.remove_node(name)
+        self._state.nodes[name] = node
+        self._machines[node.host or name] += 1
+
+    def remove_node(self, name: str) -> None:
+        """Drop a record, if there is one."""
+        node = self._state.nodes.pop(name, None)
+        if node is not None:
+            self._machines -= Counter([node.host or name])
+
+    def on_one_machine(self) -> bool:
+        """Return whether all nodes are on one machine."""
+        return len(self._machines) == 1
 
     # --- workers -----------------------------------------------------------------------------------------------------
 

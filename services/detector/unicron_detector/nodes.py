@@ -41,9 +41,8 @@ class Nodes:
         self._state.lost.pop(name, None)
         if known is None or known.incarnation != joined.incarnation:
             out += self._books.clear_suspicion(name)
-            self._state.nodes[name] = NodeRecord(
-                incarnation=joined.incarnation, host=joined.host, heartbeat_s=joined.heartbeat_s
-            )
+            node = NodeRecord(incarnation=joined.incarnation, host=joined.host, heartbeat_s=joined.heartbeat_s)
+            self._books.add_node(name, node)
             out += self._processes.report_missing(name, {status.worker for status in joined.workers}) if known else []
         else:
             known.heartbeat_s = joined.heartbeat_s

@@ -143,9 +143,11 @@ class Reporter:
         cause = self._recent_cause(failure.task) if echo else None
         failure = self._escalated(task, failure, cause, unexplained=unexplained)
         climbs = failure.severity is Severity.SEV1 and failure.escalated is not None
-        if climbs and (own or not task.ladder.give_up_node(failure.node, now, window_s)):
+        alone = bool(failure.worker) and self.books.on_one_machine()  # on no other node would it fare better
+        if climbs and (own or alone or not task.ladder.give_up_node(failure.node, now, window_s)):
             nodes = ", ".join(sorted({*task.ladder.climbs, failure.node}))
-            why = "fails again and again " + ("by itself" if own else f"on several nodes ({nodes})")
+            where = "on the only machine" if alone else f"on several nodes ({nodes})"
+            why = "fails again and again " + ("by itself" if own else where)
             if proof and (len(tried) > self.limits.attempts or not failure.worker):
                 return self.break_task(failure.task, f"{why}: {failure.reason}", traceback)
             failure = self._delayed(task, failure, why) if failure.worker else failure
@@ -310,7 +312,7 @@ class Reporter:
     def drop_node(self, name: str) -> list[Message]:
         """Forget a node; nothing more is expected of its workers."""
         out = self.books.clear_suspicion(name)
-        self.state.nodes.pop(name, None)
+        self.books.remove_node(name)
         self.state.starting.pop(name, None)
         self.books.close_all(self.books.watched_on(name))
         return out

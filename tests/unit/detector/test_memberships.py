@@ -191,9 +191,13 @@ def test_deaths_are_counted_for_each_node_and_task(scene):
     assert {int(each.severity) for each in out} == {2}
 
 
-def test_the_number_of_attempts_is_a_setting():
-    scene = scene_of("n1", limits=DetectorLimits(attempts=1))
-    assert [int(each.severity) for each in kill(scene, 2)] == [2, 1]
+@pytest.mark.parametrize(("host", "severity"), [("", 1), ("one", 2)])
+def test_the_number_of_attempts_is_a_setting_and_where_all_nodes_are_one_machine_none_is_given_up(host, severity):
+    scene = scene_of(limits=DetectorLimits(attempts=1))
+    scene.join("n1", "n2", host=host)
+    out = kill(scene, 2)
+    assert [int(each.severity) for each in out] == [2, severity]
+    assert not host or "fails again and again on the only machine; tried again in" in out[-1].reason
 
 
 def test_a_task_that_others_kill_costs_one_node_and_waits_longer_and_longer(scene):
