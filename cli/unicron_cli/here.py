@@ -58,11 +58,12 @@ def findings(environ: Mapping[str, str]) -> list[Finding]:
     jobs = job_folders(FOLDER / "slurm")
     near = [*_named(environ, task), *_own(environ, running, own, task), *_jobs(jobs)]
     running = {folder: pid for folder, pid in running.items() if folder not in {each.root.resolve() for each in jobs}}
-    others = sorted((folder for folder in running if folder != own), key=lambda one: not _begun_here(running[one]))
-    begun = sum(_begun_here(running[folder]) for folder in others)
-    near += [finding for folder in others[:begun] for finding in _running(folder, running[folder])]
-    far = [finding for folder in others[begun:] for finding in _running(folder, running[folder])]
-    return [*near, *_left(), *_slurm(environ, script), *_script(script), *_task(task, near), *_checkout(), *far]
+    others = [folder for folder in running if folder != own]
+    begun = [folder for folder in others if _begun_here(running[folder])]
+    near += [finding for folder in begun for finding in _running(folder, running[folder])]
+    stay = [folder for folder in others if owner_of(running[folder]) is None]  # the rest is of commands given elsewhere
+    far = [finding for folder in stay for finding in _running(folder, running[folder], task)]
+    return [*near, *_left(), *_slurm(environ, script), *_script(script), *_task(task, near + far), *_checkout(), *far]
 
 
 def lead(found: list[Finding]) -> RenderableType:
@@ -203,8 +204,8 @@ def ranks_here() -> int:
     return len(list(Path("/dev").glob("nvidia[0-9]*"))) or 2
 
 
-def _task(task: Path | None, near: list[Finding]) -> Iterator[Finding]:
-    if task is not None and not near:
+def _task(task: Path | None, clusters: list[Finding]) -> Iterator[Finding]:
+    if task is not None and not clusters:
         found = f"{task} is for a cluster, and none is here"
         yield Finding(name="task", found=found, command=f"unicron up && unicron submit {task}")
 

@@ -122,6 +122,11 @@ def test_clusters_that_run_say_until_when_and_those_of_other_folders_come_last(f
     assert f"until the command ends that has started it, process {us.pid}" in found[1].found, "a command given here"
     monkeypatch.chdir(other)
     assert [each.command.split()[-1] for each in here.findings({})] == ["status"] * 3
+    task(other)
+    monkeypatch.setattr(here, "_begun_here", lambda _: False)
+    assert [each.command.split()[-2:] for each in here.findings({})] == [["submit", "gpt.yaml"]] * 2, (
+        "others' are not ours"
+    )
     monkeypatch.chdir(folder)
     monkeypatch.setattr(here, "owner_of", lambda _: gone)
     assert [each.name for each in here.findings({})] == ["script"], "what outlived its command is no cluster"
