@@ -119,24 +119,27 @@ def events(
 
 async def _list(client: Client, follow: bool, last: int | None, wanted: dict[str, str], as_json: bool) -> None:
     tail, last = await client.tail(), RECENT if follow and last is None else last
-    names = await _names(client)
-    recent, back = deque[tuple[int, Message]](maxlen=last), tail if last is None or wanted else last
+    now = await _names(client)
+    recent, back = deque[tuple[int, Message, str]](maxlen=last), tail if last is None or wanted else last
     while True:
+        names = RankNames()
         recent.clear()
         async for place, message in client.follow(max(0, tail - back), tail):
             names.observe(message)
             if _concerns(message, wanted):
-                recent.append((place, message))
+                recent.append((place, message, "" if as_json else line(message, names)))
         if back >= tail or len(recent) == last:
             break
         back *= 4  # the places between are of what is no message, or has left the journal
-    for sequence, message in recent:
-        say(to_json(_with_place(sequence, message)) if as_json else line(message, names))
+    now.forget(names)  # what is left had its rank before
+    for sequence, message, text in recent:
+        say(to_json(_with_place(sequence, message)) if as_json else now.explain(text))
     if follow:
         async for sequence, message in client.follow(tail):
             names.observe(message)
             if _concerns(message, wanted):
-                say(to_json(_with_place(sequence, message)) if as_json else line(message, names))
+                text = "" if as_json else now.explain(line(message, names))
+                say(to_json(_with_place(sequence, message)) if as_json else text)
 
 
 async def _names(client: Client) -> RankNames:

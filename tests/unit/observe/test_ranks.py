@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from unicron.contracts.answers import TaskView
 from unicron.contracts.commands import Regroup
-from unicron.contracts.events import TaskStateChanged, TaskSubmitted
+from unicron.contracts.events import Regrouped, TaskStateChanged, TaskSubmitted
 from unicron.contracts.tasks import Member, TaskSpec, TaskState
 from unicron.observe.words.ranks import RankNames
 
@@ -48,8 +48,14 @@ def test_who_is_left_keeps_its_rank_until_it_computes_as_another():
     names.observe(grouped(2, w2=0))
     names.observe(TaskStateChanged(task="gpt", state=TaskState.RECOVERING, members=members(2)))
     assert names.rank("gpt-2") == "gpt:1"
-    names.observe(TaskStateChanged(task="gpt", state=TaskState.RUNNING, members=members(2)))
-    assert names.rank("gpt-2") == "gpt:0"
+    computes = Regrouped(task="gpt", node="node-1", slot=2, worker="gpt-2", epoch=2, rank=0, world_size=1, iteration=3)
+    running = TaskStateChanged(task="gpt", state=TaskState.RUNNING, members=members(2))
+    for now in (computes, running):
+        after = knowing(grouped(1, w1=0, w2=1), now)
+        assert after.explain(str(now)).startswith("gpt:0 (gpt-2) is rank 0" if now is computes else "gpt is running")
+        assert after.rank("gpt-2") == "gpt:0"
+    names.forget(knowing(grouped(1, w1=0)))
+    assert names.explain("gpt-1 and gpt-2") == "gpt-1 and gpt:1 (gpt-2)"
 
 
 def test_what_is_no_worker_stays_as_it_is():

@@ -8,7 +8,7 @@ from typing import Self
 from unicron.contracts.answers import TaskView
 from unicron.contracts.base import Message
 from unicron.contracts.commands import Regroup
-from unicron.contracts.events import TaskStateChanged, TaskSubmitted
+from unicron.contracts.events import Regrouped, TaskStateChanged, TaskSubmitted
 from unicron.contracts.tasks import TaskState
 
 MOST = 200_000
@@ -37,6 +37,11 @@ class RankNames:
         for view in tasks:
             self.take(view.spec.name, (member.worker for member in view.members))
 
+    def forget(self, others: Self) -> None:
+        """Forget the workers that `others` knows."""
+        kept = (each for each in self._ranks.items() if others.rank(each[0]) == each[0])
+        self._ranks = OrderedDict(kept)
+
     def observe(self, message: Message) -> None:
         """Take a message of the journal into account; messages come in its order."""
         match message:
@@ -46,6 +51,8 @@ class RankNames:
                 # who has a rank keeps it until it computes as another: this membership may never come to that
                 workers = zip(message.ranks, (member.worker for member in message.members), strict=False)
                 self._take(message.task, [each for each in workers if each[1] not in self._ranks])
+            case Regrouped():
+                self._take(message.task, [(message.rank, message.worker)])
             case TaskStateChanged(state=TaskState.RUNNING):
                 self.take(message.task, (member.worker for member in message.members))
 
