@@ -1,6 +1,7 @@
 """Commands that change a cluster: provision, submit, remove, drain."""
 
 import asyncio
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,8 @@ from msgspec.structs import replace
 
 from unicron.bus import backup as backups
 from unicron.bus import topology
+from unicron.contracts.tasks import TaskSpec
+from unicron.errors import InvalidInputError
 from unicron.service.bootstrap import connected
 from unicron.taskfile import load
 from unicron_cli.commit import with_commit
@@ -71,11 +74,27 @@ def submit(
 ) -> None:
     """Launch the task that FILE describes; the same file again changes nothing."""
     spec, warnings = load(file)
+    _check_script(spec, file)
     spec = with_commit(replace(spec, resume=spec.resume or resume))
     for warning in warnings:
         warn(warning)
     text = with_client(nats, lambda client: client.submit(spec))
     done(text, as_json, task=spec.name, warnings=warnings)
+
+
+def _check_script(spec: TaskSpec, file: Path) -> None:
+    """Refuse a script that is not beside the task file, where the nodes, too, look for it unless `workdir` is given.
+
+    Raises:
+        InvalidInputError: there is no such script.
+    """
+    folder, script = file.absolute().parent.resolve(), spec.command[1:2]
+    if spec.workdir != str(folder) or not script or Path(script[0]).suffix != ".py" or (folder / script[0]).exists():
+        return
+    near = get_close_matches(script[0], [path.name for path in folder.glob("*.py")], n=1, cutoff=0.5)
+    meant = f"; did you mean {near[0]!r}?" if near else "."
+    cure = "Where only the nodes have it, name its folder there in `workdir`"
+    raise InvalidInputError(f"{file}: command: no {script[0]} in {folder}{meant} {cure}")
 
 
 def remove(
