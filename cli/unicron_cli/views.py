@@ -135,7 +135,10 @@ def status_view(status: Status, now: float | None = None) -> Group:
     )
     slow += [Text(f"{', '.join(lost)} {verb} for you: {cure}", "yellow")] * bool(lost)
     failed = [view for view in status.tasks if view.state == TaskState.FAILED and view.traceback]
-    traces = [Text(f"\n{view.spec.name} failed:\n{view.traceback.rstrip()}", "red") for view in failed]
+    slow += [
+        Text(f"{view.spec.name} failed: {_last_line(view)} (all of it: `unicron task show {view.spec.name}`)", "red")
+        for view in failed
+    ]
     slow += [
         Text(f"{view.spec.name} in its drill: {view.drill}")
         for view in status.tasks
@@ -146,7 +149,7 @@ def status_view(status: Status, now: float | None = None) -> Group:
     slow += [
         Text(f"{view.spec.name}: {names.explain(view.withheld)}", "yellow") for view in status.tasks if view.withheld
     ]
-    notes = [*slow, *traces, Text(), Text("; ".join(lines), "dim")]
+    notes = [*slow, Text(), Text("; ".join(lines), "dim")]
     return Group(nodes_table(status, now), Text(), tasks_table(status), *notes)
 
 
@@ -168,9 +171,13 @@ def _in_use(node: NodeView) -> list[Slot]:
     return node.slots if node.state in {NodeState.UP, NodeState.DRAINING} else []
 
 
+def _last_line(view: TaskView) -> str:
+    return view.traceback.strip().rpartition("\n")[2]
+
+
 def _reason(view: TaskView) -> str:
     if view.state == TaskState.FAILED and view.traceback:
-        return view.reason or view.traceback.strip().rpartition("\n")[2]
+        return view.reason or _last_line(view)
     unprotected = next(
         (f"{name} can't be saved: {each.problem}" for name, each in view.savers.items() if each.problem), ""
     )

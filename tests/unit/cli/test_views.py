@@ -93,10 +93,11 @@ def test_status_says_which_task_is_slow_and_why_and_what_came_of_its_drill():
     assert "gpt is slow: gpt-2 computes slowly gpt in its drill: computed the same" in shows
 
 
-def test_status_shows_the_traceback_of_a_failed_task():
+def test_status_shows_the_end_of_the_traceback_of_a_failed_task_and_where_all_of_it_is():
     trace = "Traceback (most recent call last):\n  File x\nValueError: [bad]"
     text = shown(status_view(Status(tasks=[TaskView(spec=SPEC, state=TaskState.FAILED, traceback=trace)])))
-    assert "gpt failed: Traceback (most recent call last): File x ValueError: [bad]" in text
+    assert "gpt failed: ValueError: [bad] (all of it: `unicron task show gpt`)" in text
+    assert "Traceback" not in text
 
 
 @pytest.mark.parametrize(
