@@ -145,7 +145,8 @@ def _short(name: str, width: int) -> str:
 
 
 def _cells(task: TaskGlance, bar: int) -> dict[str, RenderableType]:
-    count = f"{task.iteration:,}" + (f"/{task.iterations:,}" if task.iterations else "")
+    of = f"/{task.iterations:,}" if task.iterations else ""
+    count = f"{task.iteration:,}{of}" if task.iteration or of else ""  # not every program tells how far it is
     return {
         "STATE": Text(task.state, TASK_STYLES.get(task.state, "yellow")),
         "WORKERS": str(task.workers),

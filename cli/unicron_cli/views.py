@@ -83,10 +83,14 @@ def tasks_table(status: Status) -> FittingTable:
 
 
 def _progress(view: TaskView) -> tuple[str, str, str]:
-    """Return iteration, loss and seconds; nothing while it starts, as it may go on from an earlier iteration."""
-    if view.state is TaskState.STARTING:
+    """Return iteration, loss and seconds, as far as they are known.
+
+    A task that starts may go on from an earlier iteration; whose program counts may not tell how far it is.
+    """
+    counted = view.spec.iterations < UNCOUNTED
+    if view.state is TaskState.STARTING or (view.iteration < 0 and not counted):
         return "", "", ""
-    total = f"/{view.spec.iterations}" if view.spec.iterations < UNCOUNTED else ""
+    total = f"/{view.spec.iterations}" if counted else ""
     loss = "" if view.loss is None else f"{view.loss:.4f}"
     return f"{view.iteration + 1}{total}", loss, f"{view.iteration_s:.3f}" if view.iteration_s else ""
 

@@ -9,7 +9,17 @@ from unicron_cli.views import status_view, tasks_table
 from unicron.contracts.answers import NodeView, SaverView, Status, TaskView
 from unicron.contracts.events import NodeDrained, TaskStateChanged
 from unicron.contracts.plans import Plan, TaskShare
-from unicron.contracts.tasks import Healing, Member, NodeState, ParallelLayout, Slot, SlotRef, TaskSpec, TaskState
+from unicron.contracts.tasks import (
+    UNCOUNTED,
+    Healing,
+    Member,
+    NodeState,
+    ParallelLayout,
+    Slot,
+    SlotRef,
+    TaskSpec,
+    TaskState,
+)
 from unicron.errors import InvalidInputError
 from unicron.healing import healed_by
 from unicron.observe.words.configuration import configuration
@@ -53,6 +63,10 @@ def test_status_shows_who_computes_where_and_why_a_task_waits():
 
 def test_of_a_task_that_starts_again_nothing_is_shown_that_may_be_over():
     rates = {"iteration": 4, "loss": 2.5, "iteration_s": 0.4, "drill": "computed the same"}
+    own = replace(SPEC, iterations=UNCOUNTED)
+    for done, seen in ((-1, ""), (4, "5 ")):  # its program may not tell how far it is
+        text = shown(status_view(Status(tasks=[TaskView(spec=own, state=TaskState.RUNNING, iteration=done)])))
+        assert f"gpt running 2 0 (1-4) {seen}no plan yet" in text
     for state, seen in ((TaskState.RUNNING, True), (TaskState.STARTING, False)):
         text = shown(status_view(Status(tasks=[TaskView(spec=SPEC, state=state, **rates)])))
         assert [each in text for each in ("5/10", "2.5000", "0.400", "in its drill")] == [seen] * 4

@@ -17,7 +17,7 @@ function progress(cell, line) {
   const bar = (cell.firstChild ?? cell.appendChild(h("div", { class: "progress" }, h("i"), h("span"))));
   const share = line.iterations ? Math.min(1, (line.iteration + 1) / line.iterations) : 0;
   bar.firstChild.style.width = `${100 * share}%`;
-  put(bar.lastChild, line.iterations ? `${count(line.iteration + 1)} of ${count(line.iterations)}` : line.iteration < 0 ? "none yet" : count(line.iteration + 1));
+  put(bar.lastChild, line.iterations ? `${count(line.iteration + 1)} of ${count(line.iterations)}` : line.iteration < 0 ? "\u2013" : count(line.iteration + 1));
 }
 
 const COLUMNS = [

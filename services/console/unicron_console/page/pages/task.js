@@ -85,7 +85,7 @@ export function figures({ line, layout: shape, kept, recomputed, whole_s: whole,
   const gone = Object.values(causes).reduce((sum, seconds) => sum + seconds, 0);
   const all = line.iterations ? ` of ${count(line.iterations)}` : "";
   return {
-    iterations: line.iteration < 0 ? "none finished yet" : `${count(line.iteration + 1)}${all}`,
+    iterations: line.iteration < 0 ? (line.iterations ? "none finished yet" : "\u2013") : `${count(line.iteration + 1)}${all}`,
     loss: number(line.loss),
     "an iteration": line.iteration_s ? duration(line.iteration_s) : "\u2013",
     "time left": left(line.left),
