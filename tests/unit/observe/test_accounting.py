@@ -223,6 +223,13 @@ def test_slots_that_a_plan_takes_back_before_anything_computes_are_free_when_the
     assert spent(report.row("")) == {"idle": 4 * 10 + 4 * 14}
 
 
+def test_an_order_that_comes_after_its_node_has_left_costs_nothing():
+    """As when a cluster is stopped: the slot would start up until the next day."""
+    gone = [(50, events.NodeGone(node="n2")), (51, start("w9", "n2", 1))]
+    left = [(52, plan("node_left:n2", slots=[("n1", 0), ("n1", 1)])), (1000, events.NodeGone(node="n1"))]
+    assert of(account([*began(), *gone, *left]), 1000).total_s == pytest.approx(2 * 42 + 2 * 990)
+
+
 def test_what_comes_late_of_a_task_that_has_ended_begins_nothing():
     lines = [
         *began(),

@@ -282,6 +282,8 @@ class Goodput:
         task = self._all.task(message.task)
         task.microbatches = message.spec.microbatches
         task.runs_again = way_of(message.spec).runs_again
+        if not self._all.node(message.node).up:
+            return  # it has left before the order was written, and starts nothing
         slot = self._all.slot(message.node, message.slot)
         cause = self.incidents.cause(message)
         slot.worker = message.worker
