@@ -15,10 +15,11 @@ from rich.text import Text
 from unicron.client import Client
 from unicron.errors import UnicronError
 from unicron.observe.accounts.chains import ChainCost
-from unicron.observe.accounts.goodput import Goodput
+from unicron.observe.accounts.goodput import SLOWDOWN, Goodput
 from unicron.observe.accounts.phases import Phase
 from unicron.observe.accounts.report import CostRow, Report, TaskRow
 from unicron.observe.words.units import percent, span
+from unicron_cli.fitting import FittingTable
 from unicron_cli.output import Json, Nats, console, print_json, say, with_client
 from unicron_cli.views import plain_table
 
@@ -123,23 +124,25 @@ def _table(title: str, rows: Sequence[CostRow]) -> Table:
 
 def view_of(costs: list[ChainCost]) -> Group:
     """Return what failures cost as a table for a person; `unicron events --chain` shows what happened in one."""
-    shown = costs[:ROWS]
-    used = [phase for phase in Phase if any(cost.seconds[phase] for cost in shown)]
-    phases = [phase.replace("_", "-").upper() for phase in used]
-    table = plain_table("FAILURE", "NODE", "TASKS", "AT", "HEALED IN", "COST", *phases, "CHAIN")
-    # on a narrow screen all else is folded: an id that is copied, or a name that is looked up, has to be in one piece
-    table.columns[-1].no_wrap = table.columns[0].no_wrap = True
-    for column in table.columns:
-        column.overflow = "fold"
-    for cost in shown:
-        healed = "not yet" if cost.recovered_at is None else span(cost.recovered_at - cost.begun)
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(cost.begun))
-        times = [span(cost.seconds[phase]) if cost.seconds[phase] else "" for phase in used]
+    heads = ("FAILURE", "NODE", "TASKS", "AT", "HEALED IN", "COST", "CHAIN", "MOST OF IT")
+    table = FittingTable(heads, goes=("TASKS", "NODE"))
+    for cost in costs[:ROWS]:
+        at = time.strftime("%m-%d %H:%M:%S", time.localtime(cost.begun))
+        phase = max(cost.seconds, key=lambda each: cost.seconds[each])
+        most = f"{phase.replace('_', '-')} {span(cost.seconds[phase])}" if cost.whole_s else ""
         names = Text(cost.what), Text(cost.node), Text(" ".join(cost.tasks))
-        table.add_row(*names, at, healed, span(cost.whole_s), *times, Text(cost.chain))
-    notes = [f"failures and slowdowns: {len(costs)}; costs are GPU time"]
+        table.add_row(*names, at, _healed(cost), span(cost.whole_s), Text(cost.chain), most)
+    notes = [f"failures and slowdowns: {len(costs)}; costs are GPU time; --csv has all phases"]
     notes += [f"only the {ROWS} dearest are shown; --csv has all"] if len(costs) > ROWS else []
     return Group(table, Text(), *(Text(line, "dim") for line in notes))
+
+
+def _healed(cost: ChainCost) -> str:
+    """Return how long healing took, or why there is none to tell of: a slowdown only passes, and a task may end."""
+    if cost.recovered_at is None:
+        return "not yet"
+    took = span(cost.recovered_at - cost.begun)
+    return f"slow for {took}" if cost.what == SLOWDOWN else cost.ended or took
 
 
 def _notes(report: Report) -> list[str]:

@@ -117,6 +117,10 @@ class Incident:
         over_at = self.tasks[task].over_at if task else self.recovered_at() if self.tasks else None
         return None if over_at is None else max(0.0, over_at - self.begun)
 
+    def ended(self) -> str:
+        """Return how its tasks have ended that are not back, such as "failed"; empty where all are."""
+        return " ".join(sorted({hit.state for hit in self.tasks.values()} - {"", "back", str(TaskState.RUNNING)}))
+
     def record(self, message: TaskOutcome, now: float) -> None:
         """Record how a task stands."""
         running = isinstance(message, TaskStateChanged) and message.state is TaskState.RUNNING

@@ -6,12 +6,14 @@ import json
 
 import pytest
 import typer
-from helpers.accounts import FAILED, account, began, exited, failure, killed, start
+from helpers.accounts import FAILED, account, began, exited, failure, killed, slowed, start
 from helpers.cli import printed
 from replay import replayer
 from unicron_cli.goodput import ROWS, dearest, span_s, to_csv, view, view_of
 from unicron_cli.output import to_json
 
+from unicron.contracts import events
+from unicron.contracts.tasks import TaskState
 from unicron.observe.accounts.goodput import Goodput
 from unicron.observe.accounts.phases import Phase
 
@@ -83,21 +85,35 @@ def test_each_failure_is_told_with_what_it_cost_the_dearest_first(demo):
     costs = dearest(demo.costs(), since=0.0)
     text = printed(view_of(costs))
     heads, *lines = text.splitlines()
-    assert heads.split()[:9] == ["FAILURE", "NODE", "TASKS", "AT", "HEALED", "IN", "COST", "RECOMPUTED", "DETECTION"]
+    assert heads.split() == ["FAILURE", "NODE", "TASKS", "AT", "HEALED", "IN", "COST", "CHAIN", "MOST", "OF", "IT"]
     assert [line.split()[0] for line in lines[:5]] == [cost.what for cost in costs]
     assert [cost.whole_s for cost in costs] == sorted((cost.whole_s for cost in costs), reverse=True)
     [hang] = [line for line in lines if line.startswith("task_hang ")]
     assert "node-3" in hang
     assert "2.31 s" in hang, "from its last progress to its recovery"
-    assert hang.split()[-1] == "1281f615277c-125"
+    assert hang.split()[-4:] == ["1281f615277c-125", "detection", "3.59", "s"]
     assert "failures and slowdowns: 5" in text
 
 
-def test_ids_and_names_stay_in_one_piece_where_columns_are_many(demo):
+@pytest.mark.parametrize(("width", "lines"), [(120, 1), (80, 2)])
+def test_ids_and_names_stay_in_one_piece_and_a_failure_on_its_line(demo, width, lines):
     costs = dearest(demo.costs(), since=0.0)
-    text = printed(view_of(costs), width=120)
+    text = printed(view_of(costs), width=width)
     assert all(cost.chain in text and f"{cost.what} " in text for cost in costs)
-    assert "…" not in printed(view_of(costs), width=80)
+    assert "…" not in text
+    assert len(text.splitlines()) <= 3 + lines * len(costs)
+
+
+def test_healed_in_is_told_of_what_was_healed_alone():
+    broken = [(124, FAILED, events.TaskBroken(task="gpt", reason="x"))]
+    ended = [(125, FAILED, events.TaskStateChanged(task="gpt", state=TaskState.FAILED))]
+    failed = account([*began(), *killed()[:2], *broken, *ended])
+    [text] = [line for line in printed(view_of(failed.costs(200))).splitlines() if line.startswith("exited_abn")]
+    assert " failed " in text
+    for end in (slowed()[1:], ended):
+        slow = account([*began(), slowed()[0], *end]).costs(200)
+        [text] = [line for line in printed(view_of(slow)).splitlines() if line.startswith("slowdown")]
+        assert f" slow for {slow[-1].recovered_at - 61:.3g} s " in text
 
 
 def test_failures_as_csv_and_json_have_all_phases_and_times(demo):

@@ -38,6 +38,7 @@ class ChainCost(Record, kw_only=True, frozen=True):
         decided_at: Unix seconds of the first plan or command in the chain; None before it.
         recovered_at: Unix seconds at which the last of its tasks was back at full membership, or had ended; None
             before that.
+        ended: how tasks ended or stand that are not back, such as "failed".
         seconds: slot-seconds by phase, all of them.
         whole_s: slot-seconds of all phases.
         spans: of slots, in the order in which they ended, open ones last.
@@ -53,6 +54,7 @@ class ChainCost(Record, kw_only=True, frozen=True):
     detected_at: float | None
     decided_at: float | None
     recovered_at: float | None
+    ended: str
     seconds: dict[str, float]
     whole_s: float
     spans: list[PhaseSpan]

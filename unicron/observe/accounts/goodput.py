@@ -169,6 +169,8 @@ class Goodput:
             fresh.microbatches = message.spec.microbatches
             self._all.tasks[task.name] = fresh
         elif message.state.ended:
+            self._all.close_all(task)
+            self._end_slowdown(task)
             self._all.unplan(task)
             for slot in list(task.slots.values()):
                 self._all.enter(slot, Phase.IDLE)
@@ -180,13 +182,16 @@ class Goodput:
             cause = task.span.cause if task.span.cause is not NONE else self.incidents.cause(message)
             self._all.enter_task(task, _WITHOUT_MEMBERS[message.state], None, cause)
 
+    def _end_slowdown(self, task: TaskAccount) -> None:
+        known = self.incidents.known.get(task.pace.slow_for.chain)
+        if known is not None:
+            known.tasks[task.name] = Hit(over_at=self._all.now)
+        task.pace.slow, task.pace.slow_for = 0.0, NONE
+
     def _slow(self, message: slowdowns.SlowdownDetected | slowdowns.SlowdownEnded) -> None:
         task = self._all.task(message.task)
         self._all.close_all(task)
-        task.pace.slow = 0.0
-        before = self.incidents.known.get(task.pace.slow_for.chain)
-        if before is not None:
-            before.tasks[task.name] = Hit(over_at=self._all.now)
+        self._end_slowdown(task)
         if isinstance(message, slowdowns.SlowdownDetected):
             node = message.workers[0].node if message.workers else ""
             incident = self._begin(message, SLOWDOWN, node)

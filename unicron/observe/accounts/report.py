@@ -176,6 +176,7 @@ def cost(incident: Incident, slots: Book, wall: Book) -> ChainCost:
         detected_at=incident.detected_at,
         decided_at=incident.decided_at,
         recovered_at=incident.recovered_at(),
+        ended=incident.ended(),
         seconds=seconds,
         whole_s=sum(seconds.values()),
         spans=slots.spans.get(name, []),
