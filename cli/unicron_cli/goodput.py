@@ -27,9 +27,6 @@ UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 NO_TASK = "(no task)"
 
-HOURS_FROM_S = 360
-"""From so many seconds on a cost is shown in hours."""
-
 ROWS = 20
 """Causes, nodes and failures that the tables show, the dearest; `--json` and `--csv` have all."""
 
@@ -147,12 +144,11 @@ def _healed(cost: ChainCost) -> str:
 
 def _notes(report: Report) -> list[str]:
     total, whole = sum(row.total_s for row in report.tasks), sum(row.whole_s for row in report.tasks)
-    sums = f"all phases add up to {total:.3f} GPU-seconds, wall time x slots are {whole:.3f}"
+    sums = f"all phases add up to {span(total)} of GPU time, wall time x slots are {span(whole)}"
     notes = [f"over {span(report.until - report.since)}; {sums}"]
     if report.nodes and report.nodes[0].total_s:
-        cost_s = report.nodes[0].total_s
-        cost = f"{cost_s / 3600:.3g} GPU-hours" if cost_s >= HOURS_FROM_S else f"{cost_s:.3g} GPU-seconds"
-        notes.append(f"{report.nodes[0].name} cost {cost}, more than any other node")
+        cost = span(report.nodes[0].total_s)
+        notes.append(f"{report.nodes[0].name} cost {cost} of GPU time, more than any other node")
     hidden = max(len(report.causes), len(report.nodes)) > ROWS
     notes += [f"only the {ROWS} dearest causes and nodes are shown; --csv has all"] if hidden else []
     return [*notes, *(f"estimated: {each}" for each in report.estimates)]

@@ -167,7 +167,7 @@ def _progress(task: TaskAccount) -> Iterator[tuple[str, str]]:
         yield "left", f"{span(task.left.seconds)}: {least} at the pace of the fastest tenth, {most} {slow}"
     if task.goodput is not None:
         yield "goodput", f"{'at most ' * task.at_most}{percent(task.goodput)} of its GPU time was training"
-        yield "time", ", ".join(f"{phase.replace('_', '-')} {span(part)}" for phase, part in task.wall_s.items())
+        yield "wall time", ", ".join(f"{phase.replace('_', '-')} {span(part)}" for phase, part in task.wall_s.items())
     yield "failures", str(task.struck)
     if lost := [f"{cause} {span(part)}" for cause, part in task.causes.items() if cause]:
         yield "GPU time lost to", ", ".join(lost[:CAUSES])
