@@ -102,7 +102,7 @@ class Replacements:
                 went_on = 0 if self._runs_again else len(self._before & self._now)
                 new = len(self._now - self._before)
                 self._replaced += new if went_on else 0
-                since = "the failure was detected" if self._has_failed else "they were to begin again"
+                since = "the failure was detected" if self._has_failed else "they stopped"
                 self._before, self._has_failed = None, False
                 who = f"{new} new, {went_on} went on" if went_on else "all ranks began again"
                 return f"{message.seconds:.2f} s after {since}: {who}"

@@ -64,7 +64,8 @@ class StartWorker(Command, kw_only=True, frozen=True):
     groups: Number = 1
 
     def __str__(self) -> str:
-        place = f" for place {self.place} of {self.layout.degrees}" if self.layout.replica_workers > 1 else ""
+        places = self.layout.replica_workers
+        place = f" for place {self.place} of {places}" if places > 1 else ""
         return f"start {where(self)}{place}"
 
 

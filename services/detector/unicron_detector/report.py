@@ -220,7 +220,7 @@ class Reporter:
             lasted = task.restarts and self.state.now - task.standstill.met_at - idle_s > LASTED_S
             tried = task.standstill.count_failure(iteration, epoch, how, lasted=lasted)
             at = iteration if iteration >= 0 else task.standstill.iteration
-            where = "memberships in a row failed " + (f"in iteration {at}" if at >= 0 else "before the first iteration")
+            where = "attempts in a row failed " + (f"in iteration {at}" if at >= 0 else "before the first iteration")
             if task.restarts and at <= 0:  # it does not say how far it comes
                 where = "starts of all ranks in a row failed"
         return tried, where

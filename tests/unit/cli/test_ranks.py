@@ -84,7 +84,7 @@ AFTER = "0.20 s after the failure was detected: "
         ([running("t-1", "t-2"), RECOVERED], "", "unproven"),
         (
             [running("t-1", "t-2"), ANEW, running("t-3", "t-4"), RECOVERED],
-            "0.20 s after they were to begin again: all ranks began again",
+            "0.20 s after they stopped: all ranks began again",
             "unproven",
         ),
     ],

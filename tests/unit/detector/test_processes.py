@@ -187,7 +187,7 @@ def test_what_no_rule_knows_is_no_progress_sooner_on_one_machine_where_it_is_the
         if brief(told)[-1] == "TaskBroken":
             break
     assert len(told) == (10 if others else count)
-    assert told[-1].reason.startswith(f"no progress: {len(told)} memberships in a row failed in iteration 3")
+    assert told[-1].reason.startswith(f"no progress: {len(told)} attempts in a row failed in iteration 3")
 
 
 @pytest.mark.parametrize("tail", [["odd"], []])

@@ -59,7 +59,7 @@ def test_a_task_that_never_passes_an_iteration_is_stopped_with_what_was_tried(sc
         assert brief(fall(scene, epoch)) == [(2, "exited_abnormally", f"w{epoch}")]
     [broken] = fall(scene, TIMES - 1)
     assert isinstance(broken, TaskBroken)
-    assert broken.reason.startswith("no progress: 4 memberships in a row failed in iteration 3, the last by w1 on n1: ")
+    assert broken.reason.startswith("no progress: 4 attempts in a row failed in iteration 3, the last by w1 on n1: ")
     assert "w3 on n3: w3 was ended by SIGKILL" in broken.reason
     assert fall(scene, TIMES) == []
 
@@ -105,9 +105,7 @@ def test_a_state_that_can_never_be_handed_over_ends_the_task_whoever_says_so(sce
         scene.stateless("new" if epoch % 2 else "b", epoch=epoch)
         told += scene.wait(1.0)
     assert brief(told) == [(3, "state_transfer_failed", each) for each in ("new", "b", "new")] + ["TaskBroken"]
-    assert told[-1].reason.startswith(
-        "no progress: 4 memberships in a row failed in iteration 3, the last by b on n1: "
-    )
+    assert told[-1].reason.startswith("no progress: 4 attempts in a row failed in iteration 3, the last by b on n1: ")
 
 
 def test_states_that_are_never_the_same_end_the_task(scene):
@@ -128,7 +126,7 @@ def test_workers_that_end_one_after_the_other_before_they_have_joined_the_others
             order_into(scene, number + 1, f"w{number}")
         told += scene.exit(f"w{number}", signal=9)
     assert brief(told) == [(2, "exited_abnormally", f"w{number}") for number in range(TIMES - 1)] + ["TaskBroken"]
-    what = "memberships in a row failed before the first iteration"
+    what = "attempts in a row failed before the first iteration"
     assert f"no progress: 4 {what if ordered else 'workers in a row failed to start on n1:0'}" in told[-1].reason
 
 
@@ -285,7 +283,7 @@ def test_a_task_that_others_end_in_one_iteration_waits_and_one_that_hangs_there_
         scene.run(epoch=epoch, **{f"gpt-{epoch}": NODES[epoch]})
         out += scene.exit(f"gpt-{epoch}", signal=9, iteration=3)
     assert [each.wait_s for each in out] == [0, 0, 0, 1, 2, 4, 8]
-    assert "no progress: 7 memberships in a row failed in iteration 3" in out[-1].reason
+    assert "no progress: 7 attempts in a row failed in iteration 3" in out[-1].reason
     assert out[-1].reason.endswith("tried again in 8 s")
     hung = scene_of(*NODES, limits=DetectorLimits(no_progress=TIMES, attempts=3))
     for epoch in range(TIMES):

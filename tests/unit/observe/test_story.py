@@ -11,6 +11,7 @@ from unicron.contracts.events import (
     NodeDrained,
     NodeJoined,
     OrderTaken,
+    PlanDecided,
     TaskBroken,
     TaskRecovered,
     TaskRemoved,
@@ -20,8 +21,9 @@ from unicron.contracts.events import (
     WorkerReady,
 )
 from unicron.contracts.failures import Severity
+from unicron.contracts.plans import Plan, TaskShare
 from unicron.contracts.stragglers import RecordingSwitched, StragglerDetected
-from unicron.contracts.tasks import TaskState
+from unicron.contracts.tasks import ParallelLayout, SlotRef, TaskState
 from unicron.errors import InvalidInputError
 from unicron.observe.incidents import TaskOutcome, chain_of
 from unicron.observe.words.headline import about, headline
@@ -49,6 +51,17 @@ def test_a_straggler_says_who_it_is_and_what_to_do():
     )
     assert "its node is drained" in describe(msgspec.structs.replace(found, drain=True))
     assert describe(sample(RecordingSwitched)) == "gpt: 0.1 of the iterations are recorded"
+
+
+def test_the_shape_of_replicas_is_told_where_it_says_more_than_how_many_workers_there_are():
+    slots = [SlotRef(node="n1", slot=number) for number in range(4)]
+    for layout, told in (
+        (ParallelLayout(tensor=2, replicas=2), "gpt=4 (tensor 2)"),
+        (ParallelLayout(shard=4), "gpt=4"),
+        (ParallelLayout(), "gpt=4"),
+    ):
+        share = TaskShare(task="gpt", slots=slots, layout=layout)
+        assert describe(PlanDecided(plan=Plan(number=1, trigger="x", workers=4, shares=[share]))).endswith(f": {told}")
 
 
 def test_a_worker_that_is_ready_or_through_is_named_with_its_place():

@@ -180,5 +180,5 @@ class TaskRecovered(Message, kw_only=True, frozen=True):
 
 
 def _share(share: TaskShare) -> str:
-    in_parts = share.slots and share.layout.replica_workers > 1
-    return f"{share.task}={len(share.slots)}{f' ({share.layout.degrees})' if in_parts else ''}"
+    tells = share.layout.replica_workers > 1 and share.layout.shard != len(share.slots)  # one shard each does not
+    return f"{share.task}={len(share.slots)}{f' ({share.layout.degrees})' if share.slots and tells else ''}"
