@@ -18,8 +18,9 @@ from unicron.contracts.base import Message
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.queries import MOST_LINES
 from unicron.errors import BusUnavailableError, InvalidInputError, UnicronError
+from unicron.observe.accounts.goodput import Goodput
 from unicron.observe.incidents import chain_of
-from unicron.observe.words.headline import headline
+from unicron.observe.words.headline import headline, headline_of
 from unicron.observe.words.ranks import RankNames
 from unicron.observe.words.story import find_chain, line, story
 from unicron_cli.output import Json, Nats, console, own_root, print_json, print_view, say, to_json, with_client
@@ -165,9 +166,13 @@ async def _story(client: Client, wanted: str, as_json: bool) -> None:
     names, first = RankNames(), next(place for place, (_, each) in enumerate(found) if each.id == chain[0].id)
     for _, message in found[:first]:
         names.observe(message)
-    lines = story(chain, names)
+    lines, accounts = story(chain, names), Goodput()
+    for _, message in found:  # it may have ended by another chain
+        accounts.handle(message)
+    failure = accounts.incidents.failures.get(chain_of(chain[0]))
+    head = headline_of(failure, failure.first) if failure else headline(chain)
     took = f"{len(chain)} messages in {chain[-1].at - chain[0].at:.3f} s"
-    say(f"chain {chain_of(chain[0])}, {took}: {names.explain(headline(chain))}")
+    say(f"chain {chain_of(chain[0])}, {took}: {names.explain(head)}")
     for text in lines:
         say(text)
 

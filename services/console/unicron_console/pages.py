@@ -260,7 +260,7 @@ class Pages:
         return FailurePage(
             now=now,
             line=line,
-            headline=headline_of(failure, failure.first),
+            headline=self._picture.names.explain(headline_of(failure, failure.first)),
             begun=failure.begun,
             wall={each.task: _nonzero(each.seconds) for each in cost.courses} if cost else {},
             seconds=_nonzero(cost.seconds) if cost else {},

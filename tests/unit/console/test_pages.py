@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from replay import replayer
+from unicron_cli import watch
 from unicron_console.live import CLUSTER, GROWS_S, WAITING, Hub
 from unicron_console.main import ConsoleSettings, export_recoveries
 from unicron_console.main import read as read_journal
@@ -76,6 +77,28 @@ def test_recorded_clusters_look_in_the_end_as_their_journals_say(name):
     assert page.spares == page.slots, "all tasks have ended"
 
 
+async def test_the_head_of_a_chain_is_one_on_the_page_and_in_a_terminal(capsys):
+    class Journal:
+        """A client of a cluster that has written it."""
+
+        messages = list(enumerate(replayer.read("demo"), 1))
+
+        async def tail(self):
+            return len(self.messages)
+
+        async def follow(self, after=0, until=None):
+            for place, message in self.messages[after:until]:
+                yield place, message
+
+    picture = read(message for _, message in Journal.messages)
+    pages = Pages(picture)
+    assert picture.failures
+    for chain in picture.failures:
+        await watch._story(Journal(), chain, as_json=False)
+        head = capsys.readouterr().out.partition("\n")[0]
+        assert head.endswith(f" s: {pages.failure(chain, NOW).headline}")
+
+
 @pytest.mark.parametrize("name", replayer.NAMES)
 def test_a_healed_failure_adds_up_and_shows_what_was_seen(name):
     picture = read(replayer.read(name))
@@ -94,7 +117,7 @@ def test_a_healed_failure_adds_up_and_shows_what_was_seen(name):
         assert {told.kind for told in page.evidence} <= {kind.__name__ for kind in SEEN}
         if page.line.worker and page.line.status == "exited_abnormally":
             assert "WorkerExited" in {told.kind for told in page.evidence}
-            assert page.headline.startswith(page.line.worker)
+            assert f"({page.line.worker}) on {page.line.node} was ended" in page.headline
             assert ": " in page.headline, "how it ended"
             assert {"detection", "decision", "transition"} <= page.seconds.keys()
     assert healed
