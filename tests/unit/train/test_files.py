@@ -250,6 +250,7 @@ def test_where_all_begin_anew_what_was_made_is_there_once_it_is_made_anew_and_wh
     [
         *('os.path.exists(folder / "newer")', 'os.access(folder / "newer", os.R_OK)', 'open(folder / "newer").close()'),
         *("os.listdir(folder)", "[*os.walk(folder)]", 'glob.glob(f"{folder}/n*")', '(folder / "newer").is_file()'),
+        *('os.path.realpath(folder / "newer")', '(folder / "newer").resolve()', 'os.path.realpath(folder / "link")'),
         *('os.path.exists(folder / "older")', 'os.listdir(folder / "other")', f"{PACKAGES}(path=[str(folder)])]"),
     ],
 )
@@ -260,6 +261,7 @@ def test_who_has_found_a_newer_file_before_that_was_known_finds_all_and_takes_no
         pytest.skip("this file system does not know when a file was made")
     began = tick()
     (tmp_path / "newer").write_text("y")
+    (tmp_path / "link").symlink_to("older")
     tick()
     files = Files(first=False)
     files.install()
@@ -272,10 +274,13 @@ def test_who_has_found_a_newer_file_before_that_was_known_finds_all_and_takes_no
     files.write_in_place()
     files.read.end()
     with (
-        pytest.raises(NotCarriedError, match=f"looked for {tmp_path}/newer before") if found["found"] else nullcontext()
+        pytest.raises(NotCarriedError, match=f"looked for {tmp_path}/(newer|link) before")
+        if found["found"]
+        else nullcontext()
     ):
         files.check_begin()
-    assert found["found"] == all(each not in ask for each in ('"older"', '"other"', PACKAGES))
+    harmless = ('"older"', '"other"', PACKAGES, 'realpath(folder / "newer")', "resolve()")
+    assert found["found"] == all(each not in ask for each in harmless)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any, Self
 
-from unicron.train.carry.callers import caller
+from unicron.train.carry.callers import caller, is_resolving
 
 _HERE, _NO_FOLLOW, _BORN = -100, 0x100, 0x800  # of Linux: see statx(2)
 _libc = ctypes.CDLL(None)
@@ -146,6 +147,7 @@ class FilesAsked(NewerFiles):
     def __init__(self) -> None:
         super().__init__(-math.inf)
         self._asked, self._listed = dict[tuple[str, bool], None](), dict[str, None]()
+        self._resolved = dict[tuple[str, bool], None]()
 
     def hide(self, newer: NewerFiles) -> str:
         """Have newer files not be there from now on, unless one was found already: then it would be found gone.
@@ -154,7 +156,10 @@ class FilesAsked(NewerFiles):
             why this process can't take another's place; empty where it has found none.
         """
         self.end()
-        asked = (path for path, follows in self._asked if newer.holds(path, follows=follows))
+        asked = chain(
+            (path for path, follows in self._asked if newer.holds(path, follows=follows)),
+            (path for path, _ in self._resolved if newer.holds(path, follows=False) and _is_link(path)),
+        )
         found = next(asked, "") or next(filter(None, map(newer.first_in, self._listed)), "")
         if not found:
             newer.begin()
@@ -167,8 +172,9 @@ class FilesAsked(NewerFiles):
     def _is_hidden(self, path: Any, *, follows: bool = True) -> bool:
         if isinstance(path, str | bytes | os.PathLike):
             asked = _absolute(path), follows
-            if asked not in self._asked and self._counts(asked[0]):
-                self._asked[asked] = None
+            known = self._resolved if is_resolving() else self._asked
+            if asked not in known and self._counts(asked[0]):
+                known[asked] = None
         return False
 
     def _list(self, usual: Callable[..., Any], path: Any = None) -> Any:
@@ -192,6 +198,10 @@ def _makes(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool
 
 def _absolute(path: Any) -> str:
     return os.path.abspath(os.fsdecode(path))  # noqa: PTH100 without a look at it
+
+
+def _is_link(path: str) -> bool:
+    return stat.S_ISLNK(_lstat(path).st_mode)
 
 
 def _is_for_code() -> bool:
