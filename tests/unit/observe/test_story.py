@@ -80,7 +80,9 @@ def test_a_failure_says_what_a_person_wants_to_know():
         worker="w3",
         reason="killed",
     )
-    assert describe(failure) == "sev1 exited_abnormally gpt w3 node-2, raised from sev2: killed"
+    assert describe(failure) == "sev1 exited_abnormally w3 node-2, raised from sev2: killed"
+    named = msgspec.structs.replace(failure, reason="w3 was ended by SIGKILL", escalated=None)
+    assert describe(named) == "sev1 exited_abnormally node-2: w3 was ended by SIGKILL"
     exited = WorkerExited(node="node-2", slot=1, task="gpt", worker="w3", signal=9, iteration=7)
     assert describe(exited) == "w3 on node-2:1 ended by signal 9, in iteration 7"
     exited = msgspec.structs.replace(exited, signal=None, exit_code=0, expected=True)

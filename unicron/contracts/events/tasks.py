@@ -97,8 +97,10 @@ class FailureDetected(Message, kw_only=True, frozen=True):
     wait_s: Seconds = 0.0
 
     def __str__(self) -> str:
+        who = self.worker or self.task  # a worker's name has its task's
+        whom = "" if who and self.reason.startswith(who) else who
         return (
-            f"sev{self.severity.value} {self.status} {' '.join(filter(None, (self.task, self.worker, self.node)))}"
+            f"sev{self.severity.value} {' '.join(filter(None, (self.status, whom, self.node)))}"
             f"{f', raised from sev{self.escalated.value}' if self.escalated else ''}{after(': ', self.reason)}"
         )
 
