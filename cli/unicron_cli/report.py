@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 from unicron_chaos.injection import Injection
 
@@ -11,6 +10,7 @@ from unicron.contracts.base import Message, Record
 from unicron.contracts.events import FailureDetected, IterationFinished, NodeAdmitted, Regrouped
 from unicron.observe.accounts.goodput import Goodput
 from unicron.observe.incidents import Incidents, chain_of
+from unicron_cli.views import plain_table
 
 TOLERANCE = 1e-5
 """Largest difference of the parameters from those of the failure-free run, relative to the largest parameter."""
@@ -176,20 +176,11 @@ def is_ok(faults: Sequence[FaultReport], tasks: Sequence[TaskReport], wanted: di
 
 def report_view(report: DemoReport) -> Group:
     """Return the report as tables."""
-    faults = Table(title="Faults (seconds after the fault)", title_justify="left")
-    for name in (
-        "fault",
-        "target",
-        "sev",
-        "detected",
-        "resumed",
-        "first iteration",
-        "restored",
-        "redone",
-        "kept",
-        "recomputed",
-    ):
-        faults.add_column(name, justify="left" if name in {"fault", "target"} else "right")
+    times, counts = ("detected", "resumed", "iterated", "restored"), ("redone", "kept", "taken")
+    faults = plain_table("fault", "target", "sev", *times, *counts)
+    faults.collapse_padding = True  # so that it fits 80 columns
+    for column in faults.columns[2:]:
+        column.justify = "right"
     for fault in report.faults:
         faults.add_row(
             fault.kind,
@@ -203,15 +194,22 @@ def report_view(report: DemoReport) -> Group:
             str(fault.microbatches_kept),
             str(fault.microbatches_recomputed),
         )
-    tasks = Table(title="Tasks (difference from a run without failures)", title_justify="left")
-    for name in ("task", "weight", "state", "iterations", "first loss", "final loss", "max_rel_diff"):
-        tasks.add_column(name, justify="left" if name in {"task", "state"} else "right")
+    tasks = plain_table("task", "state", "weight", "iterations", "first loss", "final loss", "difference")
+    for column in tasks.columns[2:]:
+        column.justify = "right"
     for task in report.tasks:
         difference = "-" if task.max_rel_diff is None else f"{task.max_rel_diff:.1e}"
         losses = ["-" if loss is None else f"{loss:.3f}" for loss in (task.first_loss, task.final_loss)]
-        tasks.add_row(task.name, f"{task.weight:g}", task.state, str(task.iterations), *losses, difference)
+        tasks.add_row(task.name, task.state, f"{task.weight:g}", str(task.iterations), *losses, difference)
     verdict = ("ok", "green") if report.ok else ("not ok", "red")
-    return Group(faults, tasks, Text.assemble(verdict, f" after {report.seconds:.0f} s on {report.machine}"))
+    notes = (
+        "times in seconds after the fault; restored: all workers were back",
+        "redone: iterations computed twice; kept, and taken by others: microbatches",
+        "difference: the largest to the parameters of a run without faults",
+    )
+    first, second, third = (Text(line, "dim") for line in notes)
+    end = Text.assemble(verdict, f" after {report.seconds:.0f} s on {report.machine}")
+    return Group(faults, first, second, Text(), tasks, third, Text(), end)
 
 
 def _seconds(value: float | None) -> str:
