@@ -31,6 +31,7 @@ from unicron.train.inplace.member import Member
 from unicron.train.inplace.parallel import Parallel
 from unicron.train.inplace.peers import Wait, Waiting, script_line
 from unicron.train.inplace.seed import Seed
+from unicron.train.inplace.shell import UNKNOWN
 from unicron.train.inplace.takeover import Takeover
 from unicron.train.inplace.trained import Trained
 from unicron.train.loops.loops import Loops
@@ -157,6 +158,7 @@ class InPlace:
         for module in modules:
             self.trained.add_sharded(module)
             module.register_forward_pre_hook(lambda made, _: self.begin_forward(made), prepend=True)
+            module.register_forward_hook(lambda made, *_: self.trained.reshard(made))
 
     def begin_forward(self, model: torch.nn.Module) -> None:
         """Begin an iteration with the forward pass of a model, unless one has begun or the model is evaluated."""
@@ -177,6 +179,8 @@ class InPlace:
             )
         self._takeover.begin()
         self._member.begin_loops(groups)
+        if groups.sharded and groups.setup_is_unknown:
+            self._takeover.refuse_all(UNKNOWN)  # nobody would begin from a copy of what it has
         groups.began_at = groups.began_at or self._files.begin_loops()
         self._join_ranks()
         self._files.end()

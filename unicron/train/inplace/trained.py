@@ -53,6 +53,16 @@ class Trained:
         within = {id(each) for each in module.modules()}
         self.sharded = [each for each in self.sharded if id(each) not in within] + [module]
 
+    def reshard(self, module: torch.nn.Module) -> None:
+        """Have each rank have its shards alone once a module was evaluated, and not whole tensors in their place.
+
+        torch keeps those of an outermost one for a backward pass. A state that is looked at meanwhile is another one.
+        """
+        if not torch.is_grad_enabled() and any(each is module for each in self.sharded):
+            for each in module.modules():
+                if reshard := getattr(each, "reshard", None):
+                    reshard()
+
     def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Add an optimizer.
 
