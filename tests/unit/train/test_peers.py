@@ -8,7 +8,7 @@ import pytest
 
 from unicron.contracts.tasks import WorkerPhase
 from unicron.errors import GroupBrokenError
-from unicron.train.inplace.peers import Peers, RankPosition, Wait, Waiting
+from unicron.train.inplace.peers import Peers, RankPosition, Wait, Waiting, cure
 
 SETUP, LOOP = Waiting(Wait.SETUP, 3), Waiting(Wait.LOOP)
 COLLECTIVE, GRADIENT = Waiting(Wait.COLLECTIVE, 5), Waiting(Wait.GRADIENT, 9)
@@ -43,6 +43,23 @@ def test_two_that_wait_for_each_other_do_so_where_neither_has_begun_what_the_oth
         return
     assert at(waits, **missing).never_meets(at(other, **lacking))
     assert not at(waits).never_meets(at(other, **lacking)), "it may come yet, or has long since gone on"
+
+
+@pytest.mark.parametrize(
+    ("waits", "other", "said", "unsaid"),
+    [
+        (SETUP, None, ["collectives before their loop"], "batches"),
+        (LOOP, SETUP, ["same training loop", "collectives before their loop"], "batches"),
+        (COLLECTIVE, None, ["same collectives", "number of batches"], "loop"),
+        (COLLECTIVE, COLLECTIVE, ["same collectives"], "batches"),
+        (GRADIENT, None, ["number of batches"], "collectives"),
+        (GRADIENT, COLLECTIVE, ["number of batches", "same collectives"], "loop"),
+    ],
+)
+def test_what_to_change_is_what_ranks_do_otherwise(waits, other, said, unsaid):
+    told = cure(waits, other)
+    assert all(each in told for each in said)
+    assert unsaid not in told
 
 
 def test_a_position_is_read_as_it_was_told():

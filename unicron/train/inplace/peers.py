@@ -46,6 +46,16 @@ class Wait(StrEnum):
     GRADIENT = "the gradient of iteration {}"
 
 
+CURES = {
+    Wait.SETUP: "let all ranks run the same collectives before their loop",
+    Wait.LOOP: "let all ranks come to the same training loop",
+    Wait.COLLECTIVE: "let all run the same collectives, and all of them change a model's buffers, or none",
+    Wait.GRADIENT: "give all ranks the same number of batches; where one leaves a batch out or ends early, let all do "
+    "so (all_reduce the decision)",
+}
+"""What to change, by what a rank waits for in vain."""
+
+
 class Waiting(NamedTuple):
     """A wait, and the number of what is waited for."""
 
@@ -176,16 +186,16 @@ class Peers:
         others = [msgspec.json.decode(each, type=RankPosition) for each in found if each]
         other = next((each for each in others if own.never_meets(each)), None)
         if other is not None and self._waiting is waiting and self._membership().epoch == membership.epoch:
-            self._end_process(own, other, stack)
+            self._end_process(waiting, own, other, stack)
 
-    def _end_process(self, own: RankPosition, other: RankPosition, stack: traceback.StackSummary) -> None:
+    def _end_process(
+        self, waiting: Waiting, own: RankPosition, other: RankPosition, stack: traceback.StackSummary
+    ) -> None:
         """Report which ranks wait for which and end the process, as the script's own thread can't."""
         does = f"waits at {other.where} for {other.waits}" if other.waits else f"has ended its script {other.where}"
         text = (
-            f"rank {own.rank} waits at {own.where} for {own.waits}, and rank {other.rank} never comes there: it "
-            f"{does}, after {other.iterations} iterations. Give all ranks the same number of batches; where one leaves "
-            "a batch out or ends early, let all do so (all_reduce the decision); let all run the same collectives, "
-            "and all of them change a model's buffers, or none"
+            f"rank {own.rank} waits at {own.where} for {waiting}, and rank {other.rank} never comes there: it "
+            f"{does}, after {other.iterations} iterations: {cure(waiting, other.waits)}"
         )
         name = f"{RankEndedError.__module__}.{RankEndedError.__qualname__}"
         lines = "".join(stack.format())[-8000:]
@@ -193,6 +203,13 @@ class Peers:
         print(f"{lines}{name}: {text}", file=sys.stderr, flush=True)  # noqa: T201 goes to the worker's log
         ending.flush()
         os._exit(1)
+
+
+def cure(own: Waiting, other: Waiting | None) -> str:
+    """Return what to change where one rank waits for another, which waits for something else, or has ended."""
+    early = own.wait in {Wait.SETUP, Wait.LOOP}
+    ended = own.wait if early else Wait.GRADIENT  # as where it had fewer batches, each with a collective
+    return "; ".join(dict.fromkeys((CURES[own.wait], CURES[other.wait if other else ended])))
 
 
 def script_line(stack: traceback.StackSummary) -> str:
