@@ -50,6 +50,9 @@ _RAISED = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Warning|Interrupt|Exit)
 LONGEST_BRIEF = 300
 """Characters of an exception that is told in one line."""
 
+_BEGINS, _ENDS = re.compile(r"(?<!\w)'(?=\S)"), re.compile(r"(?<=\S)'(?!\w)")
+"""Quotation marks that may be an apostrophe, too."""
+
 
 def shortened(text: str, most: int) -> str:
     """Return whole lines from both ends of a traceback: its first exception says what happened, its last one where."""
@@ -57,6 +60,19 @@ def shortened(text: str, most: int) -> str:
         return text
     begin, end = text[: most // 2].rpartition("\n")[0], text[-most // 2 :].partition("\n")[2]
     return f"{begin}\n  ...\n{end}"
+
+
+def cut(text: str, most: int) -> str:
+    """Return text of at most so many characters; where it is cut that shows, and a quotation in it is closed."""
+    room = 0
+    while len(text) > most:
+        left = text[: most - 1 - room]
+        marks = [mark for mark in '"`' if left.count(mark) % 2]
+        marks += ["'"] * (len(_BEGINS.findall(left)) > len(_ENDS.findall(left)))
+        if len(marks) <= room:
+            return f"{left}…{''.join(marks)}"
+        room += 1
+    return text
 
 
 def messages(text: str, boilerplate: list[re.Pattern[str]]) -> list[str]:
@@ -85,7 +101,8 @@ def brief(error: BaseException) -> str:
     """Return what has raised an exception, in one line: of one that repeats a worker's, what that has said."""
     kind = type(error).__name__
     said = messages(str(error), [])
-    line = said[0].strip().partition("\n")[0][:LONGEST_BRIEF] if said else ""
+    line = said[0].strip().partition("\n")[0] if said else ""
+    line = cut(line, LONGEST_BRIEF)
     return line if _RAISED.match(line) else f"{kind}: {line}" if line else kind
 
 

@@ -14,6 +14,7 @@ from unicron.contracts.ranges import Few, Text
 from unicron.contracts.states import ParkedSnapshot, StateRef
 from unicron.contracts.tasks import Breakage, Member, ParallelLayout, Seat, WorkerPhase
 from unicron.contracts.timings import Op
+from unicron.exception_texts import cut
 from unicron.printable import one_line
 
 
@@ -264,13 +265,16 @@ CODE = "UNICRON_CODE_DIR"
 STOP_GRACE = "UNICRON_STOP_GRACE_S"
 """The variable with the seconds that a launcher gives its program to end."""
 
+NO_SNAPSHOT_NOW = "unicron: no other process could take the place of this one now: "
+"""How what a worker writes begins where it can leave no snapshot; it goes on, and does not end for that."""
+
 LONGEST_CAUSE = 500
 """Characters of it."""
 
 
 def printable_cause(cause: str) -> str:
     """Return a cause as a variable may hold it: one line, and nothing that steers a terminal."""
-    return one_line(cause)[:LONGEST_CAUSE]
+    return cut(one_line(cause), LONGEST_CAUSE)
 
 
 NOWHERE = Membership(

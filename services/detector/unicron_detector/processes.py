@@ -18,6 +18,7 @@ from unicron.contracts.events import (
     WorkerStalled,
 )
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
+from unicron.contracts.worker import NO_SNAPSHOT_NOW
 from unicron.errors import tells_lack
 from unicron.healing import way_of
 from unicron.rules import Rules
@@ -339,7 +340,7 @@ def may_be_own_fault(exited: WorkerExited) -> bool:
 
 
 def describe_end(exited: WorkerExited) -> str:
-    """Return the end of a process in words, with the last line it wrote."""
+    """Return the end of a process in words, with the last line that its program wrote."""
     if exited.signal:
         known = exited.signal in set(signal.Signals)
         how = f"was ended by {signal.Signals(exited.signal).name if known else f'signal {exited.signal}'}"
@@ -348,7 +349,9 @@ def describe_end(exited: WorkerExited) -> str:
     else:
         how = f"exited with code {exited.exit_code}"
     how += first_collective(exited.collectives)
-    last = next((line.strip() for line in reversed(exited.stderr) if line.strip()), "")
+    aside = "unicron: " if exited.signal else NO_SNAPSHOT_NOW  # else it may be why it has ended
+    own = (line.strip() for line in reversed(exited.stderr) if not line.startswith(aside))
+    last = next(filter(None, own), "")
     return f'{how}; its last line was "{last}"' if last else how
 
 

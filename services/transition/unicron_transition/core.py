@@ -36,6 +36,7 @@ from unicron.contracts.failures import Cure, Severity
 from unicron.contracts.plans import TaskShare
 from unicron.contracts.worker import LONGEST_CAUSE
 from unicron.errors import tells_lack
+from unicron.exception_texts import cut
 from unicron.healing import way_of
 from unicron.service.core import Core, Handlers
 from unicron_transition.deadlines import TIMEOUT_S, Deadline, WaitKind
@@ -333,7 +334,7 @@ class TransitionCore(Core):
         run.begin_recovery(fact.at, reason)
         out = list[Message]()
         if fact.uncarried and way_of(run.spec).may_be_uncarried:
-            run.uncarried, out = fact.reason[:LONGEST_CAUSE], run.snapshots.drop_saved(self.state, run)
+            run.uncarried, out = cut(fact.reason, LONGEST_CAUSE), run.snapshots.drop_saved(self.state, run)
         return out + self._reconcile([fact.task]) + move_task(self.state, run, MoveCause.FAILURE, reason)
 
     def _drilled(self, fact: ScriptDrilled) -> list[Message]:
@@ -348,7 +349,7 @@ class TransitionCore(Core):
         if not fact.problem:
             run.tried |= not fact.undecided
             return self._reconcile([fact.task])  # now it saves its state
-        run.uncarried = fact.problem[:LONGEST_CAUSE]
+        run.uncarried = cut(fact.problem, LONGEST_CAUSE)
         out = run.snapshots.drop_saved(self.state, run)
         if not fact.as_is or run.as_is:
             return out

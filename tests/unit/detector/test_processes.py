@@ -19,6 +19,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import Healing, TaskSpec, TaskState
+from unicron.contracts.worker import NO_SNAPSHOT_NOW
 
 SUBMITTED = TaskSubmitted(task="gpt", spec=TaskSpec(name="gpt", command=["train"]))
 W1 = {"task": "gpt", "node": "n1", "slot": 0, "worker": "w1"}
@@ -44,6 +45,19 @@ def test_a_killed_worker_is_severity_2(scene):
     reason = 'w1 was ended by SIGKILL; its last line was "step 3"'
     out = scene.exit("w1", signal=9, iteration=3, stderr=["loading", "step 3", ""])
     assert out == [FailureDetected(severity=Severity.SEV2, **told, reason=reason)]
+
+
+@pytest.mark.parametrize(
+    ("how", "wrote", "said"),
+    [
+        ({"signal": 9}, "unicron: it is skipped", "step 3"),
+        ({"exit_code": 1}, f"{NO_SNAPSHOT_NOW}x", "step 3"),
+        ({"exit_code": 1}, "unicron: no room", "unicron: no room"),
+    ],
+)
+def test_the_last_line_is_the_programs_own_unless_ours_says_why_it_has_ended(scene, how, wrote, said):
+    [failure] = scene.exit("w1", **how, stderr=["loading", "step 3", wrote])
+    assert failure.reason.endswith(f'; its last line was "{said}"')
 
 
 @pytest.mark.parametrize(

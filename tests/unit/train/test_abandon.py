@@ -14,7 +14,7 @@ from unicron.train.loops.collective_results import unpack_results
     [
         (InvalidInputError("what can't be had"), "what can't be had"),
         (KeyError("none"), "a fault of Unicron's own, please report it: KeyError: 'none'"),
-        (InvalidInputError("x\n" * 5000), ("x\\n" * 5000)[:LONGEST_CAUSE]),  # a longer one could not be sent
+        (InvalidInputError("x\n" * 5000), ("x\\n" * 5000)[: LONGEST_CAUSE - 1] + "…"),  # a longer one could not be sent
         (NotCarriedError("a lambda"), ""),  # all begin again, and may be healed in place later
         (GroupBrokenError("a rank was lost"), ""),
         (RuntimeError("CUDA error: uncorrectable ECC error encountered"), ""),  # of the machine

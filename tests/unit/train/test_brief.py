@@ -3,7 +3,7 @@
 import pytest
 from torch._utils import ExceptionWrapper
 
-from unicron.exception_texts import LONGEST_BRIEF, brief
+from unicron.exception_texts import LONGEST_BRIEF, brief, cut
 
 
 def fail():
@@ -27,9 +27,24 @@ def of_a_worker():
         (KeyError("lr"), "KeyError: 'lr'"),
         (StopIteration(), "StopIteration"),
         (of_a_worker(), "RuntimeError: manager: Invalid argument"),
-        (OSError("x" * 1000), "OSError: " + "x" * LONGEST_BRIEF),
+        (OSError("x" * 1000), "OSError: " + "x" * (LONGEST_BRIEF - 1) + "…"),
     ],
     ids=["", "", "no text", "of a worker", "long"],
 )
 def test_an_exception_is_told_in_one_line_and_that_of_a_worker_by_what_it_said(error, told):
     assert brief(error) == told
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("it is as it was", "it is as it was"),
+        ("a rank can't have `box.first.second` of x", "a rank can't have `box.fir…`"),
+        ('its last line was "iteration 10" and more', 'its last line was "iterati…"'),
+        ("name 'history_of_it' is not defined at x.py", "name 'history_of_it' is not…"),
+        ("so it says: name 'history_of_it' is not", "so it says: name 'history_…'"),
+        ("all ranks' own, and that can't be had", "all ranks' own, and that ca…"),
+    ],
+)
+def test_a_text_that_is_cut_leaves_no_quotation_open(text, told):
+    assert cut(text, 28) == told

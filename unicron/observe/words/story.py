@@ -5,6 +5,7 @@ from datetime import datetime
 
 from unicron.contracts.base import Message
 from unicron.errors import InvalidInputError
+from unicron.exception_texts import cut
 from unicron.observe.incidents import chain_of
 from unicron.observe.words.ranks import RankNames
 
@@ -20,7 +21,7 @@ def describe(message: Message) -> str:
 def short(text: str, most: int = LONGEST) -> str:
     """Return text as one line of at most so many characters."""
     line = " ".join(text.split())
-    return line if len(line) <= most else line[: most - 1] + "…"
+    return cut(line, most)
 
 
 def line(message: Message, names: RankNames) -> str:

@@ -18,6 +18,7 @@ import torch
 
 from unicron.contracts.worker import NOWHERE, Membership, ToAgent
 from unicron.errors import UnicronError
+from unicron.exception_texts import cut
 from unicron.train.carry.compare import first_difference, never_read, snapshot_differences
 from unicron.train.carry.files import Files
 from unicron.train.carry.inert import read, without_aids
@@ -309,7 +310,7 @@ def report_failure(error: BaseException) -> NoReturn:
     trace = traceback.extract_tb(error.__traceback__)
     where = f" at {Path(trace[-1].filename).name}:{trace[-1].lineno}" if trace else ""
     in_ours = bool(trace) and Path(trace[-1].filename).is_relative_to(OURS) and not isinstance(error, UnicronError)
-    text = f"{type(error).__name__}{where}: {error}"[:500]
+    text = cut(f"{type(error).__name__}{where}: {error}", 500)
     traceback.print_exception(error)
     if isinstance(error, OSError):  # as it may write nowhere, and finds its own files by Python's calls only
         finish_trial(unproven=f"a process on trial can't do what the script does with files or connections: {text}")

@@ -15,7 +15,7 @@ from typing import Any
 
 from unicron.addresses import Address, is_loopback
 from unicron.contracts.frames import LIMIT
-from unicron.contracts.worker import NOWHERE, UNCARRIED, Membership
+from unicron.contracts.worker import NO_SNAPSHOT_NOW, NOWHERE, UNCARRIED, Membership
 from unicron.errors import GroupBrokenError
 from unicron.train.carry.kinds import NotCarriedError, NotComparedError
 from unicron.train.groups.rendezvous import Rendezvous
@@ -43,7 +43,7 @@ class Records:
         self.refusal, self._saved, self.iterations_compared = "", b"", 0
         self.shown, self._notices = "", dict[str, bytes]()
         self.moved: Callable[[], bool] = lambda: False
-        self._reported = set[str]()
+        self._reported = {os.environ.get(UNCARRIED, "")}  # which was told as it was found
         self._last = [b""] * SNAPSHOTS_KEPT
         self._count = 0
         self._lost: dict[int, list[bytes]] = {}
@@ -73,8 +73,8 @@ class Records:
         if isinstance(record, NotCarriedError):
             if not isinstance(record, NotComparedError) and str(record) not in self._reported:
                 self._reported.add(str(record))
-                cure = " Keep plain values instead" if str(record).startswith("`") else ""
-                print(f"unicron: {_REFUSAL.format(record)}{cure}", file=sys.stderr)  # noqa: T201 goes to the worker's log
+                cure = " Keep plain values instead" if str(record).startswith("`") and "keep" not in str(record) else ""
+                print(f"{NO_SNAPSHOT_NOW}{record}{_THEN}{cure}", file=sys.stderr)  # noqa: T201 goes to the worker's log
             data = b""
             self.publish_refusal(str(record))
         else:
@@ -242,7 +242,7 @@ def verify(data: bytes, secrets: Sequence[bytes]) -> bytes:
     return rest
 
 
-_REFUSAL = (
-    "no other process could take the place of this one now: {}. If a rank is lost meanwhile, all ranks begin again, "
-    "from the newest state that others can take up, or from the top."
+_THEN = (
+    ". If a rank is lost meanwhile, all ranks begin again, from the newest state that others can take up, or from the "
+    "top."
 )
