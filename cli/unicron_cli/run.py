@@ -272,7 +272,7 @@ class Program:
         self._attendance = Attendance(what.nodes, JOIN_S)
         self.drilled: ScriptDrilled | None = None
         self.replacements = Replacements(self._spec.name, runs_again=way_of(self._spec).runs_again)
-        self._passed = False
+        self._passed, self._outcomes = False, set[tuple[str, str]]()
         named = self._spec.max_workers > 1
         self._ending = Ending(self._spec.name)
         self._ranks = Ranks(cluster.root, f"nodes/*/logs/{self._spec.name}-*.log", named=named, again=again)
@@ -338,8 +338,10 @@ class Program:
             if isinstance(message, FailureDetected):
                 self._log(f"unicron: {self._ranks.names.explain(short(str(message), LONGEST))}")
             elif isinstance(message, ScriptDrilled):
-                if self.drilled is None or message.problem != self.drilled.problem or message.unproven:
+                found = message.problem, message.unproven
+                if found not in self._outcomes:
                     self._log(f"unicron: in place: {message.outcome}")
+                self._outcomes.add(found)
                 self._take_outcome(message)
             elif isinstance(message, Alert) and (message.task, message.source) == (self._spec.name, "transition"):
                 self._log(f"unicron: {self._ranks.names.explain(message.text)}")

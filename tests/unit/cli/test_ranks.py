@@ -7,7 +7,14 @@ from unicron_cli.meeting import Nodes
 from unicron_cli.ranks import Ending, Ranks, Replacements
 from unicron_cli.run import Program, Run
 
-from unicron.contracts.events import FailureDetected, TaskRecovered, TaskStateChanged, WorkerExited, WorkerFinished
+from unicron.contracts.events import (
+    FailureDetected,
+    ScriptDrilled,
+    TaskRecovered,
+    TaskStateChanged,
+    WorkerExited,
+    WorkerFinished,
+)
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
 from unicron.contracts.tasks import Member, TaskSpec, TaskState
 
@@ -123,6 +130,24 @@ async def test_what_an_earlier_job_has_told_is_not_told_again(tmp_path, since, t
     await program._follow(Journal(), since)
     assert sum("1 new, 1 went on" in line for line in said) == told
     assert program.replacements.outcome.startswith("2 lost ranks"), "all of it counts"
+
+
+async def test_what_a_drill_has_shown_is_told_once_however_often_it_is_made(tmp_path):
+    where = {"node": "node-1", "slot": 0, "task": "t", "worker": "t-2", "iteration": 2, "rank": 1}
+    drills = [ScriptDrilled(**where, unproven=why) for why in ("no room", "no room", "", "no room", "too slow")]
+    drills += [ScriptDrilled(**where, problem=why) for why in ("a lock", "a lock")]
+
+    class Journal:
+        async def follow(self):
+            for position, message in enumerate(drills, 1):
+                yield position, message
+
+    said = []
+    program = Program(
+        SimpleNamespace(root=tmp_path), Run(TaskSpec(name="t", command=["x"]), Nodes(1, 1), 2), said.append
+    )
+    await program._follow(Journal(), 0)
+    assert said == [f"unicron: in place: {drills[number].outcome}" for number in (0, 2, 4, 5)]
 
 
 async def test_what_a_rank_wrote_before_a_failure_is_shown_before_it(tmp_path, capsys):

@@ -457,6 +457,18 @@ def test_a_rank_lost_meanwhile_makes_it_begin_once_more(rank):
     assert one.over() == [Drilled(iteration=5, rank=1)]
 
 
+def test_where_it_is_known_otherwise_that_none_can_no_trial_says_anything(rank):
+    one = rank({"by_itself": []})
+    one.seed.may_end.clear()
+    one.iterate(12)  # a trial is under way
+    one.drill.refuse("a model is made in the loop")
+    one.seed.may_end.set()
+    assert one.over() == []
+    one.iterate(60, begin=12)
+    one.iterate(70, begin=60, record=NotCarriedError("a model is made in the loop"))
+    assert (one.over(), one.drill.recording) == ([], None)
+
+
 def test_where_nothing_can_be_carried_it_is_unproven_and_no_fault(rank):
     one = rank()
     one.iterate(drill.LATEST + 5, record=NotCarriedError("a lock"))

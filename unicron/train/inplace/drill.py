@@ -78,7 +78,12 @@ class Drill:
             self._drop()
         elif isinstance(record, NotCarriedError):
             if iteration >= LATEST:
-                self.warn(f"not at each place of its loops: {record}" if self._has_passed else f"{record}", iteration)
+                self.warn(
+                    f"a trial has shown that it could, but not at each place of its loops: {record}"
+                    if self._has_passed
+                    else f"{record}",
+                    iteration,
+                )
         elif self.recording is None:
             if iteration >= self._due or self._is_after_first_epoch(record):
                 self._begin(record, iteration, epoch, state)
@@ -88,6 +93,12 @@ class Drill:
     def _is_after_first_epoch(self, record: LoopSnapshot) -> bool:
         """Return whether the epoch is over in which the first drill began, and none has begun since."""
         return self._first_outer is not None and outer(record.chain) != self._first_outer
+
+    def refuse(self, why: str) -> None:
+        """Show nothing from now on: it is known already why no process can take this rank's place, and reported."""
+        with self._lock:
+            self.problem = why
+        self._drop()
 
     def skip(self, why: str) -> None:
         """Report that there is no drill."""
@@ -137,7 +148,9 @@ class Drill:
             verdict = read_verdict(trial.folder, self._seed.run(trial.folder, is_first=self._is_first))
         trial.remove()
         with self._lock:
-            if not self._over.is_set():  # else the script has ended, and that is said
+            if self.problem:
+                self._over.set()
+            if not self._over.is_set():  # else the script has ended, or it is known otherwise, and that is said
                 self.problem = str(verdict.get("problem", ""))
                 self._is_first = False
                 self._has_passed |= not (self.problem or verdict.get("unproven"))
@@ -166,7 +179,7 @@ class Drill:
         """Wait for a trial that is under way, for a moment, as the script has come to its end."""
         self._over.wait(PATIENCE_S)
         with self._lock:
-            if not self._over.is_set():
+            if not (self._over.is_set() or self.problem):
                 self._report(self._due // AGAIN, "", "the script had ended before the trial was over")
                 self._over.set()
         self._drop()

@@ -77,6 +77,7 @@ class Takeover:
         """Have no process take a rank's place, as one that did would train something else; nobody is stopped."""
         if not self._records.shown:
             self._records.refuse_all(why)
+            self.drill.refuse(why)
             at = max(0, self._member.core.iteration) if self._member.in_loops else 0
             self._member.channel.send(Drilled(iteration=at, rank=self._member.rank, problem=why))
 
