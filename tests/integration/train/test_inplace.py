@@ -481,6 +481,7 @@ APART = """
     for step in range(4):
         gate.at(step, rank=rank)
         dist.all_reduce(total)
+        torch.ones(1, requires_grad=True).backward()
     torch.save({"model": {"total": total}, "lr": dist.get_world_size(), "seen": dist.get_rank()}, f"out-{rank}.pt")
     if rank == 1:
         os.replace("out-1.pt", "out.pt")
@@ -493,6 +494,8 @@ async def test_ranks_that_are_in_no_group_together_stay_apart_and_all_begin_agai
         await run.strike(1)
     out = torch.load(scene.cluster.root.parent / run.name / "out.pt", weights_only=True)
     assert (float(out["model"]["total"]), out["lr"], out["seen"]) == (2.0, 1, 0)
+    assert sorted(at["rank"] for at in run.gate.passed if at["iteration"] == 0) == [0, 0, 1, 1]
+    assert len(scene.of(TaskRecovered, task=run.name)) == 2, "as it began, and once more"
 
 
 BY_HAND = """

@@ -466,6 +466,7 @@ def test_where_it_is_known_otherwise_that_none_can_no_trial_says_anything(rank):
     assert one.over() == []
     one.iterate(60, begin=12)
     one.iterate(70, begin=60, record=NotCarriedError("a model is made in the loop"))
+    one.drill.warn("it trains nothing that is known")
     assert (one.over(), one.drill.recording) == ([], None)
 
 

@@ -165,8 +165,8 @@ class Drill:
         self._seed = None
 
     def _report(self, iteration: int, problem: str, unproven: str, *, undecided: bool = False) -> None:
-        if unproven and self._has_passed and not undecided:
-            return  # what an earlier trial has shown is as true as before
+        if unproven and (self.problem or (self._has_passed and not undecided)):
+            return  # what is known from earlier is as true as before
         drilled = Drilled(iteration=iteration, rank=self._rank, problem=problem, unproven=unproven, undecided=undecided)
         self._line.send(drilled)
 

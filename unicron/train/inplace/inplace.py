@@ -90,9 +90,8 @@ class InPlace:
         other = next((name for name, each in own.items() if given.get(name, -1) not in {-1, None, each}), "")
         if other and not self._is_apart:
             self._is_apart = True
-            self._takeover.drill.skip(
-                f"init_process_group() is given {other}={given[other]}, and so the ranks are in no group together: all "
-                "begin again, whichever is lost"
+            self._takeover.refuse_all(
+                f"init_process_group() is given {other}={given[other]}, and so the ranks are in no group together"
             )
             self._channel.on_membership = self._member.rendezvous.interrupt
             self._channel.send(Ready())
