@@ -632,6 +632,21 @@ def test_an_object_by_which_others_are_found_in_a_dict_is_found_another_way_itse
     assert its_kept.last is its_layer
 
 
+@pytest.mark.parametrize(
+    "made",
+    [lambda: torch.arange(6.0).reshape(2, 3).t(), lambda: torch.ones(1, 2, 3, 4).to(memory_format=torch.channels_last)],
+)
+def test_a_tensor_lies_in_memory_as_it_did(made):
+    ours, theirs = {"kept": []}, {"kept": []}
+    (heap, spaces), (other, its_spaces) = numbered(ours), numbered(theirs)
+    ours["kept"].append(made())
+    other.restore(its_spaces, heap.snapshot(spaces, {}))
+    [kept] = theirs["kept"]
+    assert torch.equal(kept, made())
+    assert kept.stride() == made().stride()
+    assert kept.data_ptr() % 64 == 0
+
+
 class Scales:
     def scale(self):
         return "scales"

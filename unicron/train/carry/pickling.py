@@ -22,7 +22,7 @@ from unicron.train.carry.by_value import Opaque
 from unicron.train.carry.graphs import keeps_graph
 from unicron.train.carry.kinds import GraphKeptError, NotCarriedError, check_order, items_of_set, refill_set
 from unicron.train.carry.objects import KEPT_WORKERS, Resumable, kind_of
-from unicron.train.carry.tensors import raw, unraw
+from unicron.train.carry.tensors import order_of, raw, unraw
 from unicron.train.worker.injected import InjectedFault
 
 Key = tuple[Any, ...]
@@ -33,9 +33,18 @@ LARGEST_BYTES, LARGE_BYTES = 15 << 20, 4 << 20
 
 
 def _tensor(
-    cls: type, data: Any, dtype: torch.dtype, shape: tuple[int, ...], trained: bool, grad: Any, device: str = "cpu"
+    cls: type,
+    data: Any,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    trained: bool,
+    grad: Any,
+    device: str = "cpu",
+    order: tuple[int, ...] = (),
 ) -> Any:
     made = unraw(data, dtype, shape).to(device)
+    if order:
+        made = made.permute(order).contiguous().permute([order.index(each) for each in range(len(order))])
     if cls is torch.nn.Parameter:
         made = torch.nn.Parameter(made, trained)
     elif trained:
@@ -223,7 +232,7 @@ def _reduce_tensor(thing: torch.Tensor, read: Callable[[torch.Tensor], Any]) -> 
         )
     trained = thing.requires_grad and thing.is_leaf
     grad = thing.grad if thing.is_leaf else None
-    made = type(thing), read(thing), thing.dtype, tuple(thing.shape), trained, grad, thing.device.type
+    made = type(thing), read(thing), thing.dtype, tuple(thing.shape), trained, grad, thing.device.type, order_of(thing)
     return (_tensor, made, dict(vars(thing)), None, None, _attach) if vars(thing) else (_tensor, made)
 
 

@@ -34,6 +34,18 @@ def raw(tensor: torch.Tensor) -> Any:
         return there.view(torch.uint8).numpy().tobytes() if there.numel() else b""
 
 
+def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return in which order a tensor's dimensions lie in memory, where that is not the usual one; it decides rounding.
+
+    That of a matrix that torch.linalg has inverted is columns first.
+    """
+    if tensor.layout != torch.strided or tensor.is_contiguous():
+        return ()
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dimension: -strides[dimension])
+    return tuple(order) if tensor.permute(order).is_contiguous() else ()
+
+
 def unraw(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """Return a tensor of these bytes, or parts; a tensor as it is, and zeros where there is nothing."""
     if isinstance(data, torch.Tensor):
@@ -47,7 +59,9 @@ def unraw(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor
         return made
     if not data:
         return torch.zeros(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).reshape(shape).detach()  # no view
+    return (
+        torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).reshape(shape).clone()
+    )  # where torch puts tensors
 
 
 _ROWS, _COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
