@@ -100,11 +100,6 @@ class ScriptGroups(InnerGroups):
         return None if results is None or None in results else pack_setup(results, self._loops.first, self.began_at)
 
     @property
-    def setup_is_unknown(self) -> bool:
-        """Whether they gave too much to be kept."""
-        return self._setup.to_list() is None
-
-    @property
     def replays_next(self) -> bool:
         """Whether this rank came later and the others have run the next collective already."""
         return self._loops.replays_next if self._loops.has_begun else self._joins_late

@@ -31,7 +31,6 @@ from unicron.train.inplace.member import Member
 from unicron.train.inplace.parallel import Parallel
 from unicron.train.inplace.peers import Wait, Waiting, script_line
 from unicron.train.inplace.seed import Seed
-from unicron.train.inplace.shell import UNKNOWN
 from unicron.train.inplace.takeover import Takeover
 from unicron.train.inplace.trained import Trained
 from unicron.train.loops.loops import Loops
@@ -178,8 +177,6 @@ class InPlace:
             )
         self._takeover.begin()
         self._member.begin_loops(groups)
-        if groups.sharded and groups.setup_is_unknown:
-            self._takeover.refuse_all(UNKNOWN)  # nobody would begin from a copy of what it has
         groups.began_at = groups.began_at or self._files.begin_loops()
         self._join_ranks()
         self._files.end()

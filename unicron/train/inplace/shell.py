@@ -205,7 +205,7 @@ class ScriptStates(TorchStates):
 
     def save(self, iteration: int) -> None:
         """Have a thread save the state, if it is one to go on from; at once where parameters have moved before."""
-        carried = not (self._records.refusal or self._script_groups.setup_is_unknown)
+        carried = not self._records.refusal and self._script_groups.state_dict()["setup"] is not None
         if carried and self._loops.is_reachable and self._loops.taker.beside.are_alike:
             super().save(iteration)
             if self._have_moved and self._saver is not None:
