@@ -481,7 +481,6 @@ APART = """
     for step in range(4):
         gate.at(step, rank=rank)
         dist.all_reduce(total)
-        torch.ones(1, requires_grad=True).backward()
     torch.save({"model": {"total": total}, "lr": dist.get_world_size(), "seen": dist.get_rank()}, f"out-{rank}.pt")
     if rank == 1:
         os.replace("out-1.pt", "out.pt")

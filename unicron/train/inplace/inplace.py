@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from unicron.contracts.tasks import WorkerPhase
-from unicron.contracts.worker import Finished, Progress, Ready, printable_cause
+from unicron.contracts.worker import Finished, Membership, Progress, Ready, printable_cause
 from unicron.errors import GroupBrokenError, InvalidInputError
 from unicron.train.carry.files import Files
 from unicron.train.groups.rendezvous import await_all_done
@@ -92,9 +92,13 @@ class InPlace:
             self._takeover.refuse_all(
                 f"init_process_group() is given {other}={given[other]}, and so the ranks are in no group together"
             )
-            self._channel.on_membership = self._member.rendezvous.interrupt
+            self._channel.on_membership = self._meet_nobody
             self._channel.send(Ready())
         return self._is_apart
+
+    def _meet_nobody(self, membership: Membership) -> bool:
+        self._member.join_unhealed(trains=False)
+        return self._member.rendezvous.interrupt(membership)
 
     @abandons(Exception)
     def join_group(self) -> None:

@@ -197,7 +197,7 @@ class ScriptIteration:
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Have all ranks agree that the iteration is whole, before any of them updates its shard of a model."""
         if not (self._trained.models or self._trained.sharded):
-            self._member.join_unhealed()
+            self._member.join_unhealed(trains=True)
             self._takeover.drill.warn(
                 "what it trains is neither DistributedDataParallel nor spread by fully_shard, as a pipeline's stages "
                 "are not: all ranks begin again, whichever is lost"
@@ -214,7 +214,7 @@ class ScriptIteration:
     def before_backward(self, loss: torch.Tensor) -> None:
         """Record the loss of a backward pass; put gradients that it adds to into snapshots."""
         if not (self._trained.models or self._trained.sharded):
-            self._member.join_unhealed()
+            self._member.join_unhealed(trains=True)
         expected = any(model.expects_gradient for model in self._trained.models)
         if expected and self._unfollowed and not self._loops.has_begun:
             self._begin_unfollowed()

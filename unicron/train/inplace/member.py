@@ -105,17 +105,23 @@ class Member:
         self.core = core(shell, int(os.environ["UNICRON_ITERATIONS"]), microbatches)
         self.rendezvous.group = self.ranks.group
 
-    def join_unhealed(self) -> None:
+    def join_unhealed(self, *, trains: bool) -> None:
         """Say that this rank computes, though its script reduces gradients by itself: all end where one is lost then.
 
         It is not said where others are in their loops, or a saved state is to be loaded yet: those wait for a loop.
+
+        Args:
+            trains: it does, and finds all files from now on; else it may look for a checkpoint yet.
         """
         membership = self.membership() if self.membership().epoch >= 0 else self.channel.newest
         early = membership.epoch < 0 or membership.shelf is not None or self.comes_before_loops_of_others
-        if early or self._joined_unhealed:
+        if early:
+            return
+        if trains:
+            self.files.end()
+        if self._joined_unhealed:
             return
         self._joined_unhealed = True
-        self.files.end()
         where = {"epoch": membership.epoch, "rank": membership.rank, "world_size": membership.world_size}
         self.channel.send(Joined(**where, iteration=0, kept=0, recomputed=0, state_from="", seconds=0.0))
 
