@@ -165,8 +165,9 @@ def test_a_session_says_which_way_of_healing_it_needs(monkeypatch):
     [
         ("gpt-2 was ended by SIGKILL", "gpt-2 was ended by SIGKILL"),
         ("two\nlines and\0 more \ud800", "two\\nlines and\\u0000 more \\ud800"),
-        ("é" * 9999, "é" * 500),
+        ("é" * 9999, "é" * 499 + "…"),
     ],
+    ids=["as it is", "escaped", "cut"],
 )
 def test_a_cause_is_safe_in_an_environment(monkeypatch, cause, told):
     assert wire.printable_cause(cause) == told
