@@ -288,6 +288,7 @@ def test_who_has_found_a_newer_file_before_that_was_known_finds_all_and_takes_no
     [
         ("write_text('other')", True),
         ("unlink()", True),
+        ("unlink(), __import__('os').mkfifo(path)", True),
         ("rename(path.with_name('moved'))", True),
         ("exists()", False),
         ("write_text('first')", False),

@@ -276,9 +276,13 @@ class FilesRead:
 def _is_as_it_was(path: str, look: tuple[int, int, int], digest: bytes) -> bool:
     """Return whether a file is the same, or was written again with what was in it, as caches of libraries are."""
     try:
+        found = _stat(path)
+        if _look(found) == look:
+            return True
+        if not digest or not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for who writes to it
+            return False
         with io.FileIO(path) as file:
-            found = os.fstat(file.fileno())
-            return _look(found) == look or (bool(digest) and _digest(file.fileno(), found) == digest)
+            return _digest(file.fileno(), found) == digest
     except OSError:
         return False
 
