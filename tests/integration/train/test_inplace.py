@@ -308,6 +308,51 @@ async def test_ranks_that_are_lost_while_others_build_and_one_after_the_other_ar
         await run.strike(1)  # while the replacement of the other builds
 
 
+SWAPS = """
+    import gate
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(1)
+    model = DistributedDataParallel(torch.nn.Linear(16, 1))
+    average = torch.nn.Linear(16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    data = torch.randn(4, 16)
+
+    def swap():
+        for one, other in zip(model.parameters(), average.parameters()):
+            kept = one.data.clone()
+            one.data.copy_(other.data)
+            other.data.copy_(kept)
+
+    gate.at(-1, phase="begins", rank=rank)
+    for epoch in range(6):
+        for step in range(4):
+            (model(data) - rank - 1).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            for one, other in zip(model.parameters(), average.parameters()):
+                other.data.lerp_(one.data, 0.1)
+        gate.at(epoch, phase="validates", rank=rank)
+        swap()
+        loss = model.module(data).mean().detach()
+        dist.all_reduce(loss)
+        swap()
+    if rank == 0:
+        torch.save({"model": model.module.state_dict(), "lr": 0, "seen": float(loss)}, "out.pt")
+"""
+
+
+async def test_where_a_rank_is_lost_while_another_has_an_average_in_its_parameters_all_begin_again(scene):
+    async with disturbed(scene, SWAPS, (3,)) as run:
+        await run.at(3, phase="validates", rank=1)  # the other validates, and waits for it
+        await run.strike(1)
+    assert run.begun == [0, 0, 1, 1, 1], "one for the rank that is lost, then all of them"
+
+
 VARIES = """
     import gate
     import torch

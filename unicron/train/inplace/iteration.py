@@ -36,9 +36,9 @@ class ScriptIteration:
         self._unfollowed, self._is_extended = "", False
         self._reduce_queued = self._computing = self._backward_seen = False
         self._in_forward, self._with_gradient = dict[int, torch.nn.Parameter](), set[int]()
-        self._begun_versions: int | None = None
         self.abandon = member.abandon
-        member.records.moved = self._moved
+        member.records.moved = lambda: member.loops.taker.has_other_parameters
+        member.loops.taker.data_writes = lambda: member.trained.data_writes
 
     @abandons(Exception)
     def begin_forward(self, model: torch.nn.Module) -> None:
@@ -62,7 +62,7 @@ class ScriptIteration:
             self._is_extended = False
             self._member.protect(self._member.groups)
         self._loops.begin_iteration()
-        self._backward_seen, self._begun_versions = False, self._trained.versions()
+        self._backward_seen = False
         self._injected.begin()
         if self._member.piggyback is not None:
             self._member.piggyback.begin_iteration()
@@ -73,10 +73,6 @@ class ScriptIteration:
             self._computing = self._member.next_microbatch() is not None
             if not self._computing and self._member.core.phase is not IterationPhase.TAKEN:
                 raise GroupBrokenError("this iteration was finished without this rank")
-
-    def _moved(self) -> bool:
-        """Return whether parameters are not what they were as the iteration began, so that nobody else can begin it."""
-        return self._begun_versions not in {None, self._trained.versions()}
 
     def _begin_unfollowed(self) -> None:
         """Begin to train where no new rank could come: nobody is replaced, and all begin again when a rank is lost.
@@ -251,5 +247,4 @@ class ScriptIteration:
         reduced = self._member.in_loops and self._member.core.phase is IterationPhase.REDUCED
         if reduced and optimizer in self._trained.optimizers:
             run(self._member.core.step())
-            self._begun_versions = None
             self._loops.record_update()

@@ -34,7 +34,7 @@ class Records:
 
     Attributes:
         refusal: why no other process can take over this script; empty where one can.
-        moved: returns whether parameters are not what they were as the iteration began.
+        moved: returns whether parameters are not what they were at the last snapshot.
         shown: what a trial has shown: why no other process can ever take over this script; empty where it has not.
         iterations_compared: in how many more iterations options of optimizers are compared, as a rank was replaced.
     """

@@ -40,7 +40,10 @@ from unicron.train.worker.timing import PlannedCollection
 COMPARED_ITERATIONS = 3
 """Iterations; what a scheduler does behind an update shows in the next but one."""
 
-MOVED = "parameters are changed amid an iteration, as by a first step of two, and no process could begin there"
+MOVED = (
+    "parameters were changed since the last snapshot, and not by an update, as by a first step of two, or by averages "
+    "that are swapped in for a validation: no process could begin there"
+)
 
 UNKNOWN = (
     "what a collective of this script gave before its loop, or since its last snapshot, can't be given to a new rank: "
@@ -149,11 +152,9 @@ class WholeRanks(TorchRanks):
         if ended.in_loops:
             new = [rank for rank, (_, joined) in enumerate(standings) if not joined]
             refused, closed = self._records.move_to(membership, new), self._loops.closed_reason if new else ""
-            shown = (
-                self._records.shown or (MOVED if self._records.moved() else self._loops.taker.written()) if new else ""
-            )
-            read = self._read.changed_reason() if new else ""
-            self._takeover_refusal = self._takeover_refusal or shown or refused or closed or read
+            shown, read = self._records.shown if new else "", self._read.changed_reason() if new else ""
+            written = (MOVED if self._records.moved() else self._loops.taker.written()) if new else ""
+            self._takeover_refusal = self._takeover_refusal or shown or refused or closed or written or read
             if new:
                 self._records.iterations_compared = COMPARED_ITERATIONS
         chains = self._loops.reachable_chains  # the newest is empty where a new rank begins at the top

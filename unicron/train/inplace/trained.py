@@ -1,7 +1,7 @@
 """The models and optimizers that a script has made: which of them are carried apart, and which gradients reduced."""
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -10,6 +10,7 @@ from unicron.train.carry.tensors import LARGE_BYTES, Given
 from unicron.train.inplace.alike import Moments
 from unicron.train.inplace.models import Models
 from unicron.train.inplace.parallel import Parallel
+from unicron.train.inplace.parameter_data import ParameterData
 
 
 class Trained:
@@ -29,24 +30,11 @@ class Trained:
         self.sharded: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self._known = list[int]()
-        self._watched, self._touched = set[int](), 0
+        self._data = ParameterData()
 
     def watch_data(self) -> None:
-        """Count the uses of trained parameters' `data` by anybody: what is changed by way of it raises no version."""
-        plain: Any = torch.Tensor.data
-
-        def touch(parameter: torch.Tensor) -> None:
-            self._touched += id(parameter) in self._watched
-
-        def read(parameter: torch.Tensor) -> torch.Tensor:
-            touch(parameter)
-            return cast("torch.Tensor", plain.__get__(parameter))
-
-        def write(parameter: torch.Tensor, value: torch.Tensor) -> None:
-            touch(parameter)
-            plain.__set__(parameter, value)
-
-        setattr(torch.nn.Parameter, "data", property(read, write))  # noqa: B010 a name of a type, to the type checker
+        """Count what anybody writes to the models' parameters by way of their `data`, which raises no version."""
+        setattr(torch.nn.Parameter, "data", property(self._data.read, self._data.write))  # noqa: B010 a name of a type, to the type checker
 
     def add_sharded(self, module: torch.nn.Module) -> None:
         """Add a module that was sharded over the ranks; those inside of it come before it."""
@@ -99,7 +87,7 @@ class Trained:
             name.
         """
         models, trained = self.modules(), self.reduced
-        self.moments, self._watched = Moments(() if self.sharded else self.optimizers, trained), trained
+        self.moments = Moments(() if self.sharded else self.optimizers, trained)
         self._known = self._identities()
         carried: list[torch.Tensor] = [
             each for each in models.parameters() if self.sharded or id(each) in trained or each.nbytes > LARGE_BYTES
@@ -109,6 +97,7 @@ class Trained:
         tensors = [Given(each) if id(each) in first else each for each in (*models.parameters(), *models.buffers())]
         given = [Given(self.moments), *(Given(model.given_digest) for model in self.models)]
         groups = [group for each in self.optimizers for group in each.param_groups]
+        self._data.watch(each for each in carried if isinstance(each, torch.nn.Parameter))
         changed = [*self.models, *models.modules(), *tensors, *groups, *given]
         return [*carried, *self.optimizers], changed, {"moments": self.moments}
 
@@ -126,10 +115,10 @@ class Trained:
         """Return the models as they were before they were made DistributedDataParallel."""
         return Models([each.module for each in self.models] or self.sharded)
 
-    def versions(self) -> int:
-        """Return a sum over trained parameters, which grows as they are changed, or may be."""
-        versions = (each._version for model in self.models for each in model.reduced)  # noqa: SLF001 there is no other way to it
-        return sum(versions) + self._touched
+    @property
+    def data_writes(self) -> int:
+        """A count that grows as anybody writes to parameters by way of their `data`."""
+        return self._data.writes
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Return the parameters of all models."""

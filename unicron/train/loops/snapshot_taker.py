@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -42,6 +42,7 @@ class SnapshotTaker:
         keeps_gradients: all snapshots contain gradients: the script adds to those of an iteration before.
         pending: a gradient was reduced, and no update has used it.
         updates: made so far.
+        data_writes: returns a count that grows as anybody writes to parameters by way of their `data`.
         beside: large tensors that another rank gives.
         lacking: why variables could not go along to this rank, which does not have them, by name.
     """
@@ -52,7 +53,8 @@ class SnapshotTaker:
         self.lacking = dict[str, str]()
         self._modules: dict[str, dict[str, Any]] = {}
         self.accumulates = self.zeroed = self.keeps_gradients = self.pending = False
-        self.updates = self._versions = 0
+        self.updates, self._versions = 0, (0, 0)
+        self.data_writes: Callable[[], int] = lambda: 0
         self._limit, self._too_slow = TimeLimit(), None
         self._refused = dict[tuple[str, int], tuple[int, float, NotCarriedError | None]]()
 
@@ -81,7 +83,8 @@ class SnapshotTaker:
             heap.keep_states(changes)
         except NotCarriedError as error:
             return error
-        self._heap, self._versions = heap, heap.versions
+        self._heap = heap
+        self.note_parameters()
         return None
 
     def forget(self) -> None:
@@ -140,7 +143,7 @@ class SnapshotTaker:
     @property
     def has_other_parameters(self) -> bool:
         """Whether parameters were changed since the last snapshot, and not by an optimizer."""
-        return self._heap is not None and self._versions != self._heap.versions
+        return self._heap is not None and self._versions != (self._heap.versions, self.data_writes())
 
     @property
     def has_other_given(self) -> bool:
@@ -152,7 +155,7 @@ class SnapshotTaker:
 
     def note_parameters(self) -> None:
         """Note that a snapshot is of the parameters as they are now."""
-        self._versions = self._heap.versions if self._heap is not None else 0
+        self._versions = (self._heap.versions, self.data_writes()) if self._heap is not None else (0, 0)
 
     @property
     def missing_gradients(self) -> list[torch.nn.Parameter]:
