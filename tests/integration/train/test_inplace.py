@@ -353,6 +353,47 @@ async def test_where_a_rank_is_lost_while_another_has_an_average_in_its_paramete
     assert run.begun == [0, 0, 1, 1, 1], "one for the rank that is lost, then all of them"
 
 
+FOLLOWS = """
+    import gate
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    class Contrast(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key = (torch.nn.Linear(16, 80_000) for _ in range(2))  # of 5 MiB each
+            self.key.requires_grad_(False)
+
+        def forward(self, x):
+            self.key.weight.data = 0.9 * self.key.weight.data + 0.1 * self.query.weight.data
+            return (self.query(x) - self.key(x)).square().mean()
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(1)
+    model = DistributedDataParallel(Contrast())
+    optimizer = torch.optim.SGD(model.module.query.parameters(), lr=0.05)
+    data = torch.randn(20, 4, 16)
+    gate.at(-1, phase="begins", rank=rank)
+    for step, x in enumerate(data):
+        loss = model(x + rank)
+        gate.at(step, rank=rank)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if rank == 0:
+        torch.save({"model": model.module.state_dict(), "lr": 0, "seen": float(loss)}, "out.pt")
+"""
+
+
+async def test_a_large_key_encoder_that_follows_in_each_forward_pass_is_healed(scene):
+    async with disturbed(scene, FOLLOWS, (9,)) as run:
+        await run.at(9, rank=1)  # the other has computed, and waits for its gradient
+        await run.strike(1)
+    assert run.begun == [0, 1, 1], "nobody else begins again"
+
+
 VARIES = """
     import gate
     import torch

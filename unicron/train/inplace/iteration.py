@@ -37,8 +37,8 @@ class ScriptIteration:
         self._reduce_queued = self._computing = self._backward_seen = False
         self._in_forward, self._with_gradient = dict[int, torch.nn.Parameter](), set[int]()
         self.abandon = member.abandon
-        member.records.moved = lambda: member.loops.taker.has_other_parameters
-        member.loops.taker.data_writes = lambda: member.trained.data_writes
+        member.loops.taker.trained_versions = member.trained.versions
+        member.records.moved = lambda: member.loops.taker.has_other_trained
 
     @abandons(Exception)
     def begin_forward(self, model: torch.nn.Module) -> None:

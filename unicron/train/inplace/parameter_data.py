@@ -17,18 +17,20 @@ class ParameterData:
     """The `data` of parameters that are trained."""
 
     def __init__(self) -> None:
-        self._watched, self._replaced = list[torch.nn.Parameter](), 0
+        self._watched, self._replaced = dict[int, torch.Tensor](), 0
         self._handed_out: Any = WeakIdKeyDictionary()
+        self._counted = dict[int, torch.Tensor]()
 
-    def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """Count writes to these, and to no others."""
-        self._watched = list(parameters)
+        self._watched = {id(each): each for each in parameters}
+        found = {one: self._handed_out.get(each) for one, each in self._watched.items()}
+        self._counted = {one: each for one, each in found.items() if each is not None}
 
     @property
     def writes(self) -> int:
         """A count that grows with each write."""
-        there = [each for one in self._watched if (each := self._handed_out.get(one)) is not None]
-        return self._replaced + sum(int(each._version) for each in there)  # noqa: SLF001 there is no other way to it
+        return self._replaced + sum(each._version for each in self._counted.values())  # noqa: SLF001 there is no other way to it
 
     def read(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return a parameter's `data`; torch's where that is not trained, as a forward pass may read and write it."""
@@ -36,22 +38,24 @@ class ParameterData:
         if known is None or not _is_memory_of(known, parameter):
             with torch.inference_mode(mode=False):  # what is made in that mode has no version
                 made = PLAIN.__get__(parameter)
-            if not parameter.requires_grad:
+            if not (parameter.requires_grad or id(parameter) in self._watched):
                 return cast("torch.Tensor", made)
             self._forget(parameter)
             self._handed_out[parameter] = known = made
+            if id(parameter) in self._watched:
+                self._counted[id(parameter)] = made
         return cast("torch.Tensor", known.detach())
 
     def write(self, parameter: torch.Tensor, value: torch.Tensor) -> None:
         """Put another tensor in the place of a parameter's."""
         self._forget(parameter)
-        self._replaced += any(each is parameter for each in self._watched)
+        self._replaced += id(parameter) in self._watched
         PLAIN.__set__(parameter, value)
 
     def _forget(self, parameter: torch.Tensor) -> None:
-        """Count what was written to a tensor that is no longer the parameter's."""
-        before = self._handed_out.pop(parameter, None)
-        if before is not None and any(each is parameter for each in self._watched):
+        """Forget a tensor that is no longer the parameter's; what was written to it stays counted."""
+        self._handed_out.pop(parameter, None)
+        if (before := self._counted.pop(id(parameter), None)) is not None:
             self._replaced += before._version + 1  # noqa: SLF001 as above
 
 

@@ -33,7 +33,7 @@ class Trained:
         self._data = ParameterData()
 
     def watch_data(self) -> None:
-        """Count what anybody writes to the models' parameters by way of their `data`, which raises no version."""
+        """Count what anybody writes to trained parameters by way of their `data`, which raises no version."""
         setattr(torch.nn.Parameter, "data", property(self._data.read, self._data.write))  # noqa: B010 a name of a type, to the type checker
 
     def add_sharded(self, module: torch.nn.Module) -> None:
@@ -97,7 +97,7 @@ class Trained:
         tensors = [Given(each) if id(each) in first else each for each in (*models.parameters(), *models.buffers())]
         given = [Given(self.moments), *(Given(model.given_digest) for model in self.models)]
         groups = [group for each in self.optimizers for group in each.param_groups]
-        self._data.watch(each for each in carried if isinstance(each, torch.nn.Parameter))
+        self._data.watch(each for model in self.models for each in model.reduced)
         changed = [*self.models, *models.modules(), *tensors, *groups, *given]
         return [*carried, *self.optimizers], changed, {"moments": self.moments}
 
@@ -115,10 +115,10 @@ class Trained:
         """Return the models as they were before they were made DistributedDataParallel."""
         return Models([each.module for each in self.models] or self.sharded)
 
-    @property
-    def data_writes(self) -> int:
-        """A count that grows as anybody writes to parameters by way of their `data`."""
-        return self._data.writes
+    def versions(self) -> int:
+        """Return a sum over trained parameters, which grows as they are changed."""
+        versions = (each._version for model in self.models for each in model.reduced)  # noqa: SLF001 there is no other way to it
+        return sum(versions) + self._data.writes
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Return the parameters of all models."""

@@ -42,7 +42,7 @@ class SnapshotTaker:
         keeps_gradients: all snapshots contain gradients: the script adds to those of an iteration before.
         pending: a gradient was reduced, and no update has used it.
         updates: made so far.
-        data_writes: returns a count that grows as anybody writes to parameters by way of their `data`.
+        trained_versions: returns a sum that grows as parameters are changed that are trained.
         beside: large tensors that another rank gives.
         lacking: why variables could not go along to this rank, which does not have them, by name.
     """
@@ -54,7 +54,7 @@ class SnapshotTaker:
         self._modules: dict[str, dict[str, Any]] = {}
         self.accumulates = self.zeroed = self.keeps_gradients = self.pending = False
         self.updates, self._versions = 0, (0, 0)
-        self.data_writes: Callable[[], int] = lambda: 0
+        self.trained_versions: Callable[[], int] = lambda: 0
         self._limit, self._too_slow = TimeLimit(), None
         self._refused = dict[tuple[str, int], tuple[int, float, NotCarriedError | None]]()
 
@@ -143,7 +143,12 @@ class SnapshotTaker:
     @property
     def has_other_parameters(self) -> bool:
         """Whether parameters were changed since the last snapshot, and not by an optimizer."""
-        return self._heap is not None and self._versions != (self._heap.versions, self.data_writes())
+        return self._heap is not None and self._versions != (self._heap.versions, self.trained_versions())
+
+    @property
+    def has_other_trained(self) -> bool:
+        """Whether trained parameters were: others, such as those of a key encoder, may be in each forward pass."""
+        return self._heap is not None and self._versions[1] != self.trained_versions()
 
     @property
     def has_other_given(self) -> bool:
@@ -155,7 +160,7 @@ class SnapshotTaker:
 
     def note_parameters(self) -> None:
         """Note that a snapshot is of the parameters as they are now."""
-        self._versions = (self._heap.versions, self.data_writes()) if self._heap is not None else (0, 0)
+        self._versions = (self._heap.versions, self.trained_versions()) if self._heap is not None else (0, 0)
 
     @property
     def missing_gradients(self) -> list[torch.nn.Parameter]:
