@@ -321,3 +321,19 @@ def test_gradients_of_few_bits_are_divided_before_they_are_summed(value, mean):
     found._reduced.copy_(2 * found._accumulated)  # another rank has had the same
     found.publish()
     assert parameters[1].grad.tolist() == [mean, mean]
+
+
+def test_a_zero_keeps_its_sign_as_it_does_where_ranks_sum_what_they_have():
+    """As with DistributedDataParallel: a masked gradient has zeros of both signs, and so have the parameters."""
+    ranks = TorchRanks(None, 0)
+    ranks.prepare(torch.device("cpu"))
+    carrier, parameter = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.ones(2))
+    found = TorchGradients(ranks, None, 2, PlannedCollection(0))
+    found.prepare([carrier, parameter], divided_first=[parameter])
+    for _ in range(2):
+        found.clear()
+        parameter.grad = torch.tensor([-0.0, 0.0])
+        found.accumulate()
+        found._reduced.copy_(found._accumulated)
+        found.publish()
+        assert torch.signbit(parameter.grad).tolist() == [True, False]

@@ -186,18 +186,20 @@ class TorchGradients:
     @torch.no_grad()
     def accumulate(self) -> None:
         """Add the gradients that a backward pass has left in `p.grad`, and its loss."""
-        sums, parts = list[torch.Tensor](), list[torch.Tensor]()
+        only, added = list[tuple[torch.Tensor, torch.Tensor]](), list[tuple[torch.Tensor, torch.Tensor]]()
         for number, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
             gradient = _gradient_of(parameter) if self._buffered else parameter.grad
             if gradient is not None:
                 if self._divided_first[number]:
                     gradient.mul_(1 / self._microbatches)  # of few bits torch._foreach_mul_ would round the factor, too
                 if gradient is not view:
-                    sums.append(view)
-                    parts.append(self._local_part(gradient, number))
+                    part = self._local_part(gradient, number)
+                    (only if self._divided_first[number] else added).append((view, part))
                 parameter.grad = None
-        if parts:
-            torch._foreach_add_(sums, parts)  # one call: of a small layer it costs more than the sum
+        if only:  # the sum of zero and -0.0 would be another zero, and so would the update's
+            torch._foreach_copy_([view for view, _ in only], [part for _, part in only])
+        if added:  # one call: of a small layer it costs more than the sum
+            torch._foreach_add_([view for view, _ in added], [part for _, part in added])
         if self.loss is not None:
             self._accumulated[-LOSS] += self.loss.reshape(())
             self._accumulated[1 - LOSS] += 1
