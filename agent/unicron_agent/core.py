@@ -106,13 +106,21 @@ class AgentCore:
                 return []
             case stimuli.ProcessExited():
                 return self._exited(stimulus)
-            case stimuli.Logged() | stimuli.Sampled() | stimuli.MachineMeasured() | stimuli.PatternMatched():
+            case (
+                stimuli.Logged()
+                | stimuli.Sampled()
+                | stimuli.MachineMeasured()
+                | stimuli.PatternMatched()
+                | stimuli.TrialEnded()
+            ):
                 return self._observe(stimulus, now)
         return [] if self.presence.left else self._handle_unless_left(stimulus, now)
 
     def _observe(self, stimulus: Observation, now: float) -> Out:
-        """Return what there is to say of what was seen of the machine, or in what a worker writes."""
+        """Return what there is to say of what was seen of the machine, of a trial, or in what a worker writes."""
         match stimulus:
+            case stimuli.TrialEnded(fact):
+                return [fact]
             case stimuli.MachineMeasured():
                 return [*self._watchdogs.measured(stimulus, self.workers, now)]
             case stimuli.PatternMatched(name):
@@ -389,7 +397,7 @@ class AgentCore:
             if not self.snapshots.record_left_behind(worker.worker, message):
                 return []
             message = msgspec.structs.replace(message, state=self.snapshots.at_this_node(message.state))
-        return report(self.node, worker, message)
+        return [*report(self.node, worker, message)]
 
     def _members_here(self, worker: LocalWorker) -> list[str]:
         """Return the workers here that are in its membership."""

@@ -61,6 +61,7 @@ from unicron_agent.workers.rendezvous import RendezvousServer
 from unicron_agent.workers.stacks import stacks_of
 from unicron_agent.workers.starts import Outcome, Starts
 from unicron_agent.workers.supervisor import Supervisor
+from unicron_agent.workers.trials import outlive
 from unicron_agent.workers.warm import Standby
 from unicron_agent.workers.watch import QUIET_S
 from unicron_agent.workers.workers import StallLimits, communicating
@@ -313,6 +314,8 @@ class NodeShell:
     async def _handle_exit(self, exited: ProcessExited) -> None:
         await self._channels.drain(exited.worker)
         self._memory.remove_transient(exited.worker)
+        trial, worker = self._memory.trial(exited.worker), self._agent.core.workers.get(exited.worker)
+        self._spawn(outlive(trial, self._name, worker, self._handle))
         self._handle_all(self._outputs.new_lines_of(exited.worker))
         self._outputs.forget(exited.worker)
         lines = flight.read_dump(self._dump_prefix(exited.worker), self._clock.now())

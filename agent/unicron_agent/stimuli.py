@@ -174,6 +174,13 @@ class StorageUsed:
 
 
 @dataclass(frozen=True)
+class TrialEnded:
+    """A process that was on trial in the place of a worker, which has ended meanwhile, is through; as a fact."""
+
+    fact: Message
+
+
+@dataclass(frozen=True)
 class StateUnsound:
     """A fetched state does not match its checksum."""
 
@@ -301,8 +308,8 @@ class Shutdown:
     """The agent is to end, with all its workers."""
 
 
-Observation = Logged | Sampled | MachineMeasured | PatternMatched
-"""Observations of the machine, or of the output of a worker."""
+Observation = Logged | Sampled | MachineMeasured | PatternMatched | TrialEnded
+"""Observations of the machine, of the output of a worker, or of a trial."""
 
 Stimulus = (
     Adopted
@@ -320,6 +327,7 @@ Stimulus = (
     | CopyReceived
     | StateUnsound
     | StorageUsed
+    | TrialEnded
     | Logged
     | Sampled
     | MachineMeasured

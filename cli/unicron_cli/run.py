@@ -337,7 +337,7 @@ class Program:
             self._ranks.write()  # what ranks wrote before it, such as why they ended
             if isinstance(message, FailureDetected):
                 self._log(f"unicron: {self._ranks.names.explain(short(str(message), LONGEST))}")
-            elif isinstance(message, ScriptDrilled):
+            elif isinstance(message, ScriptDrilled) and not message.under_way:
                 found = message.problem, message.unproven
                 if found not in self._outcomes:
                     self._log(f"unicron: in place: {message.outcome}")

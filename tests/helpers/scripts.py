@@ -323,12 +323,13 @@ _numbers = itertools.count()
 
 
 @contextlib.asynccontextmanager
-async def disturbed(scene, text, point, ranks=2, beside=None, calm=None, **environment):
+async def disturbed(scene, text, point, ranks=2, beside=None, calm=None, drill=False, **environment):
     """Have a run that stops at a point; once it is through, it must have come to what an undisturbed one comes to.
 
     Args:
         scene: a cluster; undisturbed runs are kept there.
         calm: script of the undisturbed one, if it is another.
+        drill: another process is tried in a rank's place; else it is taken for one that could.
     """
     folder, kind, name = scene.cluster.root.parent, (calm or text, ranks, *environment.items()), f"t{next(_numbers)}"
     calms = vars(scene).setdefault("calms", {})
@@ -338,7 +339,8 @@ async def disturbed(scene, text, point, ranks=2, beside=None, calm=None, **envir
         calms[kind] = f"calm-{name}"
     async with gate() as held:
         held.close(*point)
-        await scene.client.submit(program(folder, name, text, ranks, beside, **environment, **held.env))
+        spec = program(folder, name, text, ranks, beside, **environment, **held.env)
+        await scene.client.submit(replace(spec, drill=drill))
         yield Run(scene, name, ranks, held)
         held.open()
         await scene.ends(name)

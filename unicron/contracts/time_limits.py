@@ -50,6 +50,9 @@ IDLE_S = 600.0
 WINDOW_S = 600.0
 """In which failures count together."""
 
+TRIAL_S = 900.0
+"""For what comes of a trial, which has a low priority, so that it may wait for a processor for long."""
+
 SILENCE_S = 1800.0
 """For a script without a session of which no rank shows any sign of life."""
 

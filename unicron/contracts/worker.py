@@ -165,7 +165,7 @@ class Unusable(ToAgent, kw_only=True, frozen=True):
 
 
 class Drilled(ToAgent, kw_only=True, frozen=True):
-    """A drill is over; fields as in `events.ScriptDrilled`."""
+    """A drill is over, or a trial has begun; fields as in `events.ScriptDrilled`."""
 
     iteration: int
     rank: int
@@ -173,6 +173,7 @@ class Drilled(ToAgent, kw_only=True, frozen=True):
     unproven: str = ""
     as_is: bool = False
     undecided: bool = False
+    under_way: bool = False
 
 
 class NotFinite(ToAgent, kw_only=True, frozen=True):

@@ -25,6 +25,7 @@ from xxhash import xxh3_128
 from unicron.contracts.states import KEPT, LABEL_FOOT, LENT, SAVED, StateRef, label, read_label
 from unicron.errors import InvalidInputError, StateTransferError, UnsoundStateError
 from unicron.files import remove_if_possible
+from unicron.snapshots.trials import Trial
 
 FOLDER_VARIABLE, LIMIT_VARIABLE = "UNICRON_STATE_DIR", "UNICRON_STATE_LIMIT"
 """Of a worker's environment: the folder, and the bytes that saved states may take there, all together."""
@@ -171,7 +172,10 @@ class SnapshotMemory:
         for path in self.folder.glob(f"{worker}.*"):
             if path.name.endswith((f".{LENT}", _FETCHED, _UNFINISHED)):
                 remove_if_possible(path)
-        shutil.rmtree(self.folder / trial_name(worker), ignore_errors=True)
+
+    def trial(self, worker: str) -> Trial:
+        """Return the trial of a worker, be there one or not."""
+        return Trial(self.folder / trial_name(worker))
 
     def clean(self) -> None:
         """Remove what belongs to workers that are no more; kept and saved snapshots stay."""

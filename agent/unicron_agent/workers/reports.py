@@ -37,7 +37,6 @@ from unicron.contracts.worker import (
     Unprotected,
     Unusable,
 )
-from unicron_agent.effects import Effect
 from unicron_agent.stimuli import ProcessExited
 from unicron_agent.workers.workers import LocalWorker
 
@@ -59,7 +58,7 @@ REPORTS: dict[type[ToAgent], type[Message]] = {
 """The fact for each kind of message: the same fields, and the worker that sent it."""
 
 
-def report(node: str, worker: LocalWorker, message: ToAgent) -> list[Message | Effect]:
+def report(node: str, worker: LocalWorker, message: ToAgent) -> list[Message]:
     """Return the fact for a worker's message, if there is one for its kind."""
     kind = REPORTS.get(type(message))
     if kind is None:

@@ -46,7 +46,16 @@ from unicron_transition.membership import WorkerRun, WorkerStage
 from unicron_transition.moves import MoveCause, move_task
 from unicron_transition.nodes import admit_node, lose_worker, release_nodes, remove_node, remove_strays, stop_if_stray
 from unicron_transition.orders import drop_order
-from unicron_transition.reconcile import begin_anew, move_snapshots, order_again, reconcile, rewind, stop_worker
+from unicron_transition.reconcile import (
+    UNTRIED,
+    begin_anew,
+    end_trial,
+    move_snapshots,
+    order_again,
+    reconcile,
+    rewind,
+    stop_worker,
+)
 from unicron_transition.snapshots.snapshots import SnapshotFact
 from unicron_transition.state import TaskRun, TransitionState
 from unicron_transition.validation import inconsistencies
@@ -343,14 +352,21 @@ class TransitionCore(Core):
         Nobody is stopped for that, unless nothing of the script can be had in place: then it is run as it is.
         """
         run = self.state.tasks.get(fact.task)
-        theirs = run is not None and fact.worker in run.workers and way_of(run.spec).may_be_uncarried
-        if run is None or run.state.ended or not theirs:
+        if run is None or run.state.ended or not way_of(run.spec).may_be_uncarried:
+            return []
+        if fact.worker not in run.workers and fact.worker != run.trial:
+            return []
+        if fact.under_way:
+            run.trial, run.trial_node, run.awaits_trial = fact.worker, fact.node, False
             return []
         if not fact.problem:
             run.tried |= not fact.undecided
-            return self._reconcile([fact.task])  # now it saves its state
+            ended = [] if fact.undecided else end_trial(self.state, run)
+            return ended + self._reconcile([fact.task])  # now it saves its state
         run.uncarried = cut(fact.problem, LONGEST_CAUSE)
         out = run.snapshots.drop_saved(self.state, run)
+        if run.is_untried and run.trial:
+            out += end_trial(self.state, run, run.uncarried) + self._reconcile([fact.task])
         if not fact.as_is or run.as_is:
             return out
         run.as_is, run.failed_at = True, None  # what began before, such as its start, is over
@@ -436,6 +452,9 @@ class TransitionCore(Core):
             if late is None or late.stage is not WorkerStage.STARTING:
                 return []
             return [_attempt_failed(deadline.task, Cure.RESTART, late, "its model was not built in time")]
+        if deadline.wait is WaitKind.TRIAL:
+            waited = run.awaits_trial
+            return end_trial(self.state, run, UNTRIED) + self._reconcile([deadline.task]) if waited else []
         return self._join_timed_out(run, deadline)
 
     def _worker_away(self, away: WorkerAway) -> list[Message]:

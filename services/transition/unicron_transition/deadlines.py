@@ -21,6 +21,8 @@ class WaitKind(StrEnum):
     """Nodes that are gone, with copies of a state that nobody else has: until then they may come back."""
     IDLE = "idle"
     """Slots for a task, as long as its state stays in memory meanwhile."""
+    TRIAL = "trial"
+    """What comes of a trial that was under way as a rank was lost; or as long as beginning anew would take."""
     AGAIN = "again"
     """The next attempt to write a state to storage whose nodes are to go."""
 
@@ -31,6 +33,7 @@ TIMEOUT_S = {
     WaitKind.VERDICT: 30.0,
     WaitKind.STATES: time_limits.STATES_S,
     WaitKind.IDLE: time_limits.IDLE_S,
+    WaitKind.TRIAL: 30.0,
     WaitKind.AGAIN: 3.0,
 }
 """How long each may take."""

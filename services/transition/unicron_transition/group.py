@@ -33,6 +33,8 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
         uncarried: why nobody can take the place of a rank of its script; empty where somebody can.
         as_is: its script is run as torchrun would from now on, and begins again whenever a rank is lost.
         tried: a process has taken a rank's place of its script on trial, or none can.
+        trial, trial_node: the worker in whose place a process is on trial, and where; empty where none is.
+        awaits_trial: a rank was lost meanwhile, and the others wait for what comes of it.
         begun_at, trained_since: Unix seconds at which workers were first started, and first computed; 0 before that.
     """
 
@@ -49,6 +51,9 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
     uncarried: str = ""
     as_is: bool = False
     tried: bool = False
+    trial: str = ""
+    trial_node: str = ""
+    awaits_trial: bool = False
     begun_at: Moment = 0.0
     trained_since: Moment = 0.0
 
@@ -102,10 +107,30 @@ class WorkerGroup(msgspec.Struct, kw_only=True):
         """Whether another process may go on with what a rank of it has."""
         return not (self.uncarried or self.is_untried)
 
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether that is being shown now."""
+        return bool(self.trial) and self.is_untried and not self.uncarried
+
+    @property
+    def lacks_members(self) -> bool:
+        """Whether some of those that computed last are there, and others are not any more."""
+        there = sum(name in self.workers for name in self.membership.met)
+        return 0 < there < len(self.membership.met)
+
     def lost_with(self, worker: str) -> list[WorkerRun]:
-        """Return the workers that end with `worker`, all that compute, where nobody is to take its place."""
+        """Return the workers that end with `worker`: all that compute, where nobody is to take its place.
+
+        While a trial is under way the others wait for what it shows, if there are any, and with the last of them those
+        end who were to go on with what they have.
+        """
         met, through = self.membership.met, self.membership.through
-        names = [worker] if self.is_replaceable or worker not in met or through else met
+        if self.is_replaceable or worker not in met or through:
+            names: Iterable[str] = [worker]
+        elif not self.is_on_trial:
+            names = met
+        else:
+            names = [worker] if any(name in self.workers for name in met if name != worker) else [*self.workers]
         return [self.workers[name] for name in names if name in self.workers]
 
     # --- who has which place of the state ----------------------------------------------------------------------------

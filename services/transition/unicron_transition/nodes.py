@@ -79,6 +79,8 @@ def remove_node(state: TransitionState, name: str, at: float) -> list[Message]:
             if node.alive:
                 out.append(stop_order(state, run.spec.name, worker, f"{name} is taken out of use"))
             lose_worker(state, run, worker.worker, at)
+        if run.trial_node == name:
+            run.trial, run.trial_node, run.awaits_trial = "", "", False
         out += remove_orders(state, run.spec.name, run.snapshots.usable_states(run, name))  # its agent may well live
         out += run.snapshots.restrict_node(state, run, name)
     node.alive = False

@@ -12,8 +12,9 @@ from unicron.contracts.base import Message
 from unicron.contracts.commands import Regroup, StartWorker
 from unicron.contracts.events import Alert
 from unicron.contracts.tasks import Healing, SlotRef
+from unicron.contracts.time_limits import TRIAL_S
 from unicron.healing import healed_by, way_of
-from unicron_transition.deadlines import WaitKind
+from unicron_transition.deadlines import TIMEOUT_S, Deadline, WaitKind
 from unicron_transition.membership import TaskMembership, WorkerRun
 from unicron_transition.moves import MoveCause, move_task
 from unicron_transition.orders import stop_order
@@ -100,7 +101,7 @@ def _regroup(state: TransitionState, run: TaskRun) -> list[Message]:
     if lost := _lost_places(run):
         return _discard_state(state, run, _without(lost))
     if run.is_untried and len({name in run.membership.met for name in better.group}) > 1:
-        return _discard_state(state, run, f"{UNTRIED}: the task begins anew")
+        return _await_trial(state, run) if run.is_on_trial else _discard_state(state, run, _anew(UNTRIED))
     return _order_membership(state, run, better)
 
 
@@ -109,7 +110,37 @@ def _lost_places(run: TaskRun) -> set[int]:
 
 
 def _without(lost: set[int]) -> str:
-    return f"nobody has place {min(lost)} of the state any more: the task begins anew"
+    return _anew(f"nobody has place {min(lost)} of the state any more")
+
+
+def _anew(why: str) -> str:
+    return f"{why}: the task begins anew"
+
+
+def _await_trial(state: TransitionState, run: TaskRun) -> list[Message]:
+    """Have the workers wait for what the trial that is under way shows, as long as what they would do again took."""
+    if run.awaits_trial:
+        return []
+    run.awaits_trial = True
+    wait_s = min(max(TIMEOUT_S[WaitKind.TRIAL], state.now - run.begun_at), TRIAL_S)
+    text = (
+        f"task {run.spec.name} lost a rank before it was known whether another process can take its place: the others "
+        f"wait for the trial that is under way, for {wait_s:.0f} s at most"
+    )
+    return [Alert(text=text, task=run.spec.name), Deadline(WaitKind.TRIAL, run.spec.name).set(wait_s)]
+
+
+def end_trial(state: TransitionState, run: TaskRun, why: str = "") -> list[Message]:
+    """Wait for no trial any more.
+
+    Args:
+        state: of the service.
+        run: the task.
+        why: nobody can take the place of a rank, so that who waits for that begins anew; empty where somebody can.
+    """
+    out: list[Message] = [Deadline(WaitKind.TRIAL, run.spec.name).cancel()] if run.awaits_trial else []
+    run.trial, run.trial_node, run.awaits_trial = "", "", False
+    return out + (begin_anew(state, run, _anew(why)) if why and run.lacks_members else [])
 
 
 def _discard_state(state: TransitionState, run: TaskRun, reason: str) -> list[Message]:
@@ -183,7 +214,9 @@ def _regroup_orders(state: TransitionState, run: TaskRun) -> list[Message]:
 def _alert_restart_from_scratch(run: TaskRun) -> list[Message]:
     """Alert that a script healed in place restarts from its beginning, as no complete state of it exists."""
     began = way_of(run.spec).begins_again and run.membership.epoch > 0 and bool(run.membership.met)
-    if not began or run.snapshots.saved_whole or run.held_places(run.membership.group):
+    membership = run.membership
+    goes_on = run.snapshots.saved_whole or any(name in membership.met for name in membership.group)
+    if not began or goes_on or run.held_places(membership.group):
         return []
     why = "no copy of its state is complete"
     if not run.is_replaceable:
@@ -282,7 +315,7 @@ def _start_order(state: TransitionState, run: TaskRun, worker: WorkerRun, slots:
         cause=run.cause,
         wait_s=run.wait_s,
         uncarried=run.uncarried,
-        anew=run.is_early and not run.is_replaceable,
+        anew=run.is_early and not (run.is_replaceable or (run.is_on_trial and run.lacks_members)),
         anew_s=max(0.0, state.now - run.begun_at) if run.is_early else 0.0,
         trained_s=max(0.0, state.now - run.trained_since) if run.is_early else 0.0,
         local_slots=[slot.slot for slot in slots if slot.node == node],

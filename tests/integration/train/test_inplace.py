@@ -1,7 +1,12 @@
 """Scripts that know nothing of Unicron: survivors stay where they are, and replacements join them."""
 
+import asyncio
+import contextlib
+import os
 import re
+import signal
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -816,18 +821,64 @@ async def test_a_script_that_resumes_by_itself_begins_as_it_did_at_first_where_a
         same(tmp_path, "resumes", "calm")
 
 
+SLOW_ON_TRIAL = LOOSE.replace(
+    "    import gate\n",
+    "    import gate, os, signal\n"
+    "    on_trial = 'UNICRON_GHOST' in os.environ\n"
+    "    if on_trial:\n"
+    "        os.kill(os.getpid(), signal.SIGSTOP)\n",
+)
+
+
+async def resume_trials():
+    """Have each process go on that is on trial and has stopped."""
+    while True:
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                name, _, rest = (folder / "stat").read_text().partition(") ")
+                if name.endswith("(unicron trial") and rest.startswith("T"):
+                    os.kill(int(folder.name), signal.SIGCONT)
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("differs", [False, True], ids=["alike", "differs"])
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_rank_lost_while_a_process_is_on_trial_is_waited_for_until_that_has_shown_what_it_can(
+    scene, rank, differs
+):
+    text = SLOW_ON_TRIAL.replace("[:, rank::2]", "[:, rank::2] + on_trial") if differs else SLOW_ON_TRIAL
+    async with disturbed(scene, text, (20,), calm=LOOSE, drill=True) as run:
+        await run.at(20)
+        told = scene.of(ScriptDrilled, task=run.name)
+        assert [(each.under_way, each.iteration) for each in told] == [(True, 2)]
+        await run.strike(rank)
+        await scene.until(lambda: scene.of(Alert, task=run.name))
+        assert run.begun == [0, 1], "nobody begins before that is known"
+        going_on = asyncio.create_task(resume_trials())
+        run.gate.open()
+        await scene.ends(run.name)
+        going_on.cancel()
+    assert "wait for the trial that is under way" in scene.of(Alert, task=run.name)[0].text
+    assert run.begun == ([0, 0, 1, 1] if differs else sorted([0, 1, rank]))
+
+
+def outcomes(scene, task):
+    """Return what came of trials."""
+    return [each for each in scene.of(ScriptDrilled, task=task) if not each.under_way]
+
+
 async def test_a_drill_harms_nobody_and_a_script_that_it_shows_to_be_no_good_begins_again_when_struck(scene, tmp_path):
     async with gate() as held:
         held.close(20)
         for name, text, env in (("drilled", LOOSE, {}), ("hides", HIDES, held.env)):
             await scene.client.submit(replace(program(tmp_path, name, text, ranks=2, **env), drill=True))
         await scene.ends("drilled")
-        told, *more = scene.of(ScriptDrilled, task="drilled")  # a quick one is tried once more before it ends
+        told, *more = outcomes(scene, "drilled")  # a quick one is tried once more before it ends
         assert (told.iteration, told.rank) == (2, 1)
         assert not any(each.problem or each.unproven for each in (told, *more))
         await held.held(2)
-        await scene.until(lambda: scene.of(ScriptDrilled, task="hides"))
-        [told] = scene.of(ScriptDrilled, task="hides")
+        await scene.until(lambda: outcomes(scene, "hides"))
+        [told] = outcomes(scene, "hides")
         assert told.problem == "the gradient of weight is another one in iteration 2"
         run = Run(scene, "hides", 2, held)
         assert run.begun == [0, 1], "nobody has begun again"

@@ -23,6 +23,7 @@ ROWS = {
     "start": time_limits.START_S,
     "idle": time_limits.IDLE_S,
     "window": time_limits.WINDOW_S,
+    "trial": time_limits.TRIAL_S,
     "silence": time_limits.SILENCE_S,
     "between two iterations": time_limits.BETWEEN_S,
 }

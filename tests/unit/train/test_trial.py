@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,13 +20,14 @@ import torch
 from unicron.contracts.worker import Drilled
 from unicron.errors import InvalidInputError
 from unicron.snapshots.memory import FOLDER_VARIABLE
+from unicron.snapshots.trials import OUTCOME, Trial
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.carry.variables import NAME
 from unicron.train.groups.switched import Work
 from unicron.train.inplace import drill, ghost, sandbox
 from unicron.train.inplace.abandon import abandons, end_process
 from unicron.train.inplace.files_of_ghost import GhostFiles
-from unicron.train.inplace.ghost import GhostCore, report_failure, state_difference
+from unicron.train.inplace.ghost import GhostCore, finish_trial, report_failure, state_difference
 from unicron.train.inplace.recording import (
     BEGIN,
     LEAST,
@@ -37,7 +39,7 @@ from unicron.train.inplace.recording import (
     contribution,
     record_of,
 )
-from unicron.train.inplace.seed import GHOST, OUTPUT, VERDICT, plant
+from unicron.train.inplace.seed import GHOST, OUTPUT, VERDICT, plant, read_verdict
 from unicron.train.inplace.shell import WholeCore
 from unicron.train.loops.active_loops import LoopSnapshot
 
@@ -140,12 +142,6 @@ def test_what_a_rank_contributes_to_a_collective_is_known(name, arguments, contr
 # --- a process on trial -----------------------------------------------------------------------------------------------
 
 
-def ghost_of(tmp_path, run):
-    (tmp_path / "trial").mkdir()
-    seed = plant(run)
-    return seed, seed.run(tmp_path / "trial")
-
-
 def test_a_ghost_is_a_fork_from_before_and_knows_that_it_is_one(tmp_path):
     seen = []
 
@@ -159,7 +155,7 @@ def test_a_ghost_is_a_fork_from_before_and_knows_that_it_is_one(tmp_path):
     seen.append("what came later")
     (tmp_path / "trial").mkdir()
     for is_first in (True, False):
-        assert os.waitstatus_to_exitcode(seed.run(tmp_path / "trial", is_first=is_first)) == 3
+        assert "with exit code 3 before it came there" in seed.run(tmp_path / "trial", is_first=is_first)["problem"]
     seed.cut()
     lines = (tmp_path / "trial" / OUTPUT).read_text().splitlines()
     assert lines == [f"{tmp_path / 'trial'} 0 10 False None", f"{tmp_path / 'trial'} 0 19 True None"]
@@ -167,25 +163,75 @@ def test_a_ghost_is_a_fork_from_before_and_knows_that_it_is_one(tmp_path):
 
 
 def test_a_ghost_that_is_killed_is_told_as_such(tmp_path):
-    seed, status = ghost_of(tmp_path, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    assert drill.read_verdict(tmp_path / "trial", status) == {"unproven": "the process on trial was ended by SIGKILL"}
-    seed.cut()
-    assert seed.run(tmp_path / "trial") == -1, "there is none any more"
-
-
-def test_a_seed_ends_with_its_worker_and_takes_its_ghost_along(tmp_path):
-    reader, writer = os.pipe()
     (tmp_path / "trial").mkdir()
+    seed = plant(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    assert seed.run(tmp_path / "trial") == {"unproven": "the process on trial was ended by SIGKILL"}
+    seed.cut()
+    assert seed.run(tmp_path / "trial") == {"unproven": "its trial took too long"}, "there is none any more"
+
+
+def test_a_second_ghost_shows_what_differs_by_itself(tmp_path):
+    (folder := tmp_path / "trial").mkdir()
+
+    def run():
+        number = len((folder / OUTPUT).read_text().splitlines())
+        os.write(1, b"a ghost\n")
+        (folder / VERDICT).write_text(json.dumps([{"again": True}, {"by_itself": ["a clock"]}][number]))
+
+    seed = plant(run)
+    assert seed.run(folder) == {"by_itself": ["a clock"]}
+    seed.cut()
+
+
+def worker_that_ends_amid_a_trial(folder, run):
+    """Have a worker end while a ghost of it runs; return what both, and their seed, hold open."""
+    reader, writer = os.pipe()
+    folder.mkdir(exist_ok=True)
     if (worker := os.fork()) == 0:
         os.close(reader)
-        seed = plant(lambda: threading.Event().wait() or 0)  # both hold the pipe open
-        threading.Thread(target=seed.run, args=(tmp_path / "trial",), daemon=True).start()
-        while not (tmp_path / "trial" / OUTPUT).exists():
+        seed = plant(run)
+        threading.Thread(target=seed.run, args=(folder,), daemon=True).start()
+        while not (folder / OUTPUT).exists():
             pass
         os._exit(0)
     os.close(writer)
     os.waitpid(worker, 0)
-    assert os.read(reader, 1) == b"", "all that held it has ended"
+    return reader
+
+
+def test_a_seed_ends_with_its_worker_and_takes_its_ghost_along(tmp_path):
+    held = worker_that_ends_amid_a_trial(tmp_path / "trial", lambda: threading.Event().wait() or 0)
+    assert os.read(held, 1) == b"", "all that held it has ended"
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_ghost_whose_outcome_is_awaited_goes_on_without_its_worker_until_nobody_waits(tmp_path, is_given_up):
+    (folder := tmp_path / "trial").mkdir()
+    trial, go = Trial(folder), tmp_path / "go"
+    trial.begin(Drilled(iteration=2, rank=1, under_way=True))
+
+    def run():
+        while not go.exists():
+            time.sleep(0.01)
+        finish_trial(problem="it has a lock")
+
+    held = worker_that_ends_amid_a_trial(folder, run)
+    assert trial.outcome() is None
+    if is_given_up:
+        trial.remove()
+    else:
+        go.touch()
+    assert os.read(held, 1) == b""
+    told = Drilled(iteration=2, rank=1, problem="it has a lock")
+    assert trial.outcome() == (None if is_given_up else told)
+
+
+@pytest.mark.parametrize("left", [b"", b"{", b'{"problem": 3}', b'{"problem": "' + b"x" * (1 << 17) + b'"}'])
+def test_an_outcome_that_can_not_be_read_is_none(tmp_path, left):
+    trial = Trial(tmp_path)
+    trial.begin(Drilled(iteration=2, rank=1, under_way=True))
+    (tmp_path / OUTCOME).write_bytes(left)
+    assert trial.outcome() is None
 
 
 @pytest.mark.skipif(sandbox._version() < sandbox.NETWORK_SINCE, reason="this kernel has no Landlock, or an old one")
@@ -331,18 +377,18 @@ class FakeSeed:
 
     def __init__(self, *verdicts):
         self.verdicts, self.ran, self.may_end = list(verdicts), 0, threading.Event()
-        self.are_first = []
+        self.are_first, self.awaited = [], []
         self.may_end.set()
 
     def run(self, folder, *, is_first):
         self.are_first.append(is_first)
         self.may_end.wait()
         self.ran += 1
+        self.awaited.append(Trial(folder).is_awaited)
         if verdict := self.verdicts.pop(0):
-            (folder / VERDICT).write_text(json.dumps(verdict))
-            return 0
+            return verdict
         (folder / OUTPUT).write_text("Traceback:\nKeyError: 'x'\n")
-        return 1 << 8
+        return read_verdict(folder, 1 << 8)
 
     def cut(self):
         self.may_end.set()
@@ -352,9 +398,9 @@ class OfRank:
     def __init__(self, monkeypatch, tmp_path, *verdicts):
         monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
         monkeypatch.setenv("UNICRON_WORKER", "gpt-1")
-        self.sent, self.shown = [], []
+        self.sent, self.begun, self.shown = [], [], []
         self.seed = FakeSeed(*verdicts)
-        self.drill = drill.Drill(SimpleNamespace(send=self.sent.append), 1, self.seed, self.shown.append)
+        self.drill = drill.Drill(SimpleNamespace(send=self.send), 1, self.seed, self.shown.append)
 
     def iterate(self, until, begin=0, epoch=0, record=None, epochs_of=100):
         for iteration in range(begin, until):
@@ -362,6 +408,9 @@ class OfRank:
             self.drill.at_snapshot(there, iteration, epoch, lambda: STATE)
             if self.drill.recording is not None:
                 self.drill.recording.add_iteration(iteration, torch.ones(1), torch.ones(1))
+
+    def send(self, drilled):
+        (self.begun if drilled.under_way else self.sent).append(drilled)
 
     def over(self):
         assert self.drill._over.wait(10)
@@ -389,12 +438,6 @@ def test_what_a_trial_has_shown_is_reported_once(rank, tmp_path, verdict, said):
     assert one.over() == [Drilled(iteration=2, rank=1, **said)]
     assert one.shown == [text for key, text in said.items() if key == "problem"]
     assert not list(tmp_path.iterdir()), "nothing is left of it"
-
-
-def test_a_second_ghost_shows_what_differs_by_itself(rank):
-    one = rank({"again": True}, {"by_itself": ["a clock"]})
-    one.iterate(ONE_DRILL, epochs_of=5)
-    assert (one.over(), one.seed.ran) == ([Drilled(iteration=2, rank=1)], 2)
 
 
 def test_it_is_repeated_when_four_times_as_many_iterations_are_done_and_never_after_a_problem(rank):
@@ -447,7 +490,8 @@ def test_a_later_trial_without_an_outcome_takes_nothing_from_what_an_earlier_one
     one.over()
     one.iterate(30, begin=11)
     assert one.over() == [Drilled(iteration=2, rank=1)]
-    assert one.seed.are_first == [True, False], "only the first one is in a hurry"
+    assert one.seed.are_first == one.seed.awaited == [True, False], "only the first one is in a hurry, and waited for"
+    assert one.begun == [Drilled(iteration=2, rank=1, under_way=True)]
 
 
 def test_a_rank_lost_meanwhile_makes_it_begin_once_more(rank):

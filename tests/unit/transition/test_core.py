@@ -9,7 +9,7 @@ from unicron_transition.core import TransitionCore
 from unicron_transition.state import EARLY_S, TransitionState
 
 from unicron.contracts import events
-from unicron.contracts.base import SetTimer, Started, TimerFired
+from unicron.contracts.base import CancelTimer, SetTimer, Started, TimerFired
 from unicron.contracts.commands import DropStates, FindStates, Regroup, SaveStates, StartWorker, StopWorker
 from unicron.contracts.failures import Severity
 from unicron.contracts.plans import Plan, TaskShare
@@ -271,6 +271,70 @@ def test_as_long_as_no_drill_has_shown_that_a_rank_can_be_replaced_all_begin_ane
     assert [order.worker for order in of(StopWorker, out)] == ["a-3"]
     assert [(order.worker, order.spec.drill) for order in of(StartWorker, out)] == [("a-5", False)]
     assert members(scene.ready("a", "a-5")) == ["a-5", "a-4"]
+
+
+def on_trial(scene, worker="a-2", node="n2"):
+    scene.feed(events.ScriptDrilled(task="a", node=node, slot=0, worker=worker, rank=1, iteration=2, under_way=True))
+
+
+def of_trial(scene, **fields):
+    """What came of it is told by the agent of the node that it is on, be the worker there or not."""
+    return scene.feed(events.ScriptDrilled(task="a", node="n2", slot=0, worker="a-2", rank=1, iteration=2, **fields))
+
+
+@pytest.fixture
+def tried():
+    """A task whose rank 1 has a process on trial in its place."""
+    scene = TransitionHarness(a={**IN_PLACE, "drill": True})
+    scene.plan(a=["n1:0", "n2:0"], at=70.0)
+    scene.ready("a")
+    scene.join("a", at=100.0)
+    on_trial(scene)
+    return scene
+
+
+def lose(scene, worker, node, at=160.0):
+    return scene.feed(failure(Severity.SEV2, task="a", node=node, slot=0, worker=worker, at=at))
+
+
+@pytest.mark.parametrize(("lost", "node"), [("a-1", "n1"), ("a-2", "n2")])
+def test_who_has_lost_a_rank_while_a_process_is_on_trial_waits_for_what_that_shows(tried, lost, node):
+    out = lose(tried, lost, node)
+    assert [order.worker for order in of(StopWorker, out)] == [lost]
+    assert [(order.worker, order.anew) for order in of(StartWorker, out)] == [("a-3", False)]
+    out = tried.ready("a", "a-3")
+    assert of(Regroup, out) == [], "nobody knows yet"
+    assert [(each.name, each.after_s) for each in of(SetTimer, out)] == [("trial.a", 90.0)], "as long as it had run"
+    [alert] = of(events.Alert, out)
+    assert "wait for the trial that is under way, for 90 s at most" in alert.text
+    out = of_trial(tried)
+    assert "trial.a" in [each.name for each in of(CancelTimer, out)]
+    assert sorted(members(out)) == sorted({"a-1", "a-2", "a-3"} - {lost})
+
+
+@pytest.mark.parametrize("ends", ["problem", "timer", "node"])
+def test_where_a_trial_shows_that_nobody_can_or_nothing_in_time_all_begin_anew(tried, ends):
+    lose(tried, "a-1", "n1")
+    tried.ready("a", "a-3")
+    if ends == "problem":
+        out = of_trial(tried, problem=NOBODY_CAN)
+    elif ends == "timer":
+        out = tried.feed(TimerFired(name="trial.a"))
+    else:
+        out = tried.feed(failure(Severity.SEV1, node="n2", at=200.0))
+    stopped = {order.worker for order in of(StopWorker, out)}
+    assert stopped == ({"a-2", "a-3"} if ends != "node" else {"a-2"})
+    begun = of(StartWorker, out)
+    assert [order.anew for order in begun] == [True] * len(begun)
+    if ends == "problem":
+        assert [order.uncarried for order in begun] == [NOBODY_CAN, NOBODY_CAN]
+
+
+def test_with_the_last_who_waits_for_a_trial_those_end_that_were_to_go_on_with_what_it_has(tried):
+    lose(tried, "a-1", "n1")
+    out = lose(tried, "a-2", "n2", at=161.0)
+    assert {order.worker for order in of(StopWorker, out)} == {"a-2", "a-3"}
+    assert [order.anew for order in of(StartWorker, out)] == [True, True]
 
 
 @pytest.mark.parametrize(("early", "told"), [(True, "as if it had not trained yet"), (False, "from a checkpoint of")])

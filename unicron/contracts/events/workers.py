@@ -234,6 +234,7 @@ class ScriptDrilled(WorkerFact, kw_only=True, frozen=True):
         unproven: why nobody knows; empty where the process has computed the same, bit by bit, or there is a problem.
         as_is: the problem lets nothing of the script be had in place: all its ranks begin again, as under torchrun.
         undecided: nobody knows yet, and a trial may still show it.
+        under_way: the process is on trial now, and what comes of it is told later.
     """
 
     iteration: Number
@@ -242,10 +243,13 @@ class ScriptDrilled(WorkerFact, kw_only=True, frozen=True):
     unproven: Text = ""
     as_is: bool = False
     undecided: bool = False
+    under_way: bool = False
 
     @property
     def outcome(self) -> str:
         """The outcome, for people."""
+        if self.under_way:
+            return f"another process is on trial in the place of rank {self.rank}, from iteration {self.iteration} on"
         if self.as_is:
             return (
                 "the script is not healed in place, and begins again as torchrun runs it, now and whenever a rank is "

@@ -6,22 +6,21 @@ is given what was recorded. Whatever becomes of it, the rank goes on as if there
 not be replaced loses in-place healing, and nothing else.
 """
 
-import json
+import contextlib
 import os
-import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from unicron.contracts.worker import Drilled
 from unicron.snapshots.memory import SnapshotMemory, trial_name
+from unicron.snapshots.trials import Trial
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.groups.switched import Work
 from unicron.train.inplace.recording import Called, Recording, contribution, flatten, outer, reason_of
-from unicron.train.inplace.seed import OUTPUT, VERDICT, Seed
+from unicron.train.inplace.seed import Seed
 from unicron.train.loops.active_loops import LoopSnapshot
 from unicron.train.worker.channel import AgentChannel
 
@@ -138,14 +137,20 @@ class Drill:
         else:
             self._due = AGAIN * max(recording.began, 1)
             self._over.clear()
+            if self._is_first:
+                self._tell_begun(recording)
             threading.Thread(target=self._try, args=(recording,), name="unicron-drill", daemon=True).start()
+
+    def _tell_begun(self, trial: Recording) -> None:
+        """Report that the first trial begins, and have its outcome outlive this rank: others wait for it then."""
+        begun = Drilled(iteration=trial.began, rank=self._rank, under_way=True)
+        with contextlib.suppress(OSError):  # there is no room: then it is lost with this rank
+            Trial(trial.folder).begin(begun)
+            self._line.send(begun)
 
     def _try(self, trial: Recording) -> None:
         """Have ghosts run a trial, and report what comes of it."""
-        verdict: dict[str, Any] = {"again": True}
-        while self._seed is not None and verdict.get("again"):  # a second one shows what differs by itself
-            (trial.folder / VERDICT).unlink(missing_ok=True)
-            verdict = read_verdict(trial.folder, self._seed.run(trial.folder, is_first=self._is_first))
+        verdict = self._seed.run(trial.folder, is_first=self._is_first) if self._seed is not None else {}
         trial.remove()
         with self._lock:
             if self.problem:
@@ -218,28 +223,3 @@ def lacking_gpu_memory() -> str:
         return ""
     (free, _), used = torch.cuda.mem_get_info(), torch.cuda.max_memory_reserved()
     return "" if used <= free else f"its GPU has {free >> 20} MiB left, and a ghost may need {used >> 20} MiB"
-
-
-def read_verdict(folder: Path, status: int) -> dict[str, Any]:
-    """Return what has come of a trial: a `problem`, that it is `unproven` and why, or to try it `again`.
-
-    Args:
-        folder: of the trial.
-        status: of the ghost's process.
-    """
-    try:
-        return dict(json.loads((folder / VERDICT).read_text()))
-    except (OSError, ValueError, TypeError):
-        pass
-    if status < 0:
-        return {"unproven": "its trial took too long"}
-    if os.WIFSIGNALED(status):
-        return {"unproven": f"the process on trial was ended by {signal.Signals(os.WTERMSIG(status)).name}"}
-    try:
-        lines = (folder / OUTPUT).read_text(errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    last = f": {lines[-1][:300]}" if lines else ""
-    return {
-        "problem": f"one on trial ended with exit code {os.waitstatus_to_exitcode(status)} before it came there{last}"
-    }

@@ -11,14 +11,17 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
 from unicron.contracts.tasks import ParallelLayout
+from unicron.contracts.time_limits import TRIAL_S
 from unicron.contracts.worker import DRILL, UNCARRIED
+from unicron.snapshots.trials import Trial
 from unicron.train.worker import channel
 
 GHOST = "UNICRON_GHOST"
@@ -27,8 +30,10 @@ GHOST = "UNICRON_GHOST"
 OUTPUT, VERDICT = "output", "verdict"
 """Files of a trial's folder."""
 
-LONGEST_S = 900.0
-"""Seconds that a trial may take; it has a low priority, so that it may wait for a processor for long."""
+TOO_LONG = "its trial took too long"
+
+LOOK_S = 0.5
+"""Seconds between two looks whether the outcome of a trial is awaited whose worker is gone."""
 
 NICE, NICEST = 10, 19
 """Niceness: of the first trial, as a rank that is lost before its outcome costs all that was done, and of later ones.
@@ -49,8 +54,8 @@ class Seed:
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._answers = connection, connection.makefile("rb")
 
-    def run(self, folder: Path, *, is_first: bool = False) -> int:
-        """Have a ghost run a trial; return its status as `os.waitpid` gives it, -1 where there is none in time.
+    def run(self, folder: Path, *, is_first: bool = False) -> dict[str, Any]:
+        """Have ghosts run a trial; return what has come of it, as `read_verdict` does.
 
         Args:
             folder: of the trial.
@@ -61,7 +66,7 @@ class Seed:
             answer = self._answers.readline()
         except (OSError, ValueError):
             answer = b""
-        return int(answer) if answer else -1
+        return dict(json.loads(answer)) if answer else {"unproven": TOO_LONG}
 
     def cut(self) -> None:
         """End the seed, and with it a trial that is under way."""
@@ -101,30 +106,77 @@ def plant(run: Callable[[], int]) -> Seed:
 def _sleep_and_grow(connection: socket.socket, run: Callable[[], int]) -> NoReturn:
     """Fork a ghost for each line that comes, until the worker's process has ended."""
     ctypes.CDLL(None).prctl(PR_SET_NAME, b"unicron trial")  # so that nobody takes it for the rank
+    os.setpgrp()  # so that it is not ended with what the worker has left behind, while its outcome is awaited
     try:
         for line in connection.makefile("rb"):
-            (folder, is_first), seed = json.loads(line), os.getpid()
-            ghost = os.fork()
-            if ghost == 0:
-                connection.close()
-                _be_ghost(seed, Path(folder), run, is_first=is_first)
-            connection.sendall(b"%d\n" % _await_end(ghost, connection))
+            named, is_first = json.loads(line)
+            folder, verdict = Path(named), dict[str, Any](again=True)
+            while verdict.get("again"):  # a second one shows what differs by itself
+                (folder / VERDICT).unlink(missing_ok=True)
+                verdict = read_verdict(folder, _run_ghost(connection, folder, run, is_first=is_first))
+            Trial(folder).finish(verdict)
+            connection.sendall(json.dumps(verdict).encode() + b"\n")
     finally:
         os._exit(0)
 
 
-def _await_end(ghost: int, connection: socket.socket) -> int:
-    """Wait for the end of a ghost, and see to it where the worker is gone or it takes too long; return its status."""
+def _run_ghost(connection: socket.socket, folder: Path, run: Callable[[], int], *, is_first: bool) -> int:
+    """Run a ghost to its end; return its status as `os.waitpid` gives it, -1 where it took too long."""
+    seed, ghost = os.getpid(), os.fork()
+    if ghost == 0:
+        connection.close()
+        _be_ghost(seed, folder, run, is_first=is_first)
     descriptor = os.pidfd_open(ghost)
     try:
-        ready, _, _ = select.select([descriptor, connection.fileno()], [], [], LONGEST_S)
-        in_time = descriptor in ready
+        in_time = _await_end(descriptor, connection, Trial(folder))
         if not in_time:
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     finally:
         os.close(descriptor)
     _, status = os.waitpid(ghost, 0)
     return status if in_time else -1
+
+
+def _await_end(descriptor: int, connection: socket.socket, trial: Trial) -> bool:
+    """Wait for the end of a ghost; return whether it came in time, and before nobody waits for it any more.
+
+    Where the worker is gone, its agent waits as long as there is a folder of the trial.
+    """
+    ends = time.monotonic() + TRIAL_S
+    watched = [descriptor, connection.fileno()]
+    while (left := ends - time.monotonic()) > 0:
+        ready, _, _ = select.select(watched, [], [], left if len(watched) > 1 else min(left, LOOK_S))
+        if descriptor in ready:
+            return True
+        if not trial.is_awaited:
+            break
+        watched = [descriptor]
+    return False
+
+
+def read_verdict(folder: Path, status: int) -> dict[str, Any]:
+    """Return what has come of a trial: a `problem`, that it is `unproven` and why, or to try it `again`.
+
+    Args:
+        folder: of the trial.
+        status: of the ghost's process.
+    """
+    try:
+        return dict(json.loads((folder / VERDICT).read_text()))
+    except (OSError, ValueError, TypeError):
+        pass
+    if status < 0:
+        return {"unproven": TOO_LONG}
+    if os.WIFSIGNALED(status):
+        return {"unproven": f"the process on trial was ended by {signal.Signals(os.WTERMSIG(status)).name}"}
+    try:
+        lines = (folder / OUTPUT).read_text(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    last = f": {lines[-1][:300]}" if lines else ""
+    return {
+        "problem": f"one on trial ended with exit code {os.waitstatus_to_exitcode(status)} before it came there{last}"
+    }
 
 
 def _be_ghost(seed: int, folder: Path, run: Callable[[], int], *, is_first: bool) -> NoReturn:
