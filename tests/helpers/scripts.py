@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from helpers.gate import gate
 from helpers.training import task, write_script
 from unicron.contracts.events import FailureDetected, WorkerReady
+from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import UNCOUNTED, Healing, ParallelLayout
 
 GATHERS = """
@@ -310,8 +311,8 @@ class Run:
 
     @property
     def failures(self):
-        """Return the detected failures, in order."""
-        return self._scene.of(FailureDetected, task=self.name)
+        """Return the failures of ranks, in order: a collective breaks besides, where its cause comes to light late."""
+        return [each for each in self._scene.of(FailureDetected, task=self.name) if each.severity is not Severity.SEV3]
 
     @property
     def begun(self):
