@@ -69,7 +69,7 @@ class Timed(Loops):
         self.hold, self.records = list[Any](), list[Any]()  # what goes another way than by snapshots, and snapshots
         self.spent_s, self.ended, self.spent = 0.0, [time.perf_counter()], [0.0]
         self._in_place = in_place
-        super().__init__(0, lambda: (self.hold, [], {}), lambda: None, self.records.append)
+        super().__init__(0, lambda: (self.hold, [], {}, ()), lambda: None, self.records.append)
 
     def _take_snapshot(self, *arguments: Any, **named: Any) -> None:
         began = time.perf_counter()

@@ -28,7 +28,7 @@ class Watched:
     def __init__(self, rank=0, there=None):
         self.passed, self.there, self.records = [], [], [there and there[1]]
         meet = (lambda: self._go_to(there)) if there else (lambda: None)
-        self.loops = Loops(rank, lambda: ([], [], {}), meet, self.records.append)
+        self.loops = Loops(rank, lambda: ([], [], {}, ()), meet, self.records.append)
         torch.manual_seed(5)
 
     def _go_to(self, there):

@@ -887,3 +887,35 @@ async def test_a_drill_harms_nobody_and_a_script_that_it_shows_to_be_no_good_beg
         held.open()
         await scene.ends("hides")
     assert run.begun.count(0) == 2, "nobody takes a place any more"
+
+
+COPIES = (
+    LOOSE.replace("    import gate\n", "    import copy\n    import gate\n")
+    .replace("torch.nn.Linear(16, 1)", "torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 1))")
+    .replace("lr=0.05", "lr=0.002")
+    .replace(
+        "    optimizer = ",
+        "    frozen, average = copy.deepcopy(model.module), copy.deepcopy(model.module)\n"
+        "    kept = {name: each.clone() for name, each in model.module.state_dict().items()}\n"
+        "    optimizer = ",
+    )
+    .replace("(model(last) - last.sum(1, keepdim=True))", "(model(last) - frozen(last) - kept['1.bias'])")
+    .replace(
+        "        step, seen = step + 1, seen + 1\n",
+        "        step, seen = step + 1, seen + 1\n"
+        "        with torch.no_grad():\n"
+        "            for each, now in zip(average[0].parameters(), model.module[0].parameters()):\n"
+        "                each.lerp_(now, 0.1)\n",
+    )
+    .replace('"model": model.module', '"model": torch.nn.ModuleList([model.module, frozen, average])')
+)
+
+
+async def test_copies_of_what_a_model_was_given_as_it_was_made_are_what_they_were(scene):
+    """Ranks draw their own weights, are given the first rank's, and copy those; a new rank has drawn others."""
+    async with disturbed(scene, COPIES, (10,)) as run:
+        await run.at(10)
+        await run.strike(1)
+        await run.at(20)
+        await run.strike(0)
+    assert run.begun == [0, 0, 1, 1]

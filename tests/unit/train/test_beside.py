@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unicron.train.carry import beside
-from unicron.train.carry.beside import KEPT, Beside
+from unicron.train.carry.beside import KEPT, Beside, evidence_of
 from unicron.train.carry.compare import first_difference, snapshot_differences
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.carry.own_snapshot import Heap
@@ -174,6 +174,22 @@ def test_a_rank_that_is_lost_before_it_makes_its_average_is_given_what_was_befor
     assert not survivor.beside.before.state_dict(), "no copy stays for good"
 
 
+@pytest.mark.usefixtures("_any_size")
+def test_a_copy_of_what_only_the_first_rank_has_drawn_is_given_though_it_never_changes():
+    lost, survivor, new = (Rank([("a module", torch.float32)]) for _ in range(3))
+    given = {evidence_of(tensor_in(each)) for each in lost.things.values()}
+    for rank in (lost, survivor):
+        rank.heap.carry_copies(given)
+    new.do([("average", 5)])  # it has drawn something else, before there are numbers
+    new.heap = Heap([], new.beside)
+    new.heap.number_objects(new.spaces)
+    left = lost.snapshot()
+    survivor.snapshot()
+    assert first_difference(lost.things, new.things)
+    new.become(left, survivor)
+    assert first_difference(lost.things, new.things) == ""
+
+
 def test_a_large_one_differs_where_ranks_do_and_is_then_refused_by_name():
     size = LARGE_BYTES // 4 + 1
     ours, theirs = ({"bank": {"all": torch.zeros(size), "few": torch.zeros(3)}} for _ in range(2))
@@ -259,7 +275,7 @@ class Watched:
 
     def __init__(self, there=None):
         self.passed, self.there, self.records, self._from = [], [], [there and there[1]], there
-        self.loops = Loops(0, lambda: ([], [], {}), self._meet, self.records.append)
+        self.loops = Loops(0, lambda: ([], [], {}, ()), self._meet, self.records.append)
         iteration = (self.loops.begin_iteration, self.loops.record_reduce, self.loops.record_update)
         module = sys.modules["script_of_a_test"] = types.ModuleType("script_of_a_test")
         vars(module).update({NAME: self.loops, "note": self, "torch": torch, "SIZE": LARGE_BYTES // 4 + 1})

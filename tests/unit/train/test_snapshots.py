@@ -33,7 +33,7 @@ class Watched:
     def __init__(self, text, there=None):
         self.passed, self.there, self.records = [], [], [there and there[1]]
         self._from = there
-        self.loops = Loops(3, lambda: ([], [], {}), self._meet, self.records.append)
+        self.loops = Loops(3, lambda: ([], [], {}, ()), self._meet, self.records.append)
         iteration = (self.loops.begin_iteration, self.loops.record_reduce, self.loops.record_update)
         module = sys.modules[MODULE] = types.ModuleType(MODULE)
         vars(module).update({NAME: self.loops, "note": self, "torch": torch})

@@ -8,7 +8,7 @@ closures, aliases, and what libraries hold stay what they are.
 
 import io
 from collections import ChainMap, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 
 from unicron.exception_texts import brief
 from unicron.train.carry.aliases import Memories, alias_in, memories_of, moments_of
-from unicron.train.carry.beside import MARK, Beside
+from unicron.train.carry.beside import MARK, Beside, evidence_of
 from unicron.train.carry.by_value import Opaque
 from unicron.train.carry.gradients import gradients_of, restore_gradients
 from unicron.train.carry.hooks import Hooks
@@ -73,7 +73,7 @@ class Heap:
         self._unbound, self.lacking = dict[tuple[str, str], str](), dict[str, str]()
         self._kept_states, self._given_keys, self._memories = dict[Key, Any](), set[Key](), Memories()
         self._last_states, self._drawn_beside = generators(), False
-        self._hooks = Hooks()
+        self._hooks, self._copies = Hooks(), set[Key]()
         self.missing_gradients = list[torch.nn.Parameter]()
 
     # --- numbering ---------------------------------------------------------------------------------------------------
@@ -133,6 +133,19 @@ class Heap:
             else:
                 self._kept_states[key] = self._numbered[key].kind.state(each)
 
+    def carry_copies(self, evidence: Collection[str]) -> None:
+        """Carry what has the numbers of tensors that no process makes by itself, whether or not it ever changes.
+
+        Args:
+            evidence: of those, as of `evidence_of`.
+        """
+        there = self._numbered.items() if evidence else ()
+        self._copies = {
+            key
+            for key, one in there
+            if one.kind is TENSOR and key not in self._given_keys and evidence_of(one.thing) in evidence
+        }
+
     def record_present(self, spaces: Mapping[str, Variables]) -> None:
         """Record which objects are reachable now: they get no key later, as no new process makes them by itself."""
         self._present = {id(thing): thing for _, thing, _ in self._walk(spaces)}
@@ -191,7 +204,7 @@ class Heap:
     # --- a snapshot --------------------------------------------------------------------------------------------------
 
     def _find_changed(self) -> list[Key]:
-        found = {*self._changes.find(), *self._hooks.find(self._keys.keys())}
+        found = {*self._changes.find(), *self._hooks.find(self._keys.keys()), *self._copies}
         return sorted(found, key=lambda key: self._numbered[key].number)
 
     def snapshot(

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from unicron.contracts.tasks import WorkerPhase
 from unicron.contracts.worker import Finished, Membership, Progress, Ready, printable_cause
 from unicron.errors import GroupBrokenError, InvalidInputError
+from unicron.train.carry.beside import evidence_of
 from unicron.train.carry.files import Files
 from unicron.train.groups.rendezvous import await_all_done
 from unicron.train.inplace.abandon import abandons, give_way, is_raised_by_us, why_not_in_place
@@ -134,9 +135,7 @@ class InPlace:
         self.iteration.extend("a model is made DistributedDataParallel")
         if (groups := self._member.groups) is not None:  # who comes later gets them with the state
             groups.records_setup = False
-            with torch.no_grad():
-                for each in shared:
-                    dist.broadcast(each, 0)
+            model.differed = _give(shared)
             groups.records_setup = True
         self.trained.models.append(model)
         reduced = {id(each) for each in model.reduced}
@@ -283,6 +282,26 @@ class InPlace:
         if in_loops:
             self._member.ranks.leave()
         self._channel.send(Finished(iterations=int(os.environ["UNICRON_ITERATIONS"])))
+
+
+@torch.no_grad()
+def _give(shared: Iterable[torch.Tensor]) -> frozenset[str]:
+    """Give all ranks these tensors of the first; return the evidence of them, if any rank had others."""
+    tensors = list(shared)
+    before = [*map(_evidence, tensors)]
+    for each in tensors:
+        dist.broadcast(each, 0)
+    given = [*map(_evidence, tensors)]
+    differ = torch.tensor([int(given != before)], device=tensors[0].device) if tensors else torch.zeros(1)
+    dist.all_reduce(differ)
+    return frozenset(given) if differ.item() else frozenset()
+
+
+def _evidence(tensor: torch.Tensor) -> str:
+    try:
+        return evidence_of(tensor)
+    except (RuntimeError, TypeError):  # of a class of its own
+        return ""
 
 
 def call_after(kind: type, note: Callable[[Any], Any], how: str = "__init__") -> Callable[..., None]:

@@ -78,6 +78,7 @@ class Parallel(DistributedDataParallel):
 
     Attributes:
         rank: of the script that makes it.
+        differed: evidence of what all ranks were given as it was made, where any of them had something else.
         given_digest: its value is the digest of the buffers as all ranks were given them last; None before that.
         reduced: parameters whose gradients are: those that required one as it was made, though they be frozen later.
         expects_gradient: a forward pass says that the next backward pass is to be reduced, as with torch.
@@ -112,7 +113,7 @@ class Parallel(DistributedDataParallel):
         self.device_ids = list(given.get("device_ids") or ()) if self.device_type != "cpu" else []
         buffers = self.shared_buffers() if synced is not None or older is not False else {}
         shared = parameters | buffers if given.get("init_sync", True) else {}
-        self._given = frozenset(shared)
+        self._given, self.differed = frozenset(shared), frozenset[str]()
         self.rank.add_model(self, shared.values())
         self.given_digest = SimpleNamespace(value=self.digest_buffers() if shared else None)
 

@@ -78,13 +78,13 @@ class Trained:
         """Return what torch sums at once of all models' gradients."""
         return [bucket for model in self.models for bucket in model.ready.buckets()]
 
-    def record(self) -> tuple[list[Any], list[Any], dict[str, Any]]:
+    def record(self) -> tuple[list[Any], list[Any], dict[str, Any], frozenset[str]]:
         """Return what the script has made, as a loop begins that may train it.
 
         Returns:
             objects whose state is transferred apart from the script's snapshots; those that loading it changes, as
             `Given` where no process has their state by itself; those that go with the snapshots besides variables, by
-            name.
+            name; the evidence of tensors that were given to ranks as models were made, and were others there before.
         """
         models, trained = self.modules(), self.reduced
         self.moments = Moments(() if self.sharded else self.optimizers, trained)
@@ -99,7 +99,8 @@ class Trained:
         groups = [group for each in self.optimizers for group in each.param_groups]
         self._data.watch(each for model in self.models for each in model.reduced)
         changed = [*self.models, *models.modules(), *tensors, *groups, *given]
-        return [*carried, *self.optimizers], changed, {"moments": self.moments}
+        differed = frozenset[str]().union(*(model.differed for model in self.models))
+        return [*carried, *self.optimizers], changed, {"moments": self.moments}, differed
 
     @property
     def is_as_recorded(self) -> bool:

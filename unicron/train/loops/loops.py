@@ -12,7 +12,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -43,7 +43,7 @@ class Loops(LoopFollower):
         rank: of the program; what is random differs by rank.
         prepare: is called as the first of them begins. It returns the script's objects whose state is transferred by
             other means (models, optimizers), those that `join_ranks` changes, and, by name, those that go with the
-            snapshots though no variable leads to them.
+            snapshots though no variable leads to them, and evidence of tensors whose copies do.
         join_ranks: is called once it is known that this one trains, to form groups with the other ranks and to load
             their state.
         publish_record: publishes this rank's own record, or the reason why there is none, where it outlives the rank.
@@ -58,7 +58,7 @@ class Loops(LoopFollower):
     def __init__(
         self,
         rank: int,
-        prepare: Callable[[], tuple[Iterable[Any], Iterable[Any], dict[str, Any]]],
+        prepare: Callable[[], tuple[Iterable[Any], Iterable[Any], dict[str, Any], Collection[str]]],
         join_ranks: Callable[[], None],
         publish_record: Callable[[LoopSnapshot | NotCarriedError], None],
         is_ready: Callable[[], bool] = lambda: True,

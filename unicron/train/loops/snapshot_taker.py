@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -63,7 +63,12 @@ class SnapshotTaker:
     # --- numbering ---------------------------------------------------------------------------------------------------
 
     def number(
-        self, caller: FrameType, carried: Iterable[Any], changes: Iterable[Any], own: dict[str, Any]
+        self,
+        caller: FrameType,
+        carried: Iterable[Any],
+        changes: Iterable[Any],
+        own: dict[str, Any],
+        copied: Collection[str],
     ) -> NotCarriedError | None:
         """Number all that there is, as the first loop begins; return why no snapshot can be taken, if so.
 
@@ -72,6 +77,7 @@ class SnapshotTaker:
             carried: objects whose state is transferred by other means.
             changes: those that loading it changes.
             own: those that go with the snapshots though no variable leads to them, by name.
+            copied: evidence of tensors that no process makes by itself; copies of them are carried, too.
         """
         modules = {name: getattr(each, "__dict__", {}) for name, each in sys.modules.copy().items()}
         modules |= {caller.f_globals["__name__"]: caller.f_globals}
@@ -81,6 +87,7 @@ class SnapshotTaker:
         try:
             heap.number_objects(self.spaces(caller))
             heap.keep_states(changes)
+            heap.carry_copies(copied)
         except NotCarriedError as error:
             return error
         self._heap = heap
