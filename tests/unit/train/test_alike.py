@@ -12,7 +12,7 @@ from unicron.train.carry.kinds import NotComparedError
 from unicron.train.carry.own_snapshot import Heap
 from unicron.train.carry.tensors import LARGE_BYTES, Given
 from unicron.train.carry.variables import Variables
-from unicron.train.inplace.alike import Alike, Moments
+from unicron.train.inplace.alike import TOTAL, Alike, Moments
 from unicron.train.inplace.ghost import _differences
 from unicron.train.loops.active_loops import LoopSnapshot
 from unicron.train.snapshots.digest import digests
@@ -202,6 +202,32 @@ def test_new_moments_are_compared_at_once_where_all_ranks_have_them_and_else_whe
                 rank.model.load_state_dict(those[1].model.state_dict())
         assert compared(those, 16) == [""] * 3
         assert all(0 in rank.moments.own for rank in those)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_large_tensors_of_which_no_rank_knew_are_compared_before_another_rank_gives_them(alike):
+    those = ranks()
+    for rank in those:
+        rank.update()
+    compared(those)
+    assert all(rank.beside.can_be_given for rank in those), "there are none"
+    for number, rank in enumerate(those):
+        rank.beside._found = {"bank": (lambda: None, f"{0 if alike else number:016x} of something")}
+    assert not any(rank.beside.can_be_given for rank in those)
+    compared(those, 6)
+    assert [rank.beside.can_be_given for rank in those] == [alike] * 3
+    assert [rank.beside.own for rank in those] == [set() if alike else {"bank"}] * 3
+
+
+def test_a_script_that_has_others_again_and_again_is_compared_ever_less_often(monkeypatch):
+    [one] = ranks(1)
+    looked = []
+    monkeypatch.setattr(one.notices, "leave", lambda name, _: looked.append(iteration) if name == TOTAL else None)
+    for iteration in range(2, 64):
+        one.beside._found = {f"tensor of {iteration}": (lambda: None, f"{iteration:016x} of something")}
+        one.alike._at = -1
+        one.alike.begin(iteration, one.notices)
+    assert looked == [2, 4, 6, 16, 32], "at 4 and 16 as that is due"
 
 
 def test_a_new_rank_is_compared_when_the_others_are():

@@ -182,7 +182,17 @@ class Beside:
     @property
     def are_alike(self) -> bool:
         """Whether each of them is known to be alike, so that all ranks can go on from what one of them has saved."""
-        return self._found.keys() <= self.alike
+        return not self.unknown
+
+    @property
+    def unknown(self) -> set[str]:
+        """Names of those of which nobody knows whether another rank has the same."""
+        return self._found.keys() - self.alike
+
+    @property
+    def can_be_given(self) -> bool:
+        """Whether another rank is known to have all that the last snapshot leaves to it."""
+        return not (self.unknown or any(each and name in self.own for name, (_, each) in self._found.items()))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return these tensors as they are now, by name."""

@@ -177,6 +177,7 @@ class Alike:
         beside: large tensors beside the models, likewise.
 
     Attributes:
+        compares: there is another rank.
         is_confirmed: ranks have been compared at least once, so that one may take another's place.
     """
 
@@ -187,7 +188,8 @@ class Alike:
         self._beside = beside
         self._due, self._at = FIRST, -1
         self._mine, self._new = dict[str, int](), set[int]()
-        self.is_confirmed = size == 1
+        self._patience, self._beside_from = APART, 0
+        self.compares, self.is_confirmed = size > 1, size == 1
 
     def confirm(self, iteration: int) -> None:
         """Have this rank be as the one whose place it takes: it is compared when the others are."""
@@ -201,17 +203,21 @@ class Alike:
     def begin(self, iteration: int, notices: Notices) -> None:
         """Leave this rank's digests for the others, where a comparison is due and none is under way.
 
-        It is as well where there are moments of other parameters than the last time, which all ranks begin to have in
-        the same iteration, as a rule.
+        It is as well where there are moments of other parameters than the last time, or large tensors that no rank knew
+        of, both of which all ranks begin to have in the same iteration, as a rule. Where a script has others again and
+        again, it takes ever longer until they are looked at.
 
         Args:
             iteration: that comes next.
             notices: by which ranks tell one another.
         """
         new = self._moments.new()
-        early = self._at < 0 and self.is_confirmed and new - self._new and iteration + APART <= self._due
+        unknown = iteration >= self._beside_from and self._beside.unknown
+        early = self._at < 0 and self.is_confirmed and (new - self._new or unknown) and iteration + APART <= self._due
         if not early and iteration < self._due:
             return
+        if unknown:
+            self._beside_from, self._patience = iteration + self._patience, 2 * self._patience
         self._at, self._new, self._due = iteration, new, _due_after(iteration) if iteration >= self._due else self._due
         names = {id(each): name for name, each in self._models.named_parameters()}
         self._mine = self.digest_parameters() | digests(self._moments.shared(names))

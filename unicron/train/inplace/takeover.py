@@ -70,8 +70,14 @@ class Takeover:
         if different := self._alike.end(self._records):
             self.refuse_all(f"{different} is not the same on all ranks, {CARRY}")
         if self._alike.is_confirmed and self._unpublished is not None:
-            self._records.publish(self._unpublished)
-            self._unpublished = None
+            record, self._unpublished = self._unpublished, None
+            self._records.publish(self._if_known(record))
+
+    def _if_known(self, record: LoopSnapshot | NotCarriedError) -> LoopSnapshot | NotCarriedError:
+        """Return a record, or that ranks have to be compared before another one may give what it leaves to that."""
+        if isinstance(record, NotCarriedError) or not self._alike.compares or self._loops.taker.beside.can_be_given:
+            return record
+        return NotComparedError("ranks are compared before one gives large tensors outside of its model to another")
 
     def refuse_all(self, why: str) -> None:
         """Have no process take a rank's place, as one that did would train something else; nobody is stopped."""
@@ -95,6 +101,7 @@ class Takeover:
                 self._unpublished = record
                 self._records.wait_for_comparison()
                 return
+        record = self._if_known(record)
         self._records.publish(record)
         if isinstance(record, NotComparedError):  # that is over soon
             return
