@@ -188,13 +188,13 @@ CHOOSES = """
     rates = [None] * dist.get_world_size()
     dist.all_gather_object(rates, 0.05 if first else 1.0)
     torch.manual_seed(chosen[0]["seed"])
-    model = torch.nn.Linear(3000, 10)
+    model = torch.nn.Linear(30000, 10)
     dist.broadcast(model.weight.data, 0)
-    for each in model.weight.data.split(2) * 10:  # small ones, of more than 1 MiB together
+    for each in model.weight.data.split(2) * 10:  # small ones, of more than 8 MiB together
         dist.broadcast(each, 0)
     model = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=rates[rank] / 1000)
-    data = torch.randn(40, 3000)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rates[rank] / 10000)
+    data = torch.randn(40, 30000)
     gate.at(-1, phase="begins", rank=rank)
     for step in range(30):
         gate.at(step, rank=rank)
@@ -703,8 +703,8 @@ async def test_who_has_found_what_the_loop_has_made_before_that_was_known_takes_
         ("optimizer.step()", "optimizer.add_param_group({'params': [torch.nn.Parameter(last)]})", "SGD is given"),
         (
             "torch.manual_seed(1 + rank)",
-            "torch.manual_seed(1); dist.broadcast(torch.ones(1 << 19), 0)",
-            "more than 1 MiB",
+            "torch.manual_seed(1); dist.broadcast(torch.ones(1 << 22), 0)",
+            "more than 8 MiB",
         ),
         ("(model(last)", "(model.module(last)", "from a gradient that is not reduced over the ranks"),
         ("(model(", "(model.module(", "from a gradient that is not reduced over the ranks"),
@@ -917,5 +917,55 @@ async def test_copies_of_what_a_model_was_given_as_it_was_made_are_what_they_wer
         await run.at(10)
         await run.strike(1)
         await run.at(20)
+        await run.strike(0)
+    assert run.begun == [0, 0, 1, 1]
+
+
+CLUSTERS = """
+    import gate
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    def cluster(bank):
+        for number in (3, 4):
+            centers = bank[torch.randperm(len(bank))[:number]] if rank == 0 else torch.empty(number, 16)
+            dist.broadcast(centers, 0)
+            for _ in range(3):
+                nearest = torch.cdist(bank, centers).argmin(1)
+                sums, counts = torch.zeros(number, 16).index_add_(0, nearest, bank), nearest.bincount(minlength=number)
+                dist.all_reduce(sums)
+                dist.all_reduce(counts)
+                centers = sums / counts.clamp(min=1).unsqueeze(1)
+        return centers
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(1 + rank)
+    gate.at(-1, phase="begins", rank=rank)
+    model = DistributedDataParallel(torch.nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    bank = torch.randn(20, 16)
+    for epoch in range(3):
+        for each in (0, 1):  # after which nothing is trained, either
+            dist.all_reduce(torch.ones(1))
+        centers = cluster(bank)
+        for number in range(8):
+            gate.at(epoch, number, rank=rank)
+            x = torch.randn(4, 16)
+            (model(x) - x.sum(1, keepdim=True) - centers.sum()).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            bank[number] = x[0]
+    if rank == 0:
+        torch.save({"model": model.module.state_dict(), "lr": 0.01, "seen": bank.sum().item()}, "out.pt")
+"""
+
+
+async def test_what_collectives_gave_in_loops_that_do_not_train_is_given_to_a_new_rank(scene):
+    async with disturbed(scene, CLUSTERS, (0, 6)) as run:
+        await run.at(0, 6)  # in the first epoch nobody knew that those loops do not
+        await run.strike(1)
+        await run.at(2, 3)
         await run.strike(0)
     assert run.begun == [0, 0, 1, 1]

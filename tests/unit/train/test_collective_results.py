@@ -6,12 +6,12 @@ import torch
 from unicron.errors import GroupBrokenError
 from unicron.train.inplace.groups import ScriptCollective
 from unicron.train.loops import collective_results
-from unicron.train.loops.collective_results import EndedCollectives, KnownResults
+from unicron.train.loops.collective_results import EndedCollectives, KnownResults, kept
 
 
 def test_results_are_given_once_each_in_their_order_as_they_were():
     first, tensor = KnownResults(), torch.ones(2)
-    first.record([tensor])
+    first.record(kept([tensor]))
     first.record(None)
     first.record([])
     tensor.zero_()
@@ -57,7 +57,7 @@ def test_a_rank_is_given_what_ended_elsewhere_from_where_it_is():
     assert first.results_after(20) == []
 
 
-@pytest.mark.parametrize("outputs", [None, [torch.zeros(1 << 19)]])
+@pytest.mark.parametrize("outputs", [None, [torch.zeros(1 << 22)]])
 def test_where_a_broken_collective_can_not_be_run_by_a_new_rank_too_that_is_said(outputs):
     def breaks():
         raise GroupBrokenError("connection reset")

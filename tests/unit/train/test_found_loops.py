@@ -281,7 +281,7 @@ def test_what_is_around_the_items_of_a_loop_is_as_far_as_they_are(over, inline):
 @pytest.mark.parametrize("first", ["changed.add_(1)", "changed"])
 def test_nobody_begins_the_first_iteration_where_what_it_would_be_given_has_changed_since_the_snapshot(first):
     changed, watched = torch.zeros(3), Confirmed()
-    watched.loops._prepare = lambda: ([], [Given(changed)], {})
+    watched.loops._prepare = lambda: ([], [Given(changed)], {}, ())
     watched.run(f"\nfor x in range(2):\n    [{first}, run()]\n", changed=changed)
     _, begun, *later = watched.records
     assert all(isinstance(each, LoopSnapshot) for each in later)

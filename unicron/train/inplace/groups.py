@@ -20,6 +20,7 @@ from unicron.train.loops.collective_results import (
     EndedCollectives,
     KnownResults,
     Results,
+    kept,
     pack_results,
     unpack_results,
 )
@@ -39,8 +40,8 @@ OPERANDS = {"reduce": 0, "gather": 1}
 
 ReadResults = Callable[[], Results | None]
 
-LARGE_BYTES = 64 << 10
-"""Larger results from before the loops, and those after the first 1 MiB, have to be parameters: these are given."""
+LARGE_BYTES = 1 << 20
+"""Larger results from before the loops, and those after the first 8 MiB, have to be parameters: these are given."""
 
 
 class Trial(Protocol):
@@ -273,19 +274,20 @@ class ScriptGroups(InnerGroups):
             collective.finish(self._rejoin)
         finally:
             self._active.remove(collective)
-        results = collective.results if collective.is_replayable else None
+        found = collective.results if collective.is_replayable else None
         if self._loops.has_begun:
+            results = kept(found)
             if collective.is_global:
                 self.ended.record(results)
             self._loops.record_result(results)
             return
-        if _nbytes(results) > LARGE_BYTES or not self._setup.has_room(_nbytes(results)):
-            self._large_results += results or ()
+        if _nbytes(found) > LARGE_BYTES or not self._setup.has_room(_nbytes(found)):
+            self._large_results += found or ()
             self._setup.record([])
         else:
-            self._setup.record(results)
+            self._setup.record(kept(found))
         if self._loops.is_tried:
-            self._loops.record_result(results)
+            self._loops.record_result(kept(found))
 
 
 def _raise(error: Exception) -> None:

@@ -25,7 +25,7 @@ from unicron.train.inplace.buckets import EITHER_WAY
 from unicron.train.inplace.groups import ScriptGroups
 from unicron.train.inplace.records import NO_SNAPSHOT, Records
 from unicron.train.inplace.script_rendezvous import CONTINUES, SCRIPT_PART
-from unicron.train.loops.collective_results import pack_results, unpack_results
+from unicron.train.loops.collective_results import MOST_BYTES, pack_results, unpack_results
 from unicron.train.loops.loops import Loops
 from unicron.train.session.gradients import TorchGradients
 from unicron.train.session.ranks import TorchRanks
@@ -47,7 +47,7 @@ MOVED = (
 
 UNKNOWN = (
     "what a collective of this script gave before its loop, or since its last snapshot, can't be given to a new rank: "
-    "it was more than 1 MiB, or not the same on all ranks"
+    f"it was more than {MOST_BYTES >> 20} MiB, or not the same on all ranks"
 )
 
 RANK_LOST = "a rank is gone, and with it its part of the model: all begin again, from what was saved last in memory"

@@ -93,6 +93,7 @@ class ActiveLoop:
         point, snapshot, at_snapshot: where in its body the last snapshot was taken, that, and how far the loop was.
         refusal: why there is none.
         iterator_results, body_results: results of collectives run by its iterator, and by its body since that snapshot.
+        results_around: how many of those are also kept by the loop around it, as long as it is not known to train.
         is_drawing: its iterator is just finding the next item.
         is_fed: what its iterator does to find items trains; its body does not.
         trains: its body has trained, or its iterator.
@@ -109,6 +110,7 @@ class ActiveLoop:
         self.snapshot, self.refusal = b"", None
         self.at_snapshot: tuple[int, int | None, list[Results | None] | None] = (0, None, [])
         self.iterator_results, self.body_results, self.is_drawing = KnownResults(), KnownResults(), False
+        self.results_around = 0
         self.had_inner_loop = self.has_begun = self.is_fed = self.trains = self.body_trained = False
 
     refusal: NotCarriedError | None

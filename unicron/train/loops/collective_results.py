@@ -10,7 +10,7 @@ import torch
 
 from unicron.errors import InvalidInputError
 
-MOST_BYTES = 1 << 20
+MOST_BYTES = 8 << 20
 """Bytes of results kept for one place of a script; a rank that would need more can't replay them."""
 
 RESULTS_KEPT = 10_000
@@ -20,6 +20,13 @@ RECENT = 16
 """Collectives by which one rank may be ahead of another, as the root of broadcasts may be, and still help it."""
 
 Results = list[torch.Tensor]
+
+
+def kept(results: Results | None) -> Results | None:
+    """Return copies of results, on the processor, which stay as they are; None where they are too large."""
+    if results is None or sum(each.nbytes for each in results) > MOST_BYTES:
+        return None
+    return [each.detach().cpu().clone() for each in results]
 
 
 class EndedCollectives:
@@ -40,10 +47,9 @@ class EndedCollectives:
         self._fewest, self._most = 0, list[Results | None]()
 
     def record(self, results: Results | None) -> None:
-        """Record that one has ended, with its results where they are known."""
+        """Record that one has ended, with its results where they are `kept`."""
         self.count += 1
-        small = results is not None and sum(each.nbytes for each in results) <= MOST_BYTES
-        self._recent.append([each.detach().cpu().clone() for each in results or ()] if small else None)
+        self._recent.append(results)
 
     def results_after(self, fewest: int) -> list[Results | None]:
         """Return the results of all but the first `fewest`, None for those that are not known."""
@@ -84,7 +90,7 @@ class KnownResults:
         return self._nbytes + nbytes <= MOST_BYTES
 
     def record(self, results: Results | None) -> None:
-        """Append the results of one more collective, None if they differ between ranks."""
+        """Append the results of one more collective, as they are `kept`, None if they are not known."""
         if self._results is None:
             return
         nbytes = sum(each.nbytes for each in results or ())
@@ -92,7 +98,7 @@ class KnownResults:
             self._results = None
             return
         self._nbytes += nbytes
-        self._results.append(None if results is None else [each.detach().cpu().clone() for each in results])
+        self._results.append(results)
         self._next += self._next == len(self._results) - 1
 
     def drop_last(self, count: int) -> None:

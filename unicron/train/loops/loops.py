@@ -173,7 +173,7 @@ class Loops(LoopFollower):
             raise NotCarriedError(f"this process trains before it comes to {self._told}, where the others began to")
         reason = why_asked(self.stack) or unfollowed_reason(caller, self.stack.active, self._too_early)
         if not reason:
-            self.stack.note_training()
+            self.replay.note_training()
             reason = why_not_fed(self.stack.active)
         if reason:
             return reason
@@ -252,7 +252,7 @@ class Loops(LoopFollower):
                 raise NotCarriedError(
                     f"this process trains at {place} before it comes to {there}, where the others are"
                 )
-        self.stack.note_training()
+        self.replay.note_training()
         if reason := why_asked(self.stack) or why_not_fed(self.stack.active):
             self._close_last_snapshot(reason)
         elif not self.is_resumable:

@@ -121,7 +121,7 @@ class Replay:
         else:
             found = (self._here if self.is_under_way else self.points.since_last).next_result()
             if not self.is_under_way:
-                self._here.record(found)
+                self._record_here(found)
         for each in RUNNING[brought[-1] + 1 if brought else 0 :]:
             each.results.record(found)
         return found
@@ -129,14 +129,37 @@ class Replay:
     def record_result(self, results: Results | None) -> None:
         """Record the results of a collective, None if a rank that comes later can't be given them."""
         self.points.record_result(results)
-        for each in (self._here, *(iterator.results for iterator in RUNNING)):
-            each.record(results)
+        self._record_here(results)
+        for each in RUNNING:
+            each.results.record(results)
+
+    def _record_here(self, results: Results | None) -> None:
+        """Record results where this rank is; of a loop that is not known to train also around it.
+
+        Another rank knows by then that it does not, and runs it without looking at it.
+        """
+        for at in reversed(self._stack.active):
+            self._results_in(at).record(results)
+            if at.trains or at.place in self._stack.training:
+                return
+            at.results_around += 1
+        self._outside.record(results)
+
+    def note_training(self) -> None:
+        """Note that all active loops train; take back what was recorded around them, as another rank enters them."""
+        active = self._stack.active
+        for around, at in zip([self._outside, *map(self._results_in, active)], active, strict=False):
+            around.drop_last(at.results_around)
+            at.results_around = 0
+        self._stack.note_training()
 
     @property
     def _here(self) -> KnownResults:
         at = self._stack.innermost
-        if at is None:
-            return self._outside
+        return self._outside if at is None else self._results_in(at)
+
+    @staticmethod
+    def _results_in(at: ActiveLoop) -> KnownResults:
         return at.iterator_results if at.is_drawing else at.body_results
 
     # --- the state ---------------------------------------------------------------------------------------------------
