@@ -84,7 +84,7 @@ class Replacements:
     """
 
     def __init__(self, task: str, *, runs_again: bool = False) -> None:
-        self._task, self._runs_again, self._replaced = task, runs_again, 0
+        self._task, self._runs_again, self._replaced, self._began_again = task, runs_again, 0, 0
         self._before: frozenset[str] | None = None
         self._now, self._has_failed = frozenset[str](), False
 
@@ -102,18 +102,27 @@ class Replacements:
                 went_on = 0 if self._runs_again else len(self._before & self._now)
                 new = len(self._now - self._before)
                 self._replaced += new if went_on else 0
+                self._began_again += not went_on
                 since = "the failure was detected" if self._has_failed else "they stopped"
                 self._before, self._has_failed = None, False
                 who = f"{new} new, {went_on} went on" if went_on else "all ranks began again"
                 return f"{message.seconds:.2f} s after {since}: {who}"
         return ""
 
-    @property
-    def outcome(self) -> str:
-        """What that shows of in-place healing, where no drill has shown more."""
-        if not self._replaced:
-            return "unproven, the script ended before its drill"
-        many = self._replaced > 1
-        return (
-            f"{self._replaced} lost rank{'s were' if many else ' was'} replaced while others went on; no drill was made"
-        )
+    def outcome(self, drilled: str) -> str:
+        """Return what this run has shown of in-place healing.
+
+        Args:
+            drilled: what its last drill has; empty where there was none.
+        """
+        told = list[str]()
+        if self._replaced:
+            ranks = f"{self._replaced} lost ranks were" if self._replaced > 1 else "1 lost rank was"
+            told.append(f"{ranks} replaced while others went on")
+        if self._began_again:
+            told.append("all ranks began again" + f" {self._began_again} times" * (self._began_again > 1))
+        came = " and ".join(told)
+        if self._replaced and not drilled:
+            return f"{came}; no drill was made"
+        shown = drilled or "unproven, the script ended before its drill"
+        return f"{shown}; in this run {came}" if came else shown

@@ -238,7 +238,7 @@ def _run(what: Run, root: Path, log: Callable[[str], None], *, remove: bool) -> 
         if not drill or came is None:
             log(f"unicron: {spec.name} {view.state}: {view.reason}")
             if way_of(spec).may_be_uncarried:
-                log(f"unicron: in place: {came.outcome if came else program.replacements.outcome}")
+                log(f"unicron: in place: {program.replacements.outcome(came.outcome if came else '')}")
     finally:
         cluster.stop()
         if remove and well:
