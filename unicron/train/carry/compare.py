@@ -4,6 +4,7 @@ import collections
 import copyreg
 import functools
 import io
+import operator
 import random
 import sys
 import types
@@ -25,7 +26,7 @@ Pairs = list[tuple[str, Any, Any]]
 
 GRADIENTS = "the gradients"
 
-ITEMS_SHOWN = 2
+ITEMS_SHOWN, BYTES_SHOWN = 2, 16
 
 _IDENTICAL = (type, types.ModuleType, types.CodeType, torch.dtype)
 _SHARED = (list, dict, set, bytearray, collections.deque, torch.Tensor)
@@ -348,6 +349,9 @@ def _sets_difference(path: str, ours: Iterable[Any], theirs: Iterable[Any], part
 
 
 def _words(path: str, ours: Any, theirs: Any) -> str:
+    if isinstance(ours, bytes) and isinstance(theirs, bytes) and len(ours) == len(theirs) > BYTES_SHOWN:  # a tensor's
+        apart = sum(map(operator.ne, ours, theirs))
+        return f"{path}: {apart} of {len(ours)} bytes differ".lstrip(".: ")
     mine, other = shown(ours), shown(theirs)
     if mine == other:
         mine, other = f"{mine} ({type(ours).__qualname__})", f"{other} ({type(theirs).__qualname__})"

@@ -108,9 +108,11 @@ def read(data: bytes) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a text shows it."""
+    """Return a value as a text shows it; of a long one both ends, as it may differ in either. Bytes are counted."""
+    if isinstance(value, bytes) and len(value) > SHOWN:
+        return f"{len(value)} bytes"
     try:
         text = " ".join(repr(value).split())
     except Exception:  # noqa: BLE001 whatever a script's objects raise
         text = f"a {type(value).__qualname__}"
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    return text if len(text) <= SHOWN else f"{text[: SHOWN // 2 - 3]}...{text[-SHOWN // 2 :]}"

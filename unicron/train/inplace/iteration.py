@@ -12,7 +12,7 @@ from unicron.train.inplace.member import Member
 from unicron.train.inplace.parallel import Parallel
 from unicron.train.inplace.peers import script_line
 from unicron.train.inplace.piggyback import Piggyback
-from unicron.train.inplace.takeover import CARRY, Takeover
+from unicron.train.inplace.takeover import Takeover
 from unicron.train.snapshots.shards import local
 from unicron.train.worker.phases import IterationPhase
 from unicron.train.worker.shell import run
@@ -194,9 +194,12 @@ class ScriptIteration:
         """Have all ranks agree that the iteration is whole, before any of them updates its shard of a model."""
         if not (self._trained.models or self._trained.sharded):
             self._member.join_unhealed(trains=True)
+            updated = (each for group in optimizer.param_groups for each in group["params"])
+            flat = any(type(each).__name__ == "FlatParameter" for each in updated)
+            how = "is FullyShardedDataParallel" if flat else "is its own to sum over the ranks, or is not summed"
             self._takeover.drill.warn(
-                "what it trains is neither DistributedDataParallel nor spread by fully_shard, as a pipeline's stages "
-                "are not: all ranks begin again, whichever is lost"
+                f"what it trains {how}, and only DistributedDataParallel is healed in place: all ranks begin again, "
+                "whichever is lost"
             )
         if self._trained.sharded and self._unfollowed and not self._loops.has_begun:
             raise InvalidInputError(self._unfollowed)
@@ -242,7 +245,9 @@ class ScriptIteration:
         if self._trained.updates_unreduced(optimizer):  # only now: a closure may have computed it
             self._takeover.refuse_all(
                 f"at {script_line(traceback.extract_stack())} {type(optimizer).__name__} makes an update from a "
-                f"gradient that is not reduced over the ranks, {CARRY}"
+                "gradient that is not reduced over the ranks, so that no other one has it: have all backward passes "
+                "for an update, or the last of them, go through DistributedDataParallel, and keep what is a rank's own "
+                "out of that"
             )
         reduced = self._member.in_loops and self._member.core.phase is IterationPhase.REDUCED
         if reduced and optimizer in self._trained.optimizers:
