@@ -319,6 +319,11 @@ class Program:
             self.drilled = drilled
         self._passed |= passed
 
+    @property
+    def _is_off(self) -> bool:
+        """Whether a drill has shown that healing in place is off: no later one shows more."""
+        return self.drilled is not None and bool(self.drilled.problem)
+
     async def _until_alone(self, client: Client) -> None:
         """Wait until the others have seen that it is over, and have gone; for so long only."""
         with suppress(TimeoutError, UnicronError):
@@ -337,7 +342,7 @@ class Program:
             self._ranks.write()  # what ranks wrote before it, such as why they ended
             if isinstance(message, FailureDetected):
                 self._log(f"unicron: {self._ranks.names.explain(short(str(message), LONGEST))}")
-            elif isinstance(message, ScriptDrilled) and not message.under_way:
+            elif isinstance(message, ScriptDrilled) and not (message.under_way or self._is_off):
                 found = message.problem, message.unproven
                 if found not in self._outcomes:
                     self._log(f"unicron: in place: {message.outcome}")

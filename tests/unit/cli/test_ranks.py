@@ -142,7 +142,8 @@ async def test_what_an_earlier_job_has_told_is_not_told_again(tmp_path, since, t
 async def test_what_a_drill_has_shown_is_told_once_however_often_it_is_made(tmp_path):
     where = {"node": "node-1", "slot": 0, "task": "t", "worker": "t-2", "iteration": 2, "rank": 1}
     drills = [ScriptDrilled(**where, unproven=why) for why in ("no room", "no room", "", "no room", "too slow")]
-    drills += [ScriptDrilled(**where, problem=why) for why in ("a lock", "a lock")]
+    drills += [ScriptDrilled(**where, problem="a lock"), ScriptDrilled(**{**where, "rank": 0}, problem="a lock")]
+    drills += [ScriptDrilled(**where)]  # from then on healing is off
 
     class Journal:
         async def follow(self):
@@ -155,6 +156,7 @@ async def test_what_a_drill_has_shown_is_told_once_however_often_it_is_made(tmp_
     )
     await program._follow(Journal(), 0)
     assert said == [f"unicron: in place: {drills[number].outcome}" for number in (0, 2, 4, 5)]
+    assert program.drilled is drills[5], "as it was printed"
 
 
 async def test_what_a_rank_wrote_before_a_failure_is_shown_before_it(tmp_path, capsys):
