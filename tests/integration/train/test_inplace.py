@@ -830,14 +830,15 @@ SLOW_ON_TRIAL = LOOSE.replace(
 )
 
 
-async def resume_trials():
-    """Have each process go on that is on trial and has stopped."""
+async def resume_trials(folder):
+    """Have each process of a task go on that is on trial and has stopped."""
     while True:
-        for folder in Path("/proc").glob("[0-9]*"):
+        for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                name, _, rest = (folder / "stat").read_text().partition(") ")
-                if name.endswith("(unicron trial") and rest.startswith("T"):
-                    os.kill(int(folder.name), signal.SIGCONT)
+                name, _, rest = (process / "stat").read_text().partition(") ")
+                is_stopped = name.endswith("(unicron trial") and rest.startswith("T")
+                if is_stopped and (process / "cwd").readlink() == folder:
+                    os.kill(int(process.name), signal.SIGCONT)
         await asyncio.sleep(0.05)
 
 
@@ -854,7 +855,7 @@ async def test_a_rank_lost_while_a_process_is_on_trial_is_waited_for_until_that_
         await run.strike(rank)
         await scene.until(lambda: scene.of(Alert, task=run.name))
         assert run.begun == [0, 1], "nobody begins before that is known"
-        going_on = asyncio.create_task(resume_trials())
+        going_on = asyncio.create_task(resume_trials(scene.cluster.root.parent / run.name))
         run.gate.open()
         await scene.ends(run.name)
         going_on.cancel()

@@ -102,6 +102,8 @@ def test_what_is_beside_a_model_is_each_ranks_own_where_it_differs_and_some_may_
     assert compared(those) == ["", "", ""]
     assert [rank.beside.own for rank in those] == [{"bank"}] * 3
     assert [rank.beside.alike for rank in those] == [each.keys() for each in found]
+    assert [rank.beside.missing for rank in those] == [{"late", "teacher"}] * 3
+    assert all(rank.beside.includes_smaller for rank in those), "as one of them may"
     assert all(rank.alike.is_confirmed for rank in those)
 
 

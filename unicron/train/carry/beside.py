@@ -63,12 +63,13 @@ class Beside:
 
     Attributes:
         own: names of those that are not the same on all ranks.
-        alike: names of those that another rank had, too, when that was looked at.
+        alike: names of those that another rank had, too, when that was looked at, or has no need of.
+        missing: names of those that not all ranks had.
         before: copies of what has changed since a snapshot.
     """
 
     def __init__(self) -> None:
-        self.own, self.alike = set[str](), set[str]()
+        self.own, self.alike, self.missing = set[str](), set[str](), set[str]()
         self._least, self._most = LARGE_BYTES, LEAST_BYTES
         self._given = dict[str, torch.Tensor]()
         self._found, self._new = dict[str, tuple[weakref.ref[torch.Tensor], str]](), dict[str, tuple[Any, str]]()
@@ -182,17 +183,17 @@ class Beside:
     @property
     def are_alike(self) -> bool:
         """Whether each of them is known to be alike, so that all ranks can go on from what one of them has saved."""
-        return not self.unknown
+        return self._found.keys() <= self.alike
 
     @property
-    def unknown(self) -> set[str]:
-        """Names of those of which nobody knows whether another rank has the same."""
-        return self._found.keys() - self.alike
+    def is_known(self) -> bool:
+        """Whether it is known of each of them whether another rank has the same."""
+        return self.are_alike and self.missing.isdisjoint(self._found)
 
     @property
     def can_be_given(self) -> bool:
         """Whether another rank is known to have all that the last snapshot leaves to it."""
-        return not (self.unknown or any(each and name in self.own for name, (_, each) in self._found.items()))
+        return self.is_known and not any(each and name in self.own for name, (_, each) in self._found.items())
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return these tensors as they are now, by name."""
@@ -223,6 +224,8 @@ class Beside:
             why = "another rank has it otherwise, or has changed it since" if given else "no other rank has it"
             raise NotCarriedError(f"{name}, a large tensor outside of the model, can't be had from another rank: {why}")
         self._new[name] = weakref.ref(found), evidence
+        if found.nbytes <= self._least:  # the one that it replaces has taken smaller ones, too
+            self.include_smaller()
         return found
 
     def end_taking(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:

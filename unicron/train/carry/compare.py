@@ -88,7 +88,7 @@ class _Snapshot:
 
     def __init__(self, data: bytes) -> None:
         reader = Reader(io.BytesIO(data))
-        variables, entries, states, gradients, summed, _ = reader.load()
+        variables, entries, states, gradients, summed, *_ = reader.load()
         self.parts, self.names, self.left_out = dict[Any, Any](), dict[Any, str](), set[Any]()
         for space, values, *_ in variables:
             for name, value in values.items():

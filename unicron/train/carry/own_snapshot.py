@@ -248,7 +248,8 @@ class Heap:
             unbound = {each: why for (space, each), why in self._unbound.items() if space == name}
             variables.append((name, known, names, as_first, unbound))
         summed = gradients_of(self._parameters, whole=gradients, zeroed=zeroed)
-        whole = variables, entries, self._certain_generators(), gradients, summed, self._hooks.registered
+        states, copies = self._certain_generators(), [*self._copies]
+        whole = variables, entries, states, gradients, summed, self._hooks.registered, copies
         try:
             packed = self._pack(whole, entries)  # a variable's new value may be left out, an object's may not
         except InjectedFault:
@@ -371,7 +372,7 @@ class Heap:
         self._beside.begin(certain=ends)
         unpickler = Unpickler(io.BytesIO(data), partial(self._given, ends=ends))
         try:
-            variables, entries, states, gradients, summed, hooks = unpickler.load()
+            variables, entries, states, gradients, summed, hooks, copies = unpickler.load()
         except NotCarriedError:
             raise
         except Exception as error:
@@ -381,6 +382,7 @@ class Heap:
         known |= {key for key, _ in entries}
         made_before = [key for key in self._find_changed() if not (key[0] or self._numbered[key].is_moving)]
         if ends:
+            self._copies |= {*copies}
             self._changes.accept(self._given_keys - known)
         if more := [key for key in made_before if key not in known | self._given_keys]:
             raise NotCarriedError(

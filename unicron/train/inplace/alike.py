@@ -160,10 +160,11 @@ class Notices(Protocol):
 
 
 class Comparison(msgspec.Struct, array_like=True):
-    """What came of a comparison: the parameters and moments that some rank had otherwise as an iteration began."""
+    """What came of a comparison: what some rank had otherwise as an iteration began, and what not all knew of."""
 
     iteration: int
     different: list[str]
+    missing: list[str] = []
 
 
 class Alike:
@@ -212,7 +213,7 @@ class Alike:
             notices: by which ranks tell one another.
         """
         new = self._moments.new()
-        unknown = iteration >= self._beside_from and self._beside.unknown
+        unknown = iteration >= self._beside_from and not self._beside.is_known
         early = self._at < 0 and self.is_confirmed and (new - self._new or unknown) and iteration + APART <= self._due
         if not early and iteration < self._due:
             return
@@ -235,6 +236,7 @@ class Alike:
         if at < 0 or (found := self._compare(notices) if self._rank == 0 else self._read(notices)) is None:
             return ""
         self._at, self.is_confirmed = -1, True
+        self._keep_beside(found)
         return self._keep_own(found.different, self._new if found.iteration == at else ())
 
     def _read(self, notices: Notices) -> Comparison | None:
@@ -252,7 +254,7 @@ class Alike:
             self._at = -1
             return None
         mine = msgspec.msgpack.decode(own, type=tuple[int, bytes])
-        different = dict[str, None]()
+        different, missing = dict[str, None](), set[str]()
         odd = [rank for rank, each in zip(others, totals, strict=True) if each != mine]
         found = notices.read_left([ALL], odd)
         if not all(found):  # the connection broke in between
@@ -261,19 +263,29 @@ class Alike:
             iteration, theirs = msgspec.msgpack.decode(each, type=tuple[int, dict[str, int]])
             if iteration == self._at:
                 names = self._mine | theirs
+                missing |= {name for name in self._mine.keys() ^ theirs.keys() if name.startswith(BESIDE)}
                 compared = (name for name in names if _is_known(name, self._mine, theirs))
                 different |= dict.fromkeys(name for name in compared if self._mine.get(name) != theirs.get(name))
-        came = Comparison(self._at, list(different))
+        came = Comparison(self._at, list(different), sorted(missing))
         notices.leave(CAME, msgspec.msgpack.encode(came))
         return came
 
+    def _keep_beside(self, found: Comparison) -> None:
+        """Have what is beside models be this rank's own where it differs; look out for what not all knew of."""
+        self._beside.own |= _beside_names(found.different)
+        self._beside.alike |= _beside_names(self._mine)
+        self._beside.missing = _beside_names(found.missing)
+        if found.missing:  # some had too much for one snapshot, and so left out smaller ones, too
+            self._beside.include_smaller()
+
     def _keep_own(self, different: list[str], compared: Iterable[int]) -> str:
-        """Have moments, and what is beside models, be this rank's own where it differs; return what can't be."""
-        beside = [name for name in different if name.startswith(BESIDE)]
-        self._beside.own |= {name.removeprefix(f"{BESIDE} ") for name in beside}
-        self._beside.alike |= {name.removeprefix(f"{BESIDE} ") for name in self._mine if name.startswith(BESIDE)}
+        """Have moments be this rank's own where they differ; return what can't be."""
         self._moments.keep_own(different, compared, {id(each): name for name, each in self._models.named_parameters()})
         return next((name for name in different if name.startswith(PARAMETER)), "")
+
+
+def _beside_names(names: Iterable[str]) -> set[str]:
+    return {name.removeprefix(f"{BESIDE} ") for name in names if name.startswith(BESIDE)}
 
 
 def _due_after(iteration: int) -> int:

@@ -286,15 +286,17 @@ class InPlace:
 
 @torch.no_grad()
 def _give(shared: Iterable[torch.Tensor]) -> frozenset[str]:
-    """Give all ranks these tensors of the first; return the evidence of them, if any rank had others."""
+    """Give all ranks these tensors of the first; return the evidence of those of which any rank had another one."""
     tensors = list(shared)
+    if not tensors:
+        return frozenset()
     before = [*map(_evidence, tensors)]
     for each in tensors:
         dist.broadcast(each, 0)
     given = [*map(_evidence, tensors)]
-    differ = torch.tensor([int(given != before)], device=tensors[0].device) if tensors else torch.zeros(1)
-    dist.all_reduce(differ)
-    return frozenset(given) if differ.item() else frozenset()
+    differ = torch.tensor([one != other for one, other in zip(before, given, strict=True)], dtype=torch.int32)
+    dist.all_reduce(differ := differ.to(tensors[0].device))
+    return frozenset(each for each, found in zip(given, differ.tolist(), strict=True) if found)
 
 
 def _evidence(tensor: torch.Tensor) -> str:
