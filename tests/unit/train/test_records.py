@@ -1,5 +1,6 @@
 """Records of a script's ranks that are unpickled, and those that a new rank can begin at."""
 
+import os
 import pickle
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from unicron.contracts.frames import LIMIT
+from unicron.contracts.tasks import WorkerPhase
 from unicron.contracts.worker import NOWHERE
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.inplace.inplace import InPlace
@@ -74,3 +76,18 @@ def test_a_variable_that_could_not_go_along_is_no_fault_of_the_script_and_any_ot
     rank = SimpleNamespace(_takeover=SimpleNamespace(begin_again=begin_again), loops=loops, _tell_failed=lambda _: None)
     with pytest.raises(raised, match="'saving' is not defined"), InPlace.run_to_end(rank):
         exec("saving.result()", {})
+
+
+def test_who_waits_for_a_trial_at_the_end_of_its_script_does_not_count_as_one_that_computes():
+    order, channel = [], SimpleNamespace(iteration=7, send=lambda told: order.append(told.phase))
+
+    def finish():
+        order.append("waits")
+        raise KeyError
+
+    rank = object.__new__(InPlace)
+    rank._pid, rank._channel = os.getpid(), channel
+    rank._takeover = SimpleNamespace(drill=SimpleNamespace(finish=finish))
+    with pytest.raises(KeyError):
+        rank._finish("at the end of train.py")
+    assert order == [WorkerPhase.WAITING, "waits"]

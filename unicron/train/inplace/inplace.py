@@ -256,6 +256,8 @@ class InPlace:
         """
         if os.getpid() != self._pid:  # a process that the script has forked ends
             return
+        # from here on it waits: a script that has evaluated its model last would still count as one that computes
+        self._channel.send(Progress(iteration=max(0, self._channel.iteration), phase=WorkerPhase.WAITING, done=0))
         self._takeover.drill.finish()
         if self._member.groups is None and not self._is_apart:
             self.join_group()
@@ -269,7 +271,6 @@ class InPlace:
         if self._is_apart:
             self._member.rendezvous.membership = self._channel.await_membership(-1)
         membership = self._member.membership()
-        self._channel.send(Progress(iteration=max(0, self._channel.iteration), phase=WorkerPhase.WAITING, done=0))
         with contextlib.suppress(GroupBrokenError):
             self._member.peers.publish(self._member.position(None, where))
         if not await_all_done(
