@@ -24,6 +24,7 @@ from unicron.train.carry.kinds import Kind, NotCarriedError, Parts
 from unicron.train.carry.newer_files import FilesAsked, FilesRead, NewerFiles
 from unicron.train.carry.own_folders import OwnFolders
 from unicron.train.carry.variables import NAME
+from unicron.train.worker.telling import tell
 
 _open = io.open
 _taken_over = WeakKeyDictionary[Any, str]()
@@ -182,7 +183,7 @@ class Files:
             words = f"{name}({shown!r}) is skipped: it was done before this process took the place of a lost one"
             if words not in self._reported:
                 self._reported.add(words)
-                print(f"unicron: {words}", file=sys.stderr)  # noqa: T201 goes to the worker's log
+                tell(f"unicron: {words}")
             return None
 
         return unless_late

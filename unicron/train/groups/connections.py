@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
 from unicron.errors import GroupBrokenError, explain_lack, explain_text
 from unicron.train.groups import nccl
 from unicron.train.groups.sockets import is_tcp, keep_alive, open_sockets, shut_down, wait_for_end
+from unicron.train.worker.telling import tell
 
 CONNECT = timedelta(seconds=10)
 """For gloo's mesh, once all ranks have met."""
@@ -120,7 +121,7 @@ class Connections:
             yield
         finally:
             if not nccl.await_aborts(aborts):
-                print(f"unicron: NCCL did not abort in {nccl.ABORT_S:.0f} s, so this worker ends", flush=True)  # noqa: T201
+                tell(f"unicron: NCCL did not abort in {nccl.ABORT_S:.0f} s, so this worker ends")
                 os._exit(1)
 
     @contextlib.contextmanager

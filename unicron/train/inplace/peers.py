@@ -25,6 +25,7 @@ from unicron.flight import is_of_library
 from unicron.train.groups.rendezvous import Rendezvous
 from unicron.train.restart import ending
 from unicron.train.worker.channel import AgentChannel
+from unicron.train.worker.telling import tell
 
 LOOK_S, RARELY_S = 0.5, 30.0
 """How often a wait is looked at; the longer it lasts, the more rarely the others' positions are."""
@@ -200,7 +201,7 @@ class Peers:
         name = f"{RankEndedError.__module__}.{RankEndedError.__qualname__}"
         lines = "".join(stack.format())[-8000:]
         self._channel.send(Raised(iteration=self._channel.iteration, exception=name, text=text[:2000], traceback=lines))
-        print(f"{lines}{name}: {text}", file=sys.stderr, flush=True)  # noqa: T201 goes to the worker's log
+        tell(f"{lines}{name}: {text}")
         ending.flush()
         os._exit(1)
 

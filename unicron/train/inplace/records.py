@@ -8,7 +8,6 @@ import contextlib
 import hmac
 import os
 import pickle
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from typing import Any
@@ -20,6 +19,7 @@ from unicron.errors import GroupBrokenError
 from unicron.train.carry.kinds import NotCarriedError, NotComparedError
 from unicron.train.groups.rendezvous import Rendezvous
 from unicron.train.loops.active_loops import SNAPSHOTS_KEPT, Chain, LoopSnapshot
+from unicron.train.worker.telling import tell
 
 PART, MOST_BYTES = "-records", LIMIT - (1 << 20)
 REFUSED = "refused"
@@ -74,7 +74,7 @@ class Records:
             if not isinstance(record, NotComparedError) and str(record) not in self._reported:
                 self._reported.add(str(record))
                 cure = " Keep plain values instead" if str(record).startswith("`") and "keep" not in str(record) else ""
-                print(f"{NO_SNAPSHOT_NOW}{record}{_THEN}{cure}", file=sys.stderr)  # noqa: T201 goes to the worker's log
+                tell(f"{NO_SNAPSHOT_NOW}{record}{_THEN}{cure}")
             data = b""
             self.publish_refusal(str(record))
         else:

@@ -42,6 +42,7 @@ from unicron.exception_texts import shortened
 from unicron.train.worker.flight import collectives
 from unicron.train.worker.injected import Injected, exception, raise_in_script
 from unicron.train.worker.phases import FORGOTTEN, greeting
+from unicron.train.worker.telling import tell
 
 SOCKET_VARIABLE = "UNICRON_WORKER_SOCKET"
 LAUNCHER_VARIABLE = "UNICRON_TELL"
@@ -133,7 +134,7 @@ class AgentChannel:
             except (OSError, EOFError):
                 pass
             except InvalidInputError as error:
-                print(f"unicron: {error}", file=sys.stderr)  # noqa: T201 goes to the worker's log
+                tell(f"unicron: {error}")
             with self._lock:
                 self._socket = None
             time.sleep(0.1)
@@ -293,6 +294,6 @@ def report_exception(
         line.send(Raised(iteration=line.iteration, exception=name, text=str(error)[:2000], traceback=text))
     with contextlib.suppress(OSError):
         if line_only:
-            print(f"unicron: {error}", file=sys.stderr)  # noqa: T201 into the worker's log
+            tell(f"unicron: {error}")
         else:
             sys.__excepthook__(kind, error, trace)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from unicron.errors import InvalidInputError
 from unicron.flight import FlightEntry, Frame, describe, parse
+from unicron.train.worker.telling import tell
 
 RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """Of NCCL and of gloo; a build of torch may lack either."""
@@ -21,7 +22,7 @@ def collectives() -> list[str]:
             try:
                 lines += describe(parse(recorded()), _begun_in)
             except (InvalidInputError, RuntimeError, ValueError) as error:
-                print(f"unicron: {name}: {error}", file=sys.stderr)  # noqa: T201 goes to the worker's log
+                tell(f"unicron: {name}: {error}")
     return lines
 
 
