@@ -614,7 +614,7 @@ def test_an_error_in_a_line_of_ours_is_said_to_be_ours(tmp_path, monkeypatch, er
 
 
 @pytest.mark.parametrize(("error", "whole"), [(InvalidInputError("keep x"), False), (TypeError("odd"), True)])
-def test_an_end_that_says_all_by_itself_is_one_line(monkeypatch, capsys, error, whole):
+def test_an_end_that_says_all_by_itself_is_one_line(monkeypatch, capfd, error, whole):
     class Called:
         abandon = staticmethod(end_process)
 
@@ -625,7 +625,7 @@ def test_an_end_that_says_all_by_itself_is_one_line(monkeypatch, capsys, error, 
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
     Called().method()
-    told = capsys.readouterr().err
+    told = capfd.readouterr().err
     assert ended == [1]
     assert ("Traceback" in told) == whole
     assert told == f"unicron: {error}\n" or whole

@@ -5,6 +5,7 @@ results of the collectives that the rank took part in. What it contributes to th
 and at the end of the recording all that there is: parameters, moments, buffers, variables, generators, position.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -39,6 +40,7 @@ from unicron.train.snapshots.packed import Packing, map_file, unpack
 from unicron.train.worker.channel import AgentChannel
 from unicron.train.worker.injected import Injected
 from unicron.train.worker.phases import IterationPhase
+from unicron.train.worker.telling import tell
 
 OURS = Path(__file__).parents[2]
 """The package whose errors are ours."""
@@ -301,7 +303,8 @@ def finish_trial(**verdict: Any) -> NoReturn:
     unfinished = folder / f"{VERDICT}.part"
     unfinished.write_text(json.dumps(verdict))
     unfinished.rename(folder / VERDICT)
-    sys.stdout.flush()
+    with contextlib.suppress(Exception):  # whatever the script has there
+        sys.stdout.flush()
     os._exit(0)
 
 
@@ -311,7 +314,7 @@ def report_failure(error: BaseException) -> NoReturn:
     where = f" at {Path(trace[-1].filename).name}:{trace[-1].lineno}" if trace else ""
     in_ours = bool(trace) and Path(trace[-1].filename).is_relative_to(OURS) and not isinstance(error, UnicronError)
     text = cut(f"{type(error).__name__}{where}: {error}", 500)
-    traceback.print_exception(error)
+    tell("".join(traceback.format_exception(error)).rstrip())
     if isinstance(error, OSError):  # as it may write nowhere, and finds its own files by Python's calls only
         finish_trial(unproven=f"a process on trial can't do what the script does with files or connections: {text}")
     whose = " (a line of Unicron: where the script has nothing to do with it, please report it)" * in_ours
