@@ -16,9 +16,11 @@ from helpers.local_cluster import local_cluster
 from helpers.scripts import GATHERS, Run, disturbed, program, same
 from helpers.training import kill_at_once, shared
 from msgspec.structs import replace
+from unicron_transition.deadlines import TIMEOUT_S, WaitKind
 
 from unicron.contracts.events import Alert, FailureDetected, Regrouped, ScriptDrilled, TaskRecovered
 from unicron.contracts.tasks import Healing, ParallelLayout
+from unicron.contracts.time_limits import TRIAL_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -845,8 +847,9 @@ async def resume_trials(folder):
 @pytest.mark.parametrize("differs", [False, True], ids=["alike", "differs"])
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_a_rank_lost_while_a_process_is_on_trial_is_waited_for_until_that_has_shown_what_it_can(
-    scene, rank, differs
+    scene, monkeypatch, rank, differs
 ):
+    monkeypatch.setitem(TIMEOUT_S, WaitKind.TRIAL, TRIAL_S)  # how long they wait is played in virtual time elsewhere
     text = SLOW_ON_TRIAL.replace("[:, rank::2]", "[:, rank::2] + on_trial") if differs else SLOW_ON_TRIAL
     async with disturbed(scene, text, (20,), calm=LOOSE, drill=True) as run:
         await run.at(20)

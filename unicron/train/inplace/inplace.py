@@ -295,8 +295,9 @@ def _give(shared: Iterable[torch.Tensor]) -> frozenset[str]:
     for each in tensors:
         dist.broadcast(each, 0)
     given = [*map(_evidence, tensors)]
-    differ = torch.tensor([one != other for one, other in zip(before, given, strict=True)], dtype=torch.int32)
-    dist.all_reduce(differ := differ.to(tensors[0].device))
+    apart = [int(one != other) for one, other in zip(before, given, strict=True)]
+    differ = torch.tensor(apart, device=tensors[0].device)
+    dist.all_reduce(differ)
     return frozenset(each for each, found in zip(given, differ.tolist(), strict=True) if found)
 
 
