@@ -41,7 +41,8 @@ def dead(text, count):
     tree = ast.parse(text)
     scope = tree.body[0] if isinstance(tree.body[0], ast.FunctionDef) else tree
     loop = next(each for each in ast.walk(scope) if isinstance(each, ast.For))
-    return set(Liveness(scope).dead_after(loop, count))
+    found = Liveness(scope)
+    return set(found.dead_after(loop.body[count - 1]) if count else found.dead_at_head(loop))
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,86 @@ def test_a_rank_that_can_not_take_the_lost_ones_place_counts_against_no_node():
         assert rules.classify(f"{kind.__module__}.{kind.__qualname__}", "why").echo
 
 
+MADE_IN_THE_LOOP = """
+def main():
+    kept, model = [], torch.nn.Linear(2, 2)
+    for number in range(5):
+        def doubled(x, *, more=number):
+            return 2 * x + more
+        def halved(module, given, made):
+            return made / 2 MORE
+        kept += [doubled, lambda x, number=number: x - number]
+        handle = model.register_forward_hook(halved)
+        note(number, [each(number) for each in kept], model(torch.ones(2)).tolist())
+        backward()
+        if number % 2:
+            handle.remove()
+
+main()
+"""
+
+
+def test_functions_that_are_made_in_a_loop_go_along_unless_they_share_variables_with_it():
+    whole, there = noted(MADE_IN_THE_LOOP.replace("MORE", ""))
+    for begin in range(5):
+        again, _ = noted(MADE_IN_THE_LOOP.replace("MORE", ""), there[begin])
+        assert again == whole[begin:]
+    _, there = noted(MADE_IN_THE_LOOP.replace("MORE", "+ 0 * number"))
+    assert "function main.<locals>.halved, which was made since the loop began" in str(there[1][1])
+
+
+IN_BRANCHES = """
+def tested(number):
+    note("tested", number)
+    return number % 4
+
+backward = int
+for number in range(8):
+    begin_iteration()
+    drawn = float(torch.rand(()))
+    loss = number + drawn
+    backward()
+    record_reduce()
+    if tested(number) == 1:
+        step()
+        kind = number
+        note("one", number, kind)
+    elif number != 6:
+        kind = 0
+        if number % 2:
+            kind = loss
+            step()
+            note("odd", number, kind)
+        else:
+            try:
+                step()
+                note("even", number)
+                note("still even", number, drawn)
+            finally:
+                kind += 1
+        note("behind", number, kind)
+    else:
+        step()
+        note("other", number, kind)
+    note("end", number, kind)
+"""
+
+
+def test_a_new_rank_begins_behind_an_update_in_a_branch_and_tests_nothing_again():
+    def run(there=None):
+        watched = Watched(1, there)
+        names = {"begin_iteration": "", "record_reduce": "", "step": "record_update"}
+        watched.run(IN_BRANCHES, kind=0, **{name: getattr(watched.loops, own or name) for name, own in names.items()})
+        return watched
+
+    whole = run()
+    assert len({each[0] for each in whole.passed}) == 8
+    for index, (what, *_) in enumerate(whole.passed):
+        begins = max(at for at, each in enumerate(whole.passed[: index + 1]) if each[0] == "tested") + 1
+        if begins <= index:
+            assert run(whole.there[index]).passed == whole.passed[begins:], what
+
+
 KEEPING = """
 class Pair:
     __slots__ = ("left", "right")

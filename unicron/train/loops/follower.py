@@ -126,6 +126,13 @@ class LoopFollower:
             return True
         return self.replay.target.where.point < point
 
+    def begins_between(self, place: str, first: int, last: int) -> bool:
+        """Return whether this rank is to begin at one of these points of a body, which are in a branch of an `if`."""
+        at = self.stack.innermost
+        if not self.replay.is_at_innermost or at is None or at.place != place:
+            return False
+        return first <= self.replay.target.where.point <= last
+
     def after_update(self, place: str, point: int, long: bool, *dead: str) -> None:
         """Take a snapshot if an update was made since the last one, or restore that of the replaced rank.
 

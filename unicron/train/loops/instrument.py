@@ -9,7 +9,7 @@ import ast
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from unicron.train.carry.variables import NAME
 from unicron.train.loops.functions import Functions, called_names, facts_of, functions_of, has_gradients
@@ -82,6 +82,28 @@ def _split_body(node: ast.FunctionDef) -> tuple[list[ast.stmt], list[ast.stmt], 
     )
     first, last = len(list(begins)), len(node.body) - isinstance(node.body[-1], ast.Return)
     return node.body[:first], node.body[first:last], node.body[last:]
+
+
+class _Body(NamedTuple):
+    """The body of a loop or function, as its source has it; `targets` are variables that it sets as it begins."""
+
+    node: Recorded
+    whole: Sequence[ast.stmt]
+    targets: set[str]
+
+
+class _Step(NamedTuple):
+    """A statement of a body.
+
+    Attributes:
+        number: of the statements that are over once it is; those in branches count, too.
+        mark: a call behind it; None where no new rank begins there.
+        branches: of an `if` or `try` in whose branches there are marks, the steps of both, empty of one without.
+    """
+
+    number: int
+    mark: ast.stmt | None
+    branches: "list[list[_Step]]"
 
 
 class _Instrument(ast.NodeTransformer):
@@ -193,29 +215,86 @@ class _Instrument(ast.NodeTransformer):
             last: line at which it ends, if it does not say so by itself.
             targets: variables that it sets as it begins.
         """
-        dead = self._scopes[-1]().dead_after
-        begins = self._call_statement("at_head", node, [last], targets | dead(node, 0))
-        points = list[tuple[int, ast.stmt]]()
-        for count, each in enumerate(whole, 1):
-            ends, rest = count == len(whole), whole[count:]
-            if ends or (self._may_update(each, whole) and not self._reads_gradients(rest)):
-                same = targets - {one.id for one in _assigned_names(whole[:count])}
+        begins = self._call_statement("at_head", node, [last], targets | self._scopes[-1]().dead_at_head(node))
+        steps = self._steps(_Body(node, whole, targets), whole)
+        return lambda statements: [_if_followed(node, begins), *self._marked(node, steps, statements)]
+
+    def _steps(
+        self, body: "_Body", block: Sequence[ast.stmt], first: int = 0, behind: Sequence[ast.stmt] | None = None
+    ) -> "list[_Step]":
+        """Return the steps of a block of a body: of all of it, or of a branch of an `if` or `try` in it.
+
+        Args:
+            body: that is.
+            block: its statements.
+            first: how many steps of the body are before it.
+            behind: the statements that follow on what it is a branch of; None of the body itself.
+        """
+        found, number = list[_Step](), first
+        for count, each in enumerate(block, 1):
+            rest, is_last = [*block[count:], *(behind or ())], count == len(block)
+            updates, branches = self._may_update(each, body.whole), list[list[_Step]]()
+            for branch in _branches(each) if updates else ():
+                steps = self._steps(body, branch, number, rest)
+                branches.append(steps if any(one.mark or one.branches for one in steps) else [])
+                number = branches[-1][-1].number if branches[-1] else number
+            number += 1
+            ends = is_last and behind is None
+            mark = None
+            if ends or (updates and not (is_last and behind is not None) and not self._reads_gradients(rest)):
+                assigned = block[:count] if behind is None else body.whole
+                same = body.targets - {one.id for one in _assigned_names(assigned)}
                 how, long = ("at_end", []) if ends else ("after_update", [ast.Constant(self._takes_long(rest))])
-                points.append(
-                    (count, self._call_statement(how, node, [ast.Constant(count), *long], same | dead(node, count)))
-                )
+                dead = same | self._scopes[-1]().dead_after(each)
+                mark = self._call_statement(how, body.node, [ast.Constant(number), *long], dead)
+            found.append(_Step(number, mark, branches if any(branches) else []))
+        return found
 
-        def body(statements: list[ast.stmt]) -> list[ast.stmt]:
-            found, done = [_if_followed(node, begins)], 0
-            for count, mark in points:
-                alone = ast.UnaryOp(ast.Not(), _flag(node, ast.Load()))
-                due = ast.BoolOp(ast.Or(), [alone, self._call("should_run", node, ast.Constant(count))])
-                found.append(ast.copy_location(ast.If(due, statements[done:count], []), statements[done]))
-                found.append(_if_followed(node, mark))
-                done = count
-            return found
+    def _marked(self, node: Recorded, steps: "Sequence[_Step]", block: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Return a block with its marks; a new rank that begins behind one leaves out what comes before.
 
-        return body
+        Args:
+            node: the loop, or function.
+            steps: of the block.
+            block: its statements, as they are to be run.
+        """
+        found, begun = list[ast.stmt](), 0
+        for at, (step, each) in enumerate(zip(steps, block, strict=True)):
+            if step.branches and at > begun:
+                found.append(self._if_due(node, steps[at - 1], block[begun:at]))
+                begun = at
+            if step.branches and isinstance(each, ast.If | ast.Try):
+                self._enter_branches(node, step, each)
+            if step.mark is not None:
+                found += [self._if_due(node, step, block[begun : at + 1]), _if_followed(node, step.mark)]
+                begun = at + 1
+        return [*found, *block[begun:]]
+
+    def _if_due(self, node: Recorded, last: "_Step", statements: Sequence[ast.stmt]) -> ast.stmt:
+        """Return statements that are run unless a new rank begins behind the last of them."""
+        alone = ast.UnaryOp(ast.Not(), _flag(node, ast.Load()))
+        due = ast.BoolOp(ast.Or(), [alone, self._call("should_run", node, ast.Constant(last.number))])
+        return ast.copy_location(ast.If(due, list(statements), []), statements[0])
+
+    def _enter_branches(self, node: Recorded, step: "_Step", each: ast.If | ast.Try) -> None:
+        """Have a new rank that begins in a branch come there, whatever the test says."""
+        begins, ends = (self._begins_in(node, steps) for steps in step.branches)
+        if begins is not None:
+            each.body = self._marked(node, step.branches[0], each.body)
+        if ends is not None:
+            each.orelse = self._marked(node, step.branches[1], each.orelse)
+        if isinstance(each, ast.If):
+            test = each.test if begins is None else ast.BoolOp(ast.Or(), [begins, each.test])
+            test = test if ends is None else ast.BoolOp(ast.And(), [ast.UnaryOp(ast.Not(), ends), test])
+            each.test = ast.copy_location(test, each)
+
+    def _begins_in(self, node: Recorded, branch: "Sequence[_Step]") -> ast.expr | None:
+        """Return what finds out whether a new rank begins in a branch; None where there is no mark in it."""
+        marked = [each.number for each in _all_steps(branch) if each.mark is not None]
+        if not marked:
+            return None
+        inside = self._call("begins_between", node, ast.Constant(marked[0]), ast.Constant(marked[-1]))
+        return ast.BoolOp(ast.And(), [_flag(node, ast.Load()), inside])
 
     def _may_update(self, statement: ast.stmt, whole: Iterable[ast.stmt]) -> bool:
         """Return whether a statement of a body may make an update: one that is known to, where there is such."""
@@ -241,6 +320,24 @@ class _Instrument(ast.NodeTransformer):
         function = ast.Attribute(ast.Name(NAME, ast.Load()), name, ast.Load())
         place = ast.Constant(f"{self._name}:{loop.lineno}")
         return ast.copy_location(ast.Call(function, [place, *arguments], []), loop)
+
+
+def _branches(each: ast.stmt) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    """Return the branches of a statement in which a new rank may begin, as nothing has to be done to enter them."""
+    match each:
+        case ast.If():
+            return each.body, each.orelse
+        case ast.Try():
+            return each.body, []
+    return [], []
+
+
+def _all_steps(block: "Sequence[_Step]") -> "Iterable[_Step]":
+    """Yield the steps of a block, in their order; those of branches before the one that they are in."""
+    for each in block:
+        for branch in each.branches:
+            yield from _all_steps(branch)
+        yield each
 
 
 def _flag(node: Recorded, context: ast.Load | ast.Store) -> ast.Name:

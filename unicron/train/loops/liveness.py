@@ -35,22 +35,25 @@ class Liveness:
         self.names = frozenset(_stored(node for each in scope.body for node in walk(each)))
         by_name = any(each.id in BY_NAME for each in nodes_of(scope, ast.Name))
         self._always = self.names if by_name else frozenset(shared).union(*map(_free, _inner(scope)))
-        self._after = dict[tuple[int, int], Names]()
+        self._after, self._heads = dict[int, Names](), dict[int, Names]()
         self._loops: list[tuple[Names, Names]] = []
         self._caught = NONE
         self._block(scope.body, self._always, scope)
 
-    def dead_after(self, loop: Body, count: int) -> Names:
-        """Return what nobody reads before it is set, once `count` statements of a body have been run."""
-        return self.names - self._after.get((id(loop), count - 1), self.names)
+    def dead_at_head(self, loop: Body) -> Names:
+        """Return what nobody reads before it is set, as a body begins."""
+        return self.names - self._heads.get(id(loop), self.names)
+
+    def dead_after(self, statement: ast.stmt) -> Names:
+        """Return what nobody reads before it is set, behind a statement."""
+        return self.names - self._after.get(id(statement), self.names)
 
     def _block(self, body: Sequence[ast.stmt], after: Names, loop: Body | None = None) -> Names:
-        for number in reversed(range(len(body))):
-            if loop is not None:
-                self._after[id(loop), number] = after | self._caught | self._always
-            after = self._statement(body[number], after)
+        for each in reversed(body):
+            self._after[id(each)] = after | self._caught | self._always
+            after = self._statement(each, after)
         if loop is not None:
-            self._after[id(loop), -1] = after | self._caught | self._always
+            self._heads[id(loop)] = after | self._caught | self._always
         return after
 
     def _statement(self, each: ast.stmt, after: Names) -> Names:
