@@ -4,7 +4,9 @@ import functools
 import io
 import itertools
 import linecache
+import sys
 import types
+from unittest.mock import patch
 
 import torch
 from tqdm import tqdm, trange
@@ -43,7 +45,8 @@ class Watched:
         module = types.ModuleType("__main__")
         vars(module).update(backward=update_of(self.loops))
         vars(module).update(variables, note=self, at=self, torch=torch, **{NAME: self.loops, "__name__": "__main__"})
-        exec(compile(instrument(text, "x.py", "x.py"), "x.py", "exec"), vars(module))
+        with patch.dict(sys.modules, {"__main__": module}):
+            exec(compile(instrument(text, "x.py", "x.py"), "x.py", "exec"), vars(module))
         return self
 
 

@@ -226,7 +226,7 @@ def test_there_is_a_limit_to_what_is_read_in_each_iteration(monkeypatch):
     heap, spaces = Heap([]), {"x": Variables(ours)}
     heap.number_objects(spaces)
     ours["bank"].fill_(1)
-    with pytest.raises(NotCarriedError, match=r"`bank` of x: .* large tensors outside of the model .* over"):
+    with pytest.raises(NotCarriedError, match=r"`bank` of x: .* outside of DistributedDataParallel .* over 4 MiB"):
         heap.snapshot(spaces, {})
 
 

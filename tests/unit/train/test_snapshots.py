@@ -226,7 +226,7 @@ def last(before, body):
             "big[:] = 1",
             f"`big` of {MODULE}, an array of 16 MiB, was written",
         ),
-        ("box = {}", "box['f'] = lambda: step", f"`box.f` of {MODULE}: the function <lambda>"),
+        ("box = {}", "box['f'] = (lambda x: lambda: x)(step)", f"`box.f` of {MODULE}: the function <lambda>.<locals>"),
         ("import socket; box = []", "box.append(socket.socket())", f"`box.0` of {MODULE}: socket.socket, which"),
         (
             "net = torch.nn.Linear(1, 1)\ndef hook(grad):\n    return grad",

@@ -521,6 +521,20 @@ def test_where_nothing_can_be_carried_it_is_unproven_and_no_fault(rank):
     assert (one.shown, one.seed.ran) == ([], 0)
 
 
+@pytest.mark.parametrize("since", [True, False])
+def test_a_trial_that_is_passed_says_nothing_of_other_places_where_none_can_begin(rank, since):
+    one, why = rank({"by_itself": []}), "it makes more than one update"
+    one.iterate(drill.LATEST + 1, record=NotCarriedError(why))
+    one.seed.may_end.clear()
+    one.iterate(drill.LATEST + 12, begin=drill.LATEST + 1)
+    if since:
+        one.drill.at_snapshot(NotCarriedError(why), drill.LATEST + 12, 0, lambda: STATE)
+    one.seed.may_end.set()
+    passed = Drilled(iteration=drill.LATEST + 1, rank=1)
+    again = Drilled(iteration=drill.LATEST + 1, rank=1, unproven=f"{drill.PASSED}{why}", undecided=True)
+    assert one.over()[1:] == [passed, *[again] * since]
+
+
 def test_without_room_on_its_gpu_it_is_unproven(rank, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 20, 1 << 30))

@@ -141,7 +141,8 @@ class Beside:
         self._bytes += tensor.nbytes
         if self._bytes > self._most:
             raise NotCarriedError(
-                f"{where}: large tensors outside of the model that change have over {self._most >> 20} MiB"
+                f"{where}: with it what changes outside of DistributedDataParallel has over {self._most >> 20} MiB, "
+                "and a new rank is given no more: keep less there, or have DistributedDataParallel train it"
             )
         mark = Mark(name, self._evidence_of(tensor) if self._is_certain else "")
         self._new[name] = weakref.ref(tensor), mark.key[2]

@@ -119,14 +119,24 @@ class _Module(_Attributes):
 
     def parts(self, thing: Any) -> Parts:
         own = own_hooks(thing)
-        return [(name, value) for name, value in super().parts(thing) if name in own or not _are_hooks(name, value)]
+        return [
+            (name, value)
+            for name, value in super().parts(thing)
+            if name in own or not (_are_hooks(name, value) or name in _unwalked(thing))
+        ]
 
     def set_state(self, thing: Any, state: Any) -> None:
         kept = dict(state)
         for name, value in [*vars(thing).items()]:
-            if name not in kept and not _are_hooks(name, value):
+            if name not in kept and not (_are_hooks(name, value) or name in _unwalked(thing)):
                 del vars(thing)[name]
         vars(thing).update(kept)
+
+
+def _unwalked(thing: Any) -> Collection[str]:
+    """Return the attributes of a module of ours that lead only to what its other ones do: names would go by them."""
+    found: Collection[str] = getattr(type(thing), "unwalked", ())
+    return found
 
 
 def _are_hooks(name: str, value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import marshal
 import pickle
 import sys
 import weakref
@@ -20,7 +21,7 @@ from unicron.train.carry.bars import BAR, remade
 from unicron.train.carry.beside import Mark
 from unicron.train.carry.by_value import Opaque
 from unicron.train.carry.graphs import keeps_graph
-from unicron.train.carry.kinds import GraphKeptError, NotCarriedError, check_order, items_of_set, refill_set
+from unicron.train.carry.kinds import FUNCTION, GraphKeptError, NotCarriedError, check_order, items_of_set, refill_set
 from unicron.train.carry.objects import KEPT_WORKERS, Resumable, kind_of
 from unicron.train.carry.tensors import order_of, raw, unraw
 from unicron.train.worker.injected import InjectedFault
@@ -215,8 +216,31 @@ class Pickler(pickle.Pickler):
         if isinstance(kind, Opaque):
             raise NotCarriedError(f"{type(thing).__module__}.{type(thing).__qualname__}, which only this process has")
         if isinstance(thing, FunctionType) and "<" in thing.__qualname__:
-            raise NotCarriedError(f"the function {thing.__qualname__}, which was made since the loop began")
+            return _reduce_function(thing)
         return NotImplemented
+
+
+def _reduce_function(thing: FunctionType) -> Any:
+    """Return the code of a function that was made in another; pickle can't name it.
+
+    Raises:
+        NotCarriedError: it shares variables with the function that has made it, or is of no module.
+    """
+    if thing.__closure__ or thing.__globals__ is not getattr(sys.modules.get(thing.__module__), "__dict__", None):
+        raise NotCarriedError(f"the function {thing.__qualname__}, which was made since the loop began")
+    code = marshal.dumps(thing.__code__, 2)  # later formats may be other ones in each process
+    made = code, thing.__module__, thing.__name__, thing.__qualname__
+    return _function, made, FUNCTION.state(thing), None, None, _complete_function
+
+
+def _function(code: bytes, module: str, name: str, qualname: str) -> FunctionType:
+    made = FunctionType(marshal.loads(code), vars(sys.modules[module]), name)  # noqa: S302 a rank of this task has made it
+    made.__qualname__ = qualname
+    return made
+
+
+def _complete_function(thing: FunctionType, state: Any) -> None:
+    FUNCTION.set_state(thing, state)
 
 
 def _reduce_tensor(thing: torch.Tensor, read: Callable[[torch.Tensor], Any]) -> Any:

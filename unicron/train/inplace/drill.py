@@ -33,6 +33,8 @@ AGAIN = 4
 PATIENCE_S = 10.0
 """Seconds that the end of a script waits for a trial that is under way."""
 
+PASSED = "a trial has shown that it could, but not at each place of its loops: "
+
 State = Callable[[], Mapping[str, Any]]
 """Returns the state that all ranks have alike, as a replacement would be given it."""
 
@@ -59,8 +61,8 @@ class Drill:
         self._first_outer: list[Any] | None = None
         self._over = threading.Event()
         self._over.set()
-        self._lock, self._warned = threading.Lock(), False
-        self._is_first, self._has_passed = True, False
+        self._lock, self._warned = threading.Lock(), ""
+        self._is_first, self._has_passed, self._refused_at = True, False, -1
 
     def at_snapshot(self, record: LoopSnapshot | NotCarriedError, iteration: int, epoch: int, state: State) -> None:
         """Begin or end a recording, where one is due and no trial is under way.
@@ -71,18 +73,15 @@ class Drill:
             epoch: of the membership.
             state: returns what all ranks have alike.
         """
+        if isinstance(record, NotCarriedError):
+            self._refused_at = iteration
         if self._seed is None or self.problem or not self._over.is_set():
             return
         if self.recording is not None and epoch != self._epoch:  # a rank was lost, and with it what was to be given
             self._drop()
         elif isinstance(record, NotCarriedError):
             if iteration >= LATEST:
-                self.warn(
-                    f"a trial has shown that it could, but not at each place of its loops: {record}"
-                    if self._has_passed
-                    else f"{record}",
-                    iteration,
-                )
+                self.warn(f"{record}", iteration)
         elif self.recording is None:
             if iteration >= self._due or self._is_after_first_epoch(record):
                 self._begin(record, iteration, epoch, state)
@@ -107,8 +106,8 @@ class Drill:
     def warn(self, why: str, iteration: int = 0) -> None:
         """Report why there may be none, once."""
         if self._seed is not None and not self._warned:
-            self._warned = True
-            self._report(iteration, "", why, undecided=True)
+            self._warned = why
+            self._report(iteration, "", f"{PASSED * self._has_passed}{why}", undecided=True)
 
     def _begin(self, record: LoopSnapshot, iteration: int, epoch: int, state: State) -> None:
         self._epoch = epoch
@@ -162,6 +161,8 @@ class Drill:
                 if self.problem:
                     self._on_problem(self.problem)
                 self._report(trial.began, self.problem, str(verdict.get("unproven", "")))
+                if self._has_passed and self._warned and self._refused_at >= trial.began:  # and still is so
+                    self._report(trial.began, "", f"{PASSED}{self._warned}", undecided=True)
                 self._over.set()
 
     def _stay_unproven(self, iteration: int, why: str) -> None:

@@ -84,9 +84,11 @@ class Parallel(DistributedDataParallel):
         expects_gradient: a forward pass says that the next backward pass is to be reduced, as with torch.
         has_unreduced: a backward pass has left gradients that no later one has reduced.
         ready: in which order its gradients are made, and so summed.
+        unwalked: attributes that name no parameter for people.
     """
 
     rank: ScriptRank
+    unwalked = frozenset({"reduced", "ready"})
 
     def __init__(self, module: torch.nn.Module, *arguments: Any, **named: Any) -> None:
         given = ARGUMENTS.bind(self, module, *arguments, **named).arguments
