@@ -221,8 +221,9 @@ def test_what_was_made_since_the_loops_began_is_not_there_for_a_new_rank_and_sta
 @pytest.mark.parametrize("always", [False, True])
 def test_where_all_begin_anew_what_was_made_is_there_once_it_is_made_anew_and_when_loops_begin(tmp_path, always):
     began = tick()
-    for name in ("checkpoint", "data"):
+    for name in ("checkpoint", "data", "lock"):
         (tmp_path / name).write_text("of loops")
+    (tmp_path / "cache").mkdir()
     if born_at(tmp_path / "data") is None:
         pytest.skip("this file system does not know when a file was made")
     tick()
@@ -235,9 +236,14 @@ def test_where_all_begin_anew_what_was_made_is_there_once_it_is_made_anew_and_wh
     assert not (tmp_path / "checkpoint").exists()
     assert not [*tmp_path.iterdir()]
     if not (other := os.fork()):  # another rank makes what all read
-        os._exit((tmp_path / "data").write_text("anew") != 4)
+        theirs = Files(first=False, anew=[began, 5.0], always=True)
+        theirs.begin()
+        (tmp_path / "cache").mkdir()
+        with (tmp_path / "lock").open("a"):
+            os._exit((tmp_path / "data").write_text("anew") != 4)
     assert os.waitpid(other, 0)[1] == 0
     assert (tmp_path / "data").read_text() == "anew"
+    assert {each.name for each in tmp_path.iterdir()} == {"cache", "data", "lock"}
     assert files.begins_anew
     assert files.begin_loops() == 5.0, "for who comes later there is what was made on the way there"
     files.end()

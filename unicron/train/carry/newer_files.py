@@ -5,6 +5,7 @@ not be where the lost rank was.
 """
 
 import builtins
+import contextlib
 import ctypes
 import errno
 import hashlib
@@ -119,14 +120,21 @@ class NewerFiles:
                 return False
             if not _makes(name, arguments, named):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
-            self._made.add(_absolute(path))
+            self._note_made(path)
         return usual(path, *arguments, **named)
 
     def _make_folder(self, usual: Callable[..., Any], path: Any, *arguments: Any, **named: Any) -> None:
         if named.get("dir_fd") is None and self._is_hidden(path) and stat.S_ISDIR(_stat(path).st_mode):
-            self._made.add(_absolute(path))
+            self._note_made(path)
         else:
             usual(path, *arguments, **named)
+
+    def _note_made(self, path: Any) -> None:
+        """Note that this process has made what is hidden; other ranks that begin anew see it by the time of that."""
+        self._made.add(_absolute(path))
+        if self._remade_count:
+            with contextlib.suppress(OSError):  # it belongs to somebody else
+                os.utime(path)
 
     def _list(self, usual: Callable[..., list[Any]], path: Any = None) -> list[Any]:
         found, path = usual(path), "." if path is None else path
