@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,8 @@ import msgspec
 
 from unicron.contracts.commands import StartWorker
 from unicron.contracts.worker import CODE
-from unicron.healing import way_of
+from unicron.errors import InvalidInputError
+from unicron.healing import PYTHON, way_of
 from unicron_agent.stimuli import ProcessExited, WorkerProcess
 from unicron_agent.workers.activity import start_time
 from unicron_agent.workers.orphans import LOOKS_S
@@ -101,7 +103,7 @@ class Supervisor:
 
         Raises:
             OSError: the program or its folder is not there.
-            UnicronError: the standby is dead.
+            UnicronError: the standby is dead, or its interpreter is not the one that is to be healed in place.
         """
         name, spec, way = command.worker, command.spec, way_of(command.spec)
         log, env = self._run_dir / "logs" / f"{name}.log", {**self._environment, **env}
@@ -133,9 +135,14 @@ class Supervisor:
     async def _launch(self, command: StartWorker, env: dict[str, str], log: Path) -> int:
         spec = command.spec
         cwd = Path(spec.workdir or ".").resolve(strict=True)
-        script = _python_script(spec.command)
+        script = _python_script(spec.command, cwd)
         self._outputs.follow(command.worker, str(log), spec.watch_log)
         way = way_of(spec)
+        if script is None and way.runner and not way.runs_any:
+            raise InvalidInputError(
+                f"{spec.command[0]} is not the interpreter by which this node runs scripts that are healed in place, "
+                f"{sys.executable}: write `python`, and install Unicron in the environment that the script needs"
+            )
         if script is not None or way.runs_any:
             module, argv = script or (None, spec.command)
             how = {"module": module, **way.launch(command.layout)}
@@ -256,10 +263,13 @@ def _tail(log: str) -> tuple[str, ...]:
     return ()
 
 
-def _python_script(command: list[str]) -> tuple[bool, list[str]] | None:
-    """Return (is a module, arguments from the script's name on) where `command` runs Python, else None."""
-    if Path(command[0]).name not in {"python", "python3"} or len(command) < 2:
+def _python_script(command: list[str], cwd: Path) -> tuple[bool, list[str]] | None:
+    """Return (is a module, arguments from the script's name on) where `command` runs this Python, else None."""
+    program = Path(command[0])
+    if program.name not in PYTHON or len(command) < 2:
         return None
+    if program.name != command[0] and (cwd / program).parent.resolve() != Path(sys.executable).parent.resolve():
+        return None  # of another environment, with other packages
     if command[1] == "-m" and len(command) > 2:
         return True, command[2:]
     return None if command[1].startswith("-") else (False, command[1:])
