@@ -152,7 +152,7 @@ def _run_request(request: dict[str, Any]) -> None:
         os.dup2(null, 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
+        _open_streams()
         os.environ.update(request["env"])
         _show_as(f"unicron {os.environ.get('UNICRON_WORKER', '')}", request["argv"])
         own = os.environ.get("UNICRON_CHECKPOINT_DIR", "")
@@ -161,15 +161,27 @@ def _run_request(request: dict[str, Any]) -> None:
                 OSError
             ):  # a script that needs it fails; its parents are not made: a file system may not be mounted
                 Path(own).mkdir()
-        from unicron.train.restart.forked import seed_anew  # noqa: PLC0415 of the worker
+        from unicron.train.restart.forked import begin_anew  # noqa: PLC0415 of the worker
 
-        seed_anew()
+        begin_anew(request["argv"], request["cwd"])
         code = _launch(request)
     finally:
         from unicron.train.restart.ending import flush  # noqa: PLC0415 of the worker
 
         flush()
         os._exit(code)
+
+
+def _open_streams() -> None:
+    """Have this process's streams be what Python makes of them: no script that exchanges one closes what is below."""
+    streams = (
+        ("stdin", open(0, closefd=False)),  # noqa: SIM115 it stays open
+        ("stdout", open(1, "w", 1, closefd=False)),  # noqa: SIM115 likewise
+        ("stderr", open(2, "w", 1, errors="backslashreplace", closefd=False)),  # noqa: SIM115 likewise
+    )
+    for name, stream in streams:
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def _show_as(name: str, argv: list[str]) -> None:

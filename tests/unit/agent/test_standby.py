@@ -56,3 +56,27 @@ def test_what_a_worker_needs_is_imported_before_the_first_is_forked(text, heal, 
     (tmp_path / "script.py").write_text(text)
     request = {"argv": ["script.py"], "cwd": str(tmp_path), "module": False, **WAYS[heal].launch(ParallelLayout())}
     assert standby._modules_needed(request) == ahead
+
+
+LIKE_A_START = """
+import gc, io, os, sys, time
+import found
+
+sys.stdout = io.StringIO()
+sys.stdout = sys.__stdout__  # as scripts do that silence something for a while
+sys.stderr = sys.__stderr__
+gc.collect()
+taken = open(os.devnull, "w")
+print(found.__file__, sys.orig_argv[1:], time.tzname[0], taken.fileno() > 2, sys.stderr.errors)
+"""
+
+
+def test_a_script_finds_what_it_would_in_an_interpreter_that_has_just_started(tmp_path):
+    for name in ("theirs", "own"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "found.py").write_text("")
+    (tmp_path / "script.py").write_text(LIKE_A_START)
+    environment = {"PYTHONPATH": f"own:{tmp_path / 'theirs'}", "TZ": "XYZ-3", "UNICRON_WORKER": "gpt-1"}
+    code, said = run(tmp_path / "script.py", "--lr", **environment)
+    words = f"{tmp_path}/own/found.py ['{tmp_path}/script.py', '--lr'] XYZ True backslashreplace\n"
+    assert (code, said) == (0, words)

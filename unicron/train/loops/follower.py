@@ -234,6 +234,9 @@ class LoopFollower:
         """Pop the loops from this depth on; a first one that was tried, and has not trained, is forgotten."""
         caller, number = self.stack.active[depth].frame, len(self.stack.active)
         trained = any(each.trains for each in self.stack.active[depth:])
+        for at, within in zip(self.stack.active[depth:], [*self.stack.active[depth + 1 :], None], strict=True):
+            if at.has_begun:  # a loop of one item each time comes to no other head
+                self._has_inner_loop[at.place] = at.had_inner_loop or within is not None
         self.taker.forget_levels(
             [f"{each}." for each in range(depth, number + 1)],
             caller,
