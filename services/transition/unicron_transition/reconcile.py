@@ -221,7 +221,9 @@ def _alert_restart_from_scratch(run: TaskRun) -> list[Message]:
     why = "no copy of its state is complete"
     if not run.is_replaceable:
         why = "no other process can go on with what its ranks had" if run.uncarried else UNTRIED
-    whence = "as if it had not trained yet" if run.is_early else "from a checkpoint of its own if it has one"
+    early = "as it did at first: up to its first loop it finds no file made since"
+    later = "from a checkpoint of its own if it has one"
+    whence = early if run.is_early else later
     text = f"the program of task {run.spec.name} begins again, {whence}: {why}"
     return [Alert(text=text, task=run.spec.name)]
 

@@ -633,7 +633,7 @@ async def test_where_gradients_are_reduced_by_hand_all_end_at_once_and_it_is_sai
     assert run.begun == [0, 0, 1, 1]
     begins = [each.text for each in scene.of(Alert, task="by-hand") if "begins again" in each.text]
     assert len(begins) == 1
-    assert "as if it had not trained yet" in begins[0]
+    assert "as it did at first: up to its first loop it finds no file made since" in begins[0]
     assert len(scene.of(TaskRecovered, task="by-hand")) == 2, "as it began, and once more"
     same(tmp_path, "by-hand", "calm-by-hand")
 

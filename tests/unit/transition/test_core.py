@@ -337,7 +337,7 @@ def test_with_the_last_who_waits_for_a_trial_those_end_that_were_to_go_on_with_w
     assert [order.anew for order in of(StartWorker, out)] == [True, True]
 
 
-@pytest.mark.parametrize(("early", "told"), [(True, "as if it had not trained yet"), (False, "from a checkpoint of")])
+@pytest.mark.parametrize(("early", "told"), [(True, "as it did at first: up to"), (False, "from a checkpoint of")])
 def test_what_was_trained_in_the_first_minutes_is_trained_once_more_from_the_top(early, told):
     scene = TransitionHarness(a={**IN_PLACE, "drill": True})
     scene.plan(a=["n1:0", "n2:0"], at=70.0)
