@@ -269,6 +269,9 @@ STOP_GRACE = "UNICRON_STOP_GRACE_S"
 NO_SNAPSHOT_NOW = "unicron: no other process could take the place of this one now: "
 """How what a worker writes begins where it can leave no snapshot; it goes on, and does not end for that."""
 
+SNAPSHOT_AGAIN = "unicron: another process could take the place of this one again"
+"""What a worker writes once it can."""
+
 LONGEST_CAUSE = 500
 """Characters of it."""
 

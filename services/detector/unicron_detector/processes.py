@@ -18,7 +18,7 @@ from unicron.contracts.events import (
     WorkerStalled,
 )
 from unicron.contracts.failures import DetectionMethod, FailureStatus, Severity
-from unicron.contracts.worker import NO_SNAPSHOT_NOW
+from unicron.contracts.worker import NO_SNAPSHOT_NOW, SNAPSHOT_AGAIN
 from unicron.errors import tells_lack
 from unicron.healing import way_of
 from unicron.rules import Rules
@@ -349,7 +349,7 @@ def describe_end(exited: WorkerExited) -> str:
     else:
         how = f"exited with code {exited.exit_code}"
     how += first_collective(exited.collectives)
-    aside = "unicron: " if exited.signal else NO_SNAPSHOT_NOW  # else it may be why it has ended
+    aside = "unicron: " if exited.signal else (NO_SNAPSHOT_NOW, SNAPSHOT_AGAIN)  # else it may be why it has ended
     own = (line.strip() for line in reversed(exited.stderr) if not line.startswith(aside))
     last = next(filter(None, own), "")
     return f'{how}; its last line was "{last}"' if last else how

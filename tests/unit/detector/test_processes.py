@@ -19,7 +19,7 @@ from unicron.contracts.events import (
 )
 from unicron.contracts.failures import Severity
 from unicron.contracts.tasks import Healing, TaskSpec, TaskState
-from unicron.contracts.worker import NO_SNAPSHOT_NOW
+from unicron.contracts.worker import NO_SNAPSHOT_NOW, SNAPSHOT_AGAIN
 
 SUBMITTED = TaskSubmitted(task="gpt", spec=TaskSpec(name="gpt", command=["train"]))
 W1 = {"task": "gpt", "node": "n1", "slot": 0, "worker": "w1"}
@@ -52,6 +52,7 @@ def test_a_killed_worker_is_severity_2(scene):
     [
         ({"signal": 9}, "unicron: it is skipped", "step 3"),
         ({"exit_code": 1}, f"{NO_SNAPSHOT_NOW}x", "step 3"),
+        ({"exit_code": 1}, SNAPSHOT_AGAIN, "step 3"),
         ({"exit_code": 1}, "unicron: no room", "unicron: no room"),
     ],
 )

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from unicron.contracts.frames import LIMIT
 from unicron.contracts.tasks import WorkerPhase
-from unicron.contracts.worker import NOWHERE
+from unicron.contracts.worker import NOWHERE, SNAPSHOT_AGAIN
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.inplace.inplace import InPlace
 from unicron.train.inplace.records import Records, untrusted_reason
@@ -48,10 +48,12 @@ def test_snapshots_that_are_more_than_the_rendezvous_takes_are_refused_by_name(c
     monkeypatch.setattr("sys.stderr", None)
     sent, records = {}, Records()
     records._store, records._membership = SimpleNamespace(set=sent.__setitem__), replace(OPEN, rendezvous="[::1]:4000")
-    for size, refused in ((1 << 20, False), (6 << 20, True)):
+    for size, refused, again in ((1 << 20, False, 0), (6 << 20, True, 0), (1, False, 1), (1, False, 0)):
         snapshots = [bytes([number]) * size for number in range(3)]
         records.publish(LoopSnapshot([["train.py:7", 0, 6, 2]] * 3, [b""] * 3, snapshots))
-        assert ("its 3 snapshots, one for each loop, take more than 15 MiB" in capfd.readouterr().err) is refused
+        told = capfd.readouterr().err
+        assert ("its 3 snapshots, one for each loop, take more than 15 MiB" in told) is refused
+        assert told.count(SNAPSHOT_AGAIN) == again
         assert bool(records.refusal) is refused
     assert max(map(len, sent.values())) < LIMIT
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from unicron.addresses import Address, is_loopback
 from unicron.contracts.frames import LIMIT
-from unicron.contracts.worker import NO_SNAPSHOT_NOW, NOWHERE, UNCARRIED, Membership
+from unicron.contracts.worker import NO_SNAPSHOT_NOW, NOWHERE, SNAPSHOT_AGAIN, UNCARRIED, Membership
 from unicron.errors import GroupBrokenError
 from unicron.train.carry.kinds import NotCarriedError, NotComparedError
 from unicron.train.groups.rendezvous import Rendezvous
@@ -41,7 +41,7 @@ class Records:
 
     def __init__(self) -> None:
         self.refusal, self._saved, self.iterations_compared = "", b"", 0
-        self.shown, self._notices = "", dict[str, bytes]()
+        self.shown, self._notices, self._has_told = "", dict[str, bytes](), False
         self.moved: Callable[[], bool] = lambda: False
         self._reported = {os.environ.get(UNCARRIED, "")}  # which was told as it was found
         self._last = [b""] * SNAPSHOTS_KEPT
@@ -75,6 +75,7 @@ class Records:
                 self._reported.add(str(record))
                 cure = " Keep plain values instead" if str(record).startswith("`") and "keep" not in str(record) else ""
                 tell(f"{NO_SNAPSHOT_NOW}{record}{_THEN}{cure}")
+                self._has_told = True
             data = b""
             self.publish_refusal(str(record))
         else:
@@ -85,6 +86,9 @@ class Records:
                 number, most = len(record.snapshots), MOST_BYTES >> 20
                 self.publish(NotCarriedError(f"its {number} snapshots, one for each loop, take more than {most} MiB"))
                 return
+            if self._has_told:
+                self._has_told = False
+                tell(SNAPSHOT_AGAIN)
         number = self._count % SNAPSHOTS_KEPT
         self._count, self._last[number] = self._count + 1, data
         with contextlib.suppress(GroupBrokenError):  # whatever else goes there tells of it
