@@ -369,3 +369,23 @@ def test_a_tensor_that_a_later_backward_pass_may_go_through_is_refused_by_name(m
     with pytest.raises(NotCarriedError, match="`fake` of x still has the graph by which it was computed"):
         heap.snapshot(spaces, {})
     heap.snapshot(spaces, {"x": {"fake"}})  # set before it is read
+
+
+def test_a_clone_of_a_parameter_goes_along_as_one():
+    def made():
+        model = torch.nn.Linear(2, 2)
+        variables = {"kept": [], "model": model}
+        heap, spaces = Heap([model.weight, model.bias]), {"x": Variables(variables)}
+        heap.number_objects(spaces)
+        return model, variables, heap, spaces
+
+    (_, ours, heap, spaces), (model, theirs, other, others) = made(), made()
+    ours["kept"] += [each.clone() for each in ours["model"].parameters()]
+    with torch.no_grad():
+        other.restore(others, heap.snapshot(spaces, {}))
+    assert all(map(torch.equal, theirs["kept"], ours["kept"]))
+    sum(each.sum() for each in theirs["kept"]).backward()
+    assert torch.equal(model.weight.grad, torch.ones(2, 2))
+    ours["kept"].append(ours["kept"][0] * 2)
+    with pytest.raises(NotCarriedError, match=r"`kept\.2` of x: still has the graph"):
+        heap.snapshot(spaces, {})

@@ -26,7 +26,7 @@ from unicron.train.carry.variables import NAME
 from unicron.train.groups.switched import Work
 from unicron.train.inplace import drill, ghost, sandbox
 from unicron.train.inplace.abandon import abandons, end_process
-from unicron.train.inplace.files_of_ghost import GhostFiles
+from unicron.train.inplace.files_of_ghost import NOT_THERE, GhostFiles
 from unicron.train.inplace.ghost import GhostCore, finish_trial, report_failure, state_difference
 from unicron.train.inplace.recording import (
     BEGIN,
@@ -308,6 +308,30 @@ def test_where_a_ghost_would_find_what_its_rank_has_not_the_trial_shows_nothing(
         return found[:1]
 
     assert [each[: len(told)] for each in in_fork(look)] == [told] * bool(told)
+
+
+def test_a_file_that_is_gone_no_other_process_finds_either_and_of_later_ones_nobody_knows(tmp_path, monkeypatch):
+    def look():
+        found = list[dict[str, str]]()
+        monkeypatch.setattr(ghost, "finish_trial", lambda **verdict: found.append(verdict))
+        os.chdir(tmp_path)
+        (tmp_path / "trial").mkdir()
+        (tmp_path / "trial" / BEGIN).touch()
+        files = GhostFiles(tmp_path / "trial", tmp_path / "trial" / "copies", fails)
+        files.install()
+        for _ in range(2):
+            try:
+                exec(compile("\nopen('gone')", "util.py", "exec"), {NAME: None})
+            except FileNotFoundError as error:
+                report_failure(error)
+            files.write_in_place()
+        return [[*found[0].items()], [*found[3].items()]]  # nothing ends this process, so more is said each time
+
+    gone = "FileNotFoundError at util.py:2: [Errno 2] No such file or directory: 'gone'"
+    first, later = ([tuple(each) for each in verdict] for verdict in in_fork(look))
+    cant = "a process on trial can't do what the script does with files or connections"
+    assert first == [("problem", f"{gone}, {NOT_THERE}")]
+    assert later == [("unproven", f"{cant}: {gone}")]
 
 
 def test_what_a_ghost_writes_it_reads_again_and_nobody_else(tmp_path):

@@ -30,6 +30,15 @@ def keeps_graph(tensor: torch.Tensor) -> bool:
     return leads or bool(todo)
 
 
+def cloned_leaf(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the leaf of which a tensor is a clone, as where weights are kept while others are swapped in."""
+    node = tensor.grad_fn
+    if node is None or node.name() != "CloneBackward0":
+        return None
+    leaf = getattr(node.next_functions[0][0], "variable", None)
+    return leaf if leaf is not None and (leaf.shape, leaf.dtype) == (tensor.shape, tensor.dtype) else None
+
+
 def _is_freed(node: Any) -> bool:
     """Return whether what a function has saved for a backward pass is gone."""
     for name in dir(type(node)):

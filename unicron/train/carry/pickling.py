@@ -20,7 +20,7 @@ from unicron.train.carry.aliases import Memories, alias_of, owner_of
 from unicron.train.carry.bars import BAR, remade
 from unicron.train.carry.beside import Mark
 from unicron.train.carry.by_value import Opaque
-from unicron.train.carry.graphs import keeps_graph
+from unicron.train.carry.graphs import cloned_leaf, keeps_graph
 from unicron.train.carry.kinds import FUNCTION, GraphKeptError, NotCarriedError, check_order, items_of_set, refill_set
 from unicron.train.carry.objects import KEPT_WORKERS, Resumable, kind_of
 from unicron.train.carry.tensors import order_of, raw, unraw
@@ -206,7 +206,7 @@ class Pickler(pickle.Pickler):
             made = owner, tuple(thing.shape), thing.stride(), thing.storage_offset()
             return (alias_of, made, dict(vars(thing)), None, None, _attach) if vars(thing) else (alias_of, made)
         if isinstance(thing, torch.Tensor):
-            return _reduce_tensor(thing, self._read)
+            return _reduce_tensor(thing, self._read, self._keys)
         for cls, reduce in _REDUCED.items():
             if isinstance(thing, cls):
                 return reduce(thing)
@@ -243,12 +243,23 @@ def _complete_function(thing: FunctionType, state: Any) -> None:
     FUNCTION.set_state(thing, state)
 
 
-def _reduce_tensor(thing: torch.Tensor, read: Callable[[torch.Tensor], Any]) -> Any:
+@torch.enable_grad()
+def _clone(leaf: torch.Tensor, data: Any) -> torch.Tensor:
+    made = leaf.clone()
+    made.data.copy_(unraw(data, leaf.dtype, tuple(leaf.shape)))
+    return made
+
+
+def _reduce_tensor(thing: torch.Tensor, read: Callable[[torch.Tensor], Any], keys: Mapping[int, Key]) -> Any:
     """Return the parts of a tensor; of one that was computed the value is kept, and not from what.
+
+    A clone of a leaf that has a key is made as such.
 
     Raises:
         GraphKeptError: a backward pass may go through that yet.
     """
+    if (leaf := cloned_leaf(thing)) is not None and id(leaf) in keys and not vars(thing):
+        return _clone, (leaf, read(thing))
     if keeps_graph(thing):
         raise GraphKeptError(
             "still has the graph by which it was computed, which a later backward pass may go through: compute it "

@@ -23,6 +23,8 @@ from unicron.train.inplace.sandbox import confine_connections, confine_writes
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 DEVICES = (Path("/dev/null"), Path("/dev/zero"), Path("/dev/tty"), Path("/dev/shm"))  # noqa: S108 loaders' workers share memory there
 
+NOT_THERE = "which was there as the rank began"
+
 _open, _open_number = io.open, os.open
 
 
@@ -166,7 +168,12 @@ class GhostFiles:
             copy = self._copy_of(file)
         if copy is None:
             self._check_unchanged(file)
-            return _open(file, mode, *arguments, **named)
+            try:
+                return _open(file, mode, *arguments, **named)
+            except FileNotFoundError as error:
+                if self._since == math.inf:  # later the rank may have removed it, ahead of this process
+                    error.add_note(NOT_THERE)
+                raise
         named["opener"] = lambda _, flags: _open_number(copy, flags, 0o600)
         return _open(file, mode, *arguments, **named)
 

@@ -26,12 +26,12 @@ from unicron.train.carry.inert import read, without_aids
 from unicron.train.carry.kinds import NotCarriedError, OwnCheckpointNewerError
 from unicron.train.carry.scripted import rounding_hint
 from unicron.train.groups.switched import Work
-from unicron.train.inplace.files_of_ghost import GhostFiles
+from unicron.train.inplace.files_of_ghost import NOT_THERE, GhostFiles
 from unicron.train.inplace.groups import ScriptGroups
 from unicron.train.inplace.inplace import InPlace
 from unicron.train.inplace.member import Member
 from unicron.train.inplace.recording import Recorded, contribution, copies, flatten, record_of, record_state
-from unicron.train.inplace.seed import VERDICT, Seed
+from unicron.train.inplace.seed import VERDICT, Seed, last_line
 from unicron.train.inplace.takeover import Takeover
 from unicron.train.loops.active_loops import LoopSnapshot
 from unicron.train.session.gradients import TorchGradients, are_close
@@ -258,7 +258,10 @@ class Ghost(InPlace):
         """Leave it to whoever has started this process."""
 
     def _finish(self, where: str) -> None:
-        finish_trial(problem=f"it has ended its script {where}, and the rank had not")
+        for each in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # whatever the script has there
+                each.flush()
+        finish_trial(problem=f"it has ended its script {where}, and the rank had not{last_line(self._folder)}")
 
 
 def state_difference(ours: Any, theirs: Any, rounding: float) -> str:
@@ -311,10 +314,13 @@ def finish_trial(**verdict: Any) -> NoReturn:
 def report_failure(error: BaseException) -> NoReturn:
     """Leave behind why the script failed in this process."""
     trace = traceback.extract_tb(error.__traceback__)
-    where = f" at {Path(trace[-1].filename).name}:{trace[-1].lineno}" if trace else ""
     in_ours = bool(trace) and Path(trace[-1].filename).is_relative_to(OURS) and not isinstance(error, UnicronError)
+    theirs = [each for each in trace if isinstance(error, OSError) and not Path(each.filename).is_relative_to(OURS)]
+    where = "".join(f" at {Path(each.filename).name}:{each.lineno}" for each in (theirs or trace)[-1:])
     text = cut(f"{type(error).__name__}{where}: {error}", 500)
     tell("".join(traceback.format_exception(error)).rstrip())
+    if NOT_THERE in getattr(error, "__notes__", ()):
+        finish_trial(problem=f"{text}, {NOT_THERE}")
     if isinstance(error, OSError):  # as it may write nowhere, and finds its own files by Python's calls only
         finish_trial(unproven=f"a process on trial can't do what the script does with files or connections: {text}")
     whose = " (a line of Unicron: where the script has nothing to do with it, please report it)" * in_ours

@@ -169,14 +169,16 @@ def read_verdict(folder: Path, status: int) -> dict[str, Any]:
         return {"unproven": TOO_LONG}
     if os.WIFSIGNALED(status):
         return {"unproven": f"the process on trial was ended by {signal.Signals(os.WTERMSIG(status)).name}"}
-    try:
+    code = os.waitstatus_to_exitcode(status)
+    return {"problem": f"one on trial ended with exit code {code} before it came there{last_line(folder)}"}
+
+
+def last_line(folder: Path) -> str:
+    """Return the last line that a process on trial has written, as the end of a sentence; empty where there is none."""
+    with contextlib.suppress(OSError):
         lines = (folder / OUTPUT).read_text(errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    last = f": {lines[-1][:300]}" if lines else ""
-    return {
-        "problem": f"one on trial ended with exit code {os.waitstatus_to_exitcode(status)} before it came there{last}"
-    }
+        return f": {lines[-1][:300]}" if lines else ""
+    return ""
 
 
 def _be_ghost(seed: int, folder: Path, run: Callable[[], int], *, is_first: bool) -> NoReturn:
