@@ -24,7 +24,7 @@ from unicron.snapshots.trials import OUTCOME, Trial
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.carry.variables import NAME
 from unicron.train.groups.switched import Work
-from unicron.train.inplace import drill, ghost, sandbox
+from unicron.train.inplace import drill, ghost, launch, sandbox
 from unicron.train.inplace.abandon import abandons, end_process
 from unicron.train.inplace.files_of_ghost import NOT_THERE, GhostFiles
 from unicron.train.inplace.ghost import GhostCore, finish_trial, report_failure, state_difference
@@ -359,11 +359,13 @@ found = [Path("log").read_text(), loaded, Path("folder/inner/new").read_text(), 
 
     def write():
         os.chdir(here)
-        GhostFiles(folder, folder / "copies", fails).install()
+        files = GhostFiles(folder, folder / "copies", fails)
+        files.install()
         exec(script, space := {"os": os, "torch": torch, "Path": Path})
-        return space["found"]
+        named = [files.has_copy_named_in(f"C++ finds no {here}/{each}") for each in ("folder/inner/new", "old")]
+        return [*space["found"], named]
 
-    assert in_fork(write) == ["log and more", {"lr": 1.0}, "new", "locked"]
+    assert in_fork(write) == ["log and more", {"lr": 1.0}, "new", "locked", [True, False]]
     assert sorted(each.name for each in here.iterdir()) == ["best.pt", "kept", "log", "old"]
     assert [(here / name).read_text() for name in ("log", "best.pt", "old")] == ["log", "best.pt", "old"]
 
@@ -649,6 +651,32 @@ def test_an_error_in_a_line_of_ours_is_said_to_be_ours(tmp_path, monkeypatch, er
         report_failure(raised)
     assert f"{error.__name__} at test_trial.py:" in told[0][kind]
     assert ("a line of Unicron" in told[0][kind]) == ours
+
+
+HIDES_IT = """
+import sys
+try:
+    {}["lost"]
+except Exception:
+    print("Set HYDRA_FULL_ERROR=1 for more")
+    sys.exit(CODE)
+"""
+
+
+@pytest.mark.parametrize(("code", "told"), [(1, ["KeyError('lost')"]), (0, [])])
+def test_what_a_script_hides_by_an_end_of_its_own_is_what_a_ghost_tells(monkeypatch, code, told):
+    found = []
+    monkeypatch.setenv("UNICRON_GHOST", "here")
+    monkeypatch.setattr(launch, "report_failure", lambda error: found.append(repr(error)))
+    monkeypatch.setattr(launch.run, "execute", lambda *_: exec(HIDES_IT.replace("CODE", str(code)), {}))
+
+    def run_script(_, execute):
+        with pytest.raises(SystemExit):
+            execute("script.py")
+        return 7
+
+    assert launch.launch({"module": False}, run_script) == 7
+    assert found == told
 
 
 @pytest.mark.parametrize(("error", "whole"), [(InvalidInputError("keep x"), False), (TypeError("odd"), True)])

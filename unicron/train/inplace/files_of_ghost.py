@@ -81,6 +81,10 @@ class GhostFiles:
         confine_writes([self._trial, *DEVICES])
         self._asked.begin()
 
+    def has_copy_named_in(self, text: str) -> bool:
+        """Return whether a text names a file of which there is a copy, and so nothing where C++ looks for it."""
+        return any(each in text for each in self._copies)
+
     def hide_made_since(self, moment: float) -> None:
         """Have the script not find what was made since then, when the loops of the rank began."""
         self._newer = NewerFiles(moment, own=self._own)

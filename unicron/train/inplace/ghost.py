@@ -226,6 +226,7 @@ class Ghost(InPlace):
         self._folder, self._recorded = folder, Recorded(folder)
         files: Any = GhostFiles(folder, folder / f"files-{os.getpid()}", lambda why: finish_trial(unproven=why))
         files.install()
+        self._has_copy_named_in: Callable[[str], bool] = files.has_copy_named_in
         super().__init__(cast("AgentChannel", Silent()), files, None)
         self._member.line, self._member.abandon = None, report_failure
         self.abandon = self.loops.abandon = self.iteration.abandon = report_failure
@@ -261,7 +262,9 @@ class Ghost(InPlace):
         for each in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # whatever the script has there
                 each.flush()
-        finish_trial(problem=f"it has ended its script {where}, and the rank had not{last_line(self._folder)}")
+        said = last_line(self._folder)
+        how = "unproven" if self._has_copy_named_in(said) else "problem"
+        finish_trial(**{how: f"it has ended its script {where}, and the rank had not{said}"})
 
 
 def state_difference(ours: Any, theirs: Any, rounding: float) -> str:

@@ -19,7 +19,9 @@ def launch(request: dict[str, Any], run_script: Callable[..., int]) -> int:
     def execute(what: str) -> object:
         try:
             return execute_as_is(channel.connect(), what, seed)
-        except SystemExit:
+        except SystemExit as ending:
+            if is_ghost and ending.code and isinstance(ending.__context__, Exception):
+                report_failure(ending.__context__)  # as hydra and others end, with a word of their own
             raise
         except BaseException as error:
             if is_ghost:
