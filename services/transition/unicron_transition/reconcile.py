@@ -22,7 +22,7 @@ from unicron_transition.state import TaskRun, TransitionState
 from unicron_transition.swaps import choose_workers_to_stop, find_wait_cycle, slots_waited_for
 
 GIVEN_UP = "its slot is no longer the task's"
-UNTRIED = "no process has shown yet that it could take a rank's place"
+UNTRIED = "no process has shown that it could take a rank's place"
 
 
 def reconcile(state: TransitionState, names: Iterable[str]) -> list[Message]:
