@@ -4,6 +4,7 @@ import gc
 import sys
 import types
 
+import numpy as np
 import pytest
 import torch
 from helpers.loops import Watched
@@ -97,6 +98,21 @@ while epoch < 3:
     backward()
 """
 
+CYCLE = """
+def cycle():
+    while True:
+        drawn = numpy.random.randint(1000)
+        for batch in loader:
+            yield HANDED
+
+batches, number = iter(cycle()), 0
+while number < 24:
+    batch = next(batches)
+    note(number, str(batch), float(torch.rand(())))
+    number += 1
+    backward()
+"""
+
 CARRIED = ("draws", "counts", "caches", "module", "shuffled", "begun", "seeded", "peeked")
 
 
@@ -130,11 +146,16 @@ def test_what_workers_draw_and_change_over_epochs_goes_along_to_others(how, ends
     assert again == whole[-1:], "and can be replaced itself"
 
 
+@pytest.mark.parametrize(
+    "text", [WHILE, CYCLE.replace("HANDED", "batch"), CYCLE.replace("HANDED", "batch, drawn")], ids=range(3)
+)
 @pytest.mark.parametrize("at", [3, 9, 20])
-def test_workers_of_an_iterator_that_the_script_itself_asks_are_carried(at):
+def test_workers_of_an_iterator_that_the_script_itself_asks_are_carried(text, at):
     how = {"draws", "counts", "shuffled"}
-    whole, there = run(WHILE, how)
-    again, _ = run(WHILE, how, there=there[at])
+    np.random.seed(3)  # noqa: NPY002 the script draws of that
+    whole, there = run(text, how)
+    np.random.seed(3)  # noqa: NPY002 likewise
+    again, _ = run(text, how, there=there[at])
     assert again == whole[at:]
 
 
@@ -179,12 +200,15 @@ def test_an_iterator_that_goes_on_with_the_next_epoch_is_named():
         raise there[6][1]
 
 
-def test_an_iterator_that_was_put_between_two_epochs_is_only_good_for_the_next():
+def test_an_iterator_that_was_put_between_two_epochs_is_only_good_for_the_next(monkeypatch):
+    told = []
     loader = DataLoader(range(4), num_workers=1, persistent_workers=True)
     made = KeptWorkers(loader, 5)
     made.advance_to({"seed": 5, "epoch": 2, "now": [b""], "before": None})
-    with pytest.raises(NotCarriedError, match="was between two epochs"):
+    monkeypatch.setattr(KeptWorkers, "abandon", told.append)
+    with pytest.raises(NotCarriedError, match="was between two epochs") as raised:
         next(made)
+    assert told == [raised.value], "though a script may catch it"
 
 
 def test_a_worker_that_has_drawn_begins_anew_where_another_had_not():

@@ -10,9 +10,9 @@ What the process itself changes of the data set once it has workers these don't 
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, MapDataPipe, get_worker_info
@@ -189,11 +189,14 @@ class KeptWorkers(_MultiProcessingDataLoaderIter, Resumable):
         seed: of its workers; None to draw one.
 
     Attributes:
+        abandon: is called with an error that the script is not to see, which asks for batches.
         iterable: the loader.
         count: grows with all that it does.
     """
 
     _shutdown, iterable, count = True, None, 0  # until it is begun
+
+    abandon: ClassVar[Callable[[Exception], object]] = staticmethod(lambda _: None)
 
     def __init__(self, loader: DataLoader[Any], seed: int | None = None) -> None:
         self.iterable, self.count, self._seed = loader, 0, seed
@@ -228,7 +231,7 @@ class KeptWorkers(_MultiProcessingDataLoaderIter, Resumable):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not self._is_begun:
-            self.__init__(loader)  # type: ignore[misc]
+            self._begin_expected(loader, _EXPECTED.pop(loader, (self, {}))[1])
             return
         if not first_iter:
             with suppress(NotCarriedError):
@@ -248,7 +251,9 @@ class KeptWorkers(_MultiProcessingDataLoaderIter, Resumable):
         if self._states is not None and not self._is_through:  # somebody had it yet
             self._refusal = "a DataLoader's iterator that is begun once for several epochs"
         if self._is_made:
-            raise NotCarriedError("a DataLoader's iterator that is asked for batches, and was between two epochs")
+            error = NotCarriedError("a DataLoader's iterator that is asked for batches, and was between two epochs")
+            type(self).abandon(error)
+            raise error
         try:
             return super()._next_data()  # type: ignore[no-untyped-call]
         except StopIteration:
@@ -339,8 +344,24 @@ class KeptWorkers(_MultiProcessingDataLoaderIter, Resumable):
         self._is_through = self._is_made = True
         self.count += 1
 
+    def expect(self, iterable: Any, saved: dict[str, Any]) -> None:
+        """Be what the loader makes next: a generator may go over it on its way to where another one is."""
+        if not self._is_begun:
+            _EXPECTED[iterable] = self, saved
+
+    def _begin_expected(self, loader: DataLoader[Any], saved: Mapping[str, Any]) -> None:
+        """Begin workers where a generator goes over the loader, from its first epoch on, or where it is entered."""
+        if saved.get("before") is None or not any(getattr(each, "entering", None) is not None for each in USERS):
+            self.__init__(loader)  # type: ignore[misc]
+            return
+        states = generators()
+        self.begin_anew(loader, dict(saved))
+        set_generators(states)  # that has drawn what was drawn long before
+        self._reset(loader)
+
     def begin_anew(self, iterable: Any, saved: dict[str, Any]) -> None:
         """Begin workers, unless it has them, and have them be what another one's are."""
+        _EXPECTED.pop(iterable, None)
         if not self._is_begun:
             if saved["now"] is None and saved["before"] is None:
                 return  # what goes over it begins its first epoch
@@ -354,6 +375,9 @@ class KeptWorkers(_MultiProcessingDataLoaderIter, Resumable):
         return there if isinstance(there, KeptWorkers) else None
 
 
+_EXPECTED = weakref.WeakKeyDictionary[Any, tuple[KeptWorkers, dict[str, Any]]]()
+"""Those that are yet to be begun, by their loaders, each with the position of another process's."""
+
 _make_iterator: Callable[[Any], Any] = DataLoader._get_iterator  # noqa: SLF001
 
 
@@ -366,4 +390,8 @@ def make_iterator(loader: Any) -> Any:
     if not is_map or context.get_start_method() != "fork":
         return _make_iterator(loader)
     loader.check_worker_number_rationality()
-    return KeptWorkers(loader)
+    expected, saved = _EXPECTED.pop(loader, (None, {}))
+    if expected is None:
+        return KeptWorkers(loader)
+    expected._begin_expected(loader, saved)  # noqa: SLF001
+    return expected

@@ -106,6 +106,9 @@ class Resumable:
         """Be made from something, where nothing is yet but the object, and advance to a position."""
         raise NotImplementedError
 
+    def expect(self, iterable: Any, saved: Any) -> None:
+        """Note that this is to come, before anything goes over what it is to be made from."""
+
     @classmethod
     def found_in(cls, iterable: Any) -> "Resumable | None":  # noqa: ARG003
         """Return the one that something has by itself; None where each is made anew."""

@@ -391,6 +391,7 @@ class Heap:
         if missing := [key for key, _ in entries if key not in self._numbered]:
             raise NotCarriedError(f"{describe(missing[0])} {NOT_MADE}")
         now = [(key, state) for key, state in entries if ends or not _comes_last(self._numbered[key].thing)]
+        unpickler.expect_unbegun()
         self._restore_objects(now)
         still = [(key, state) for key, state in now if self._numbered[key].kind is not POSITION]
         unpickler.begin_unbegun(lambda: self._restore_objects(still))

@@ -317,6 +317,11 @@ class Unpickler(pickle.Unpickler):
         self._unbegun.append((made, iterable, position))
         return made
 
+    def expect_unbegun(self) -> None:
+        """Have all iterators know what they are to be, before others go over what they are to be made from."""
+        for made, iterable, position in self._unbegun:
+            made.expect(iterable, position)
+
     def begin_unbegun(self, restore: Callable[[], None]) -> None:
         """Have all iterators begin where they were, once what they go over is what it was.
 

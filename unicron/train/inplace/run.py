@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from unicron.contracts.worker import ANEW, CAUSE
 from unicron.train.carry.files import Files
-from unicron.train.carry.kept_workers import make_iterator
+from unicron.train.carry.kept_workers import KeptWorkers, make_iterator
 from unicron.train.carry.variables import NAME as LOOPS
 from unicron.train.groups.switched import NAME
 from unicron.train.inplace.ghost import Ghost
@@ -87,6 +87,7 @@ def install(channel: AgentChannel | None, seed: Seed | None = None) -> InPlace:
         ),
     ):
         setattr(place, name, mended)
+    KeptWorkers.abandon = staticmethod(mine.abandon)
     mine.trained.watch_data()
     register_optimizer_step_pre_hook(lambda optimizer, *_: mine.iteration.before_update(optimizer))
     register_optimizer_step_post_hook(lambda optimizer, *_: mine.iteration.after_update(optimizer))
