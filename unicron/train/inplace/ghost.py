@@ -192,7 +192,7 @@ class TrialTakeover(Takeover):
         packing.write(map_file(self._folder / name, packing.size))
         return unpack(self._folder / name, packing.size)
 
-    def run_collective(self, name: str, arguments: Sequence[Any], rank: int, begin: Callable[[], Work]) -> Work:
+    def run_collective(self, name: str, arguments: Sequence[Any], rank: int, begin: Callable[[], Work]) -> Work | None:
         """Give the results of a collective of the script's own to it; replay those before the rank's place."""
         if not self._arrived:
             return begin()
@@ -204,7 +204,7 @@ class TrialTakeover(Takeover):
             finish_trial(problem=f"it contributes something else to the collective `{name}`: {where}")
         for tensor, left in zip(flatten(list(arguments)), called.left, strict=True):
             tensor.data.copy_(left)
-        return Work()
+        return None
 
     def refuse_all(self, why: str) -> NoReturn:
         """End the trial: no process could take the rank's place."""

@@ -47,8 +47,8 @@ LARGE_BYTES = 1 << 20
 class Trial(Protocol):
     """What is done about collectives of a script's own in a drill."""
 
-    def run_collective(self, name: str, arguments: Sequence[Any], rank: int, begin: Callable[[], Work]) -> Work:
-        """Begin a collective, or give what was recorded of it."""
+    def run_collective(self, name: str, arguments: Sequence[Any], rank: int, begin: Callable[[], Work]) -> Work | None:
+        """Begin a collective; return None where what was recorded of it was given instead."""
 
 
 class ScriptGroups(InnerGroups):
@@ -160,7 +160,11 @@ class ScriptGroups(InnerGroups):
         begin = partial(self._begin_or_give, group, name, arguments, named)
         if self.trial is None or not self._loops.has_begun or group.size() == 1:
             return begin()
-        return self.trial.run_collective(name, arguments, group.rank(), begin)
+        work = self.trial.run_collective(name, arguments, group.rank(), begin)
+        if work is None:
+            self._loops.record_result(kept(self._shared_outputs(group, name, arguments)))
+            return Work()
+        return work
 
     @abandons(GroupBrokenError)
     def _begin_or_give(self, group: Switched, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Work:
