@@ -47,7 +47,7 @@ MOVED = (
 
 UNKNOWN = (
     "what a collective of this script gave before its loop, or since its last snapshot, can't be given to a new rank: "
-    f"it was more than {MOST_BYTES >> 20} MiB, or not the same on all ranks"
+    f"it was more than {MOST_BYTES >> 20} MiB, not the same on all ranks, or of a group that the script has made"
 )
 
 RANK_LOST = "a rank is gone, and with it its part of the model: all begin again, from what was saved last in memory"
@@ -158,11 +158,13 @@ class WholeRanks(TorchRanks):
             if new:
                 self._records.iterations_compared = COMPARED_ITERATIONS
         chains = self._loops.reachable_chains  # the newest is empty where a new rank begins at the top
-        lacks = ended.in_loops and bool(chains[0]) and not self._records.lost_reach(chains)
+        lacks = ""
+        if ended.in_loops and chains[0] and not self._records.lost_reach(chains):
+            lacks = UNKNOWN if self._records.lost_reach(self._loops.replay.points.chains()) else NO_SNAPSHOT
         said = await self.gather((self._takeover_refusal, lacks))
         in_vain = next((why for why, _ in said if why), "")
         if not in_vain and self.in_loops and all(said[rank][1] for rank in self.in_loops):
-            in_vain = NO_SNAPSHOT
+            in_vain = said[min(self.in_loops)][1]
         if in_vain:
             with contextlib.suppress(GroupBrokenError):
                 await self.gather(b"")  # all have the reason before the first of them ends

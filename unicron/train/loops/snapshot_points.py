@@ -88,6 +88,10 @@ class SnapshotPoints:
         last, *before = [where._replace(since=since.to_list()) for where, since in reversed(self._points)]
         return [last, *(each for each in before if each.is_reachable)]
 
+    def chains(self) -> list[Chain]:
+        """Return the chains of loops of all points, whether or not a new rank can come there."""
+        return [where.chain for where, _ in self._points]
+
     def candidate_chains(self) -> Iterable[Chain]:
         """Yield the chains of loops of the candidates."""
         return (each.chain for each in self.candidates)
