@@ -12,7 +12,7 @@ from unicron.contracts.tasks import WorkerPhase
 from unicron.contracts.worker import NOWHERE, SNAPSHOT_AGAIN
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.inplace.inplace import InPlace
-from unicron.train.inplace.records import Records, untrusted_reason
+from unicron.train.inplace.records import NO_SNAPSHOT, UNKNOWN, Records, untrusted_reason
 from unicron.train.inplace.takeover import Takeover
 from unicron.train.loops.active_loops import LoopPlace, LoopSnapshot
 
@@ -38,6 +38,10 @@ def test_a_lost_rank_reaches_the_others_if_one_of_its_records_is_of_a_point_of_t
     assert records.lost_reach(others)
     records._lost[2] = left(4, 5)
     assert not records.lost_reach(others), "that of rank 2 are all of an iteration before"
+    assert records.lacks_of_lost(others, others) == NO_SNAPSHOT
+    earlier = [[LoopPlace("train.py:7", 0, 5, 0)], *others]
+    assert records.lacks_of_lost(others, earlier) == UNKNOWN, "what collectives gave since then can't be given"
+    assert not records.lacks_of_lost(earlier, earlier)
     records._lost = {1: []}
     assert not records.lost_reach(others)
 

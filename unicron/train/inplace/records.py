@@ -19,6 +19,7 @@ from unicron.errors import GroupBrokenError
 from unicron.train.carry.kinds import NotCarriedError, NotComparedError
 from unicron.train.groups.rendezvous import Rendezvous
 from unicron.train.loops.active_loops import SNAPSHOTS_KEPT, Chain, LoopSnapshot
+from unicron.train.loops.collective_results import MOST_BYTES as RESULT_BYTES
 from unicron.train.worker.telling import tell
 
 PART, MOST_BYTES = "-records", LIMIT - (1 << 20)
@@ -26,6 +27,11 @@ REFUSED = "refused"
 NO_SNAPSHOT = (
     "the lost rank left no snapshot of the iteration that the others are in: between backward() and the end of the "
     "update none is made"
+)
+
+UNKNOWN = (
+    "what a collective of this script gave before its loop, or since its last snapshot, can't be given to a new rank: "
+    f"it was more than {RESULT_BYTES >> 20} MiB, not the same on all ranks, or of a group that the script has made"
 )
 
 
@@ -175,6 +181,17 @@ class Records:
         reachable = list(chains)
         records = ((LoopSnapshot(*pickle.loads(each)) for each in left if each) for left in self._lost.values())  # noqa: S301 ranks of this task have made them
         return all(any(record.chain in reachable for record in left) for left in records)
+
+    def lacks_of_lost(self, reachable: Iterable[Chain], known: Iterable[Chain]) -> str:
+        """Return why no new rank can begin where a lost one has left a snapshot; empty where it can.
+
+        Args:
+            reachable: chains of points of this rank that a new one can come to.
+            known: those of all of them.
+        """
+        if self.lost_reach(reachable):
+            return ""
+        return UNKNOWN if self.lost_reach(known) else NO_SNAPSHOT
 
     def wait_for_comparison(self) -> None:
         """Have no process take over this rank yet: ranks have made their first update, and are not compared so far."""

@@ -23,9 +23,9 @@ from unicron.train.carry.files import Files
 from unicron.train.groups.rendezvous import Rendezvous
 from unicron.train.inplace.buckets import EITHER_WAY
 from unicron.train.inplace.groups import ScriptGroups
-from unicron.train.inplace.records import NO_SNAPSHOT, Records
+from unicron.train.inplace.records import UNKNOWN, Records
 from unicron.train.inplace.script_rendezvous import CONTINUES, SCRIPT_PART
-from unicron.train.loops.collective_results import MOST_BYTES, pack_results, unpack_results
+from unicron.train.loops.collective_results import pack_results, unpack_results
 from unicron.train.loops.loops import Loops
 from unicron.train.session.gradients import TorchGradients
 from unicron.train.session.ranks import TorchRanks
@@ -43,11 +43,6 @@ COMPARED_ITERATIONS = 3
 MOVED = (
     "parameters were changed since the last snapshot, and not by an update, as by a first step of two, or by averages "
     "that are swapped in for a validation: no process could begin there"
-)
-
-UNKNOWN = (
-    "what a collective of this script gave before its loop, or since its last snapshot, can't be given to a new rank: "
-    f"it was more than {MOST_BYTES >> 20} MiB, not the same on all ranks, or of a group that the script has made"
 )
 
 RANK_LOST = "a rank is gone, and with it its part of the model: all begin again, from what was saved last in memory"
@@ -158,9 +153,8 @@ class WholeRanks(TorchRanks):
             if new:
                 self._records.iterations_compared = COMPARED_ITERATIONS
         chains = self._loops.reachable_chains  # the newest is empty where a new rank begins at the top
-        lacks = ""
-        if ended.in_loops and chains[0] and not self._records.lost_reach(chains):
-            lacks = UNKNOWN if self._records.lost_reach(self._loops.replay.points.chains()) else NO_SNAPSHOT
+        known = self._loops.replay.points.chains()
+        lacks = self._records.lacks_of_lost(chains, known) if ended.in_loops and chains[0] else ""
         said = await self.gather((self._takeover_refusal, lacks))
         in_vain = next((why for why, _ in said if why), "")
         if not in_vain and self.in_loops and all(said[rank][1] for rank in self.in_loops):

@@ -10,8 +10,8 @@ from unicron.train.carry.kinds import NotCarriedError, NotComparedError
 from unicron.train.inplace.alike import Alike, total_of
 from unicron.train.inplace.drill import Drill
 from unicron.train.inplace.member import Member
+from unicron.train.inplace.records import UNKNOWN
 from unicron.train.inplace.seed import Seed
-from unicron.train.inplace.shell import UNKNOWN
 from unicron.train.loops.active_loops import LoopSnapshot
 from unicron.train.snapshots.gathering import collect_state
 from unicron.train.worker.phases import IterationPhase
