@@ -958,7 +958,7 @@ CLUSTERS = """
                 nearest = torch.cdist(bank, centers).argmin(1)
                 sums, counts = torch.zeros(number, 16).index_add_(0, nearest, bank), nearest.bincount(minlength=number)
                 dist.all_reduce(sums)
-                dist.all_reduce(counts)
+                dist.all_reduce(counts, group=dist.new_group([0, 1]))  # one of all ranks
                 centers = sums / counts.clamp(min=1).unsqueeze(1)
         return centers
 

@@ -209,7 +209,7 @@ class ScriptGroups(InnerGroups):
 
     def _shared_outputs(self, group: Switched, name: str, arguments: Sequence[Any]) -> Results | None:
         """Return the tensors that a collective leaves the same on all ranks; None where they differ."""
-        if not (name in SAME_ON_ALL and group is self.world):
+        if not (name in SAME_ON_ALL and group.size() == self.world.size()):
             return [] if name == "barrier" else None
         outputs = _flatten(arguments[0])
         self.on_shared(outputs)
@@ -322,7 +322,9 @@ class ScriptCollective:
         self._work: Work | None = None
         self._read_results: ReadResults = partial(_identity, None)
         small = outputs is not None and _nbytes(outputs) <= MOST_BYTES
-        self._inputs = [each.clone() for each in outputs or ()] if small else None
+        # of another group's nobody knows which ranks have ended it when it breaks
+        anew = small and (of_all or not outputs)
+        self._inputs = [each.clone() for each in outputs or ()] if anew else None
 
     def begin(self, go_on: Callable[[GroupBrokenError], bool]) -> None:
         """Begin it, in as many memberships as necessary."""

@@ -31,7 +31,7 @@ NO_SNAPSHOT = (
 
 UNKNOWN = (
     "what a collective of this script gave before its loop, or since its last snapshot, can't be given to a new rank: "
-    f"it was more than {RESULT_BYTES >> 20} MiB, not the same on all ranks, or of a group that the script has made"
+    f"it was more than {RESULT_BYTES >> 20} MiB, not the same on all ranks, or of a group of fewer than all"
 )
 
 
