@@ -261,7 +261,7 @@ def test_as_long_as_no_drill_has_shown_that_a_rank_can_be_replaced_all_begin_ane
     assert [order.worker for order in of(StopWorker, out)] == ["a-1", "a-2"]
     assert [(order.spec.drill, order.anew_s) for order in of(StartWorker, out)] == [(True, 0.0), (True, 0.0)]
     [alert] = of(events.Alert, scene.ready("a", "a-3", "a-4"))
-    assert "begins again, from a checkpoint of its own if it has one: no process has shown yet" in alert.text
+    assert "begins again, from a checkpoint of its own if it has one: no process has shown" in alert.text
     scene.join("a")
     assert scene.core.state.tasks["a"].snapshots.saves.ordered == {}
     proven = events.ScriptDrilled(task="a", node="n2", slot=0, worker="a-4", rank=1, iteration=2)
