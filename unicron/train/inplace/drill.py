@@ -34,6 +34,7 @@ PATIENCE_S = 10.0
 """Seconds that the end of a script waits for a trial that is under way."""
 
 PASSED = "a trial has shown that it could, but not at each place of its loops: "
+"""How a reason begins that is known of another place than the one at which a trial was passed."""
 
 State = Callable[[], Mapping[str, Any]]
 """Returns the state that all ranks have alike, as a replacement would be given it."""

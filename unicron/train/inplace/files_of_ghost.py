@@ -24,6 +24,7 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 DEVICES = (Path("/dev/null"), Path("/dev/zero"), Path("/dev/tty"), Path("/dev/shm"))  # noqa: S108 loaders' workers share memory there
 
 NOT_THERE = "which was there as the rank began"
+"""Is noted with the error where a file is gone, so that nobody who comes later finds it."""
 
 _open, _open_number = io.open, os.open
 

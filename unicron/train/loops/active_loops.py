@@ -22,7 +22,7 @@ class LoopPlace(NamedTuple):
         place: file and line at which the loop begins.
         nth: how often the loop at that place has begun before, since the last snapshot of the body around it.
         round: of its body: how often that has begun.
-        point: how many statements of its body, and of `if`s in it, have been passed; or `HEAD`, or `DRAWING`.
+        point: how many statements of its body, and of branches in it, have been passed; or `HEAD`, or `DRAWING`.
     """
 
     place: str

@@ -127,7 +127,7 @@ class LoopFollower:
         return self.replay.target.where.point < point
 
     def begins_between(self, place: str, first: int, last: int) -> bool:
-        """Return whether this rank is to begin at one of these points of a body, which are in a branch of an `if`."""
+        """Return whether this rank is to begin at one of these points, which are in a branch of an `if`."""
         at = self.stack.innermost
         if not self.replay.is_at_innermost or at is None or at.place != place:
             return False
