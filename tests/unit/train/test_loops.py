@@ -334,6 +334,11 @@ def test_a_new_rank_begins_behind_an_update_in_a_branch_and_tests_nothing_again(
             assert run(whole.there[index]).passed == whole.passed[begins:], what
 
 
+def test_a_loop_that_has_one_item_each_time_is_known_to_have_no_other_inside():
+    watched = Watched(1).run("for each in range(3):\n    for one in [each]:\n        note(one)\n        backward()\n")
+    assert watched.loops._has_inner_loop == {"x.py:1": True, "x.py:2": False}
+
+
 KEEPING = """
 class Pair:
     __slots__ = ("left", "right")

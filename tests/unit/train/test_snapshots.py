@@ -10,6 +10,7 @@ import torch
 from unicron.train.carry import limit
 from unicron.train.carry.kinds import NotCarriedError
 from unicron.train.carry.own_snapshot import Heap
+from unicron.train.carry.unchanged import describe
 from unicron.train.carry.variables import NAME, Variables
 from unicron.train.inplace.records import sign, verify
 from unicron.train.loops.active_loops import LoopSnapshot
@@ -389,3 +390,21 @@ def test_a_clone_of_a_parameter_goes_along_as_one():
     ours["kept"].append(ours["kept"][0] * 2)
     with pytest.raises(NotCarriedError, match=r"`kept\.2` of x: still has the graph"):
         heap.snapshot(spaces, {})
+
+
+def test_a_parameter_of_a_copied_model_goes_by_the_name_that_its_script_knows():
+    class Parallel(torch.nn.Module):
+        unwalked = frozenset({"reduced"})
+
+        def __init__(self):
+            super().__init__()
+            self.reduced, self.module = [], torch.nn.Linear(2, 2)
+            self.reduced += self.module.parameters()
+
+    average = Parallel()
+    heap, spaces = Heap([]), {"x": Variables({"average": average})}
+    heap.number_objects(spaces)
+    assert describe(heap._keys[id(average.module.weight)]).endswith("module._parameters.weight` of x")
+    average.training = False
+    assert heap.snapshot(spaces, {})
+    assert average.reduced == [*average.module.parameters()]
